@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hone.core.clock import SystemClock
 from hone.core.errors import DataError, LostResourceError, ResourceError
 from hone.rewards.judges.config import JudgeBudget
-from hone.rewards.judges.questions import JudgeReply, reply_from_json
+from hone.rewards.judges.questions import JudgeReply
 from hone.rewards.judges.spending import (
     JudgeLedger,
     JudgeSpending,
@@ -171,5 +171,5 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
 
 @pytest.mark.parametrize("value", [None, [], {}, {"text": 3}, {**REPLY.to_json(), "read_tokens": "3"}])
 def test_other_values_are_no_replies(value: object) -> None:
-    assert reply_from_json(value) is None
-    assert reply_from_json(REPLY.to_json()) == REPLY
+    assert JudgeReply.from_json(value) is None
+    assert JudgeReply.from_json(REPLY.to_json()) == REPLY

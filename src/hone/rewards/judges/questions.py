@@ -238,21 +238,21 @@ class JudgeReply:
             "written_tokens": self.written_tokens,
         }
 
-
-def reply_from_json(value: object) -> JudgeReply | None:
-    """The reply of `JudgeReply.to_json`; None for anything else."""
-    if not isinstance(value, Mapping):
-        return None
-    match dict(value.items()):
-        case {
-            "text": str(text),
-            "finish_reason": str(reason),
-            "read_tokens": int(read),
-            "written_tokens": int(written),
-        }:
-            return JudgeReply(text=text, finish_reason=reason, read_tokens=read, written_tokens=written)
-        case _:
+    @classmethod
+    def from_json(cls, value: object) -> "JudgeReply | None":
+        """The reply of `JudgeReply.to_json`; None for anything else."""
+        if not isinstance(value, Mapping):
             return None
+        match dict(value.items()):
+            case {
+                "text": str(text),
+                "finish_reason": str(reason),
+                "read_tokens": int(read),
+                "written_tokens": int(written),
+            }:
+                return cls(text=text, finish_reason=reason, read_tokens=read, written_tokens=written)
+            case _:
+                return None
 
 
 # ---------------------------------------------------------------------------------------------------------------- fence

@@ -16,7 +16,7 @@ from hone.core.errors import DataError, LostResourceError, ResourceError
 from hone.core.random import uniforms
 from hone.core.strict_json import strict_json
 from hone.rewards.judges.config import JudgeBudget
-from hone.rewards.judges.questions import JudgeReply, reply_from_json
+from hone.rewards.judges.questions import JudgeReply
 
 # ---------------------------------------------------------------------------------------------------------------- cache
 
@@ -79,7 +79,7 @@ def _parse(content: bytes, key: str) -> JudgeReply | None:
         return None
     if not isinstance(entry, dict) or entry.get("key") != key:
         return None
-    reply = reply_from_json(entry.get("reply"))
+    reply = JudgeReply.from_json(entry.get("reply"))
     return reply if reply is not None and entry.get("sha256") == _checksum(key, reply.to_json()) else None
 
 

@@ -16,7 +16,7 @@ from hone.core.dialogue import DialogueWorld, PolicyTurn, ToolSchema, WorldTurn
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import UserCodeError, run_all_checks
 from hone.process.user_files import load_reference
-from hone.text.tools.loading import ClassTools, LoadedTools, ToolUse, load_tools
+from hone.text.tools.loading import LoadedTools, ToolUse, load_tools
 from hone.text.tools.toolbox import ToolWorld, is_environment
 
 # ------------------------------------------------------------------------------------------------------------- protocol
@@ -221,7 +221,7 @@ class LoadedWorld:
         return _WorldWithTools(world, ToolWorld(self.tools.open())) if self.tools.parts else world
 
     def describe(self) -> WorldDescription:
-        methods = {name for part in self.tools.parts if isinstance(part, ClassTools) for name in part.lifecycle}
+        methods = self.tools.lifecycle
         own, paid = self.make is not None, self.reward is not None
         return WorldDescription(
             schemas=self.tools.schemas,

@@ -377,6 +377,10 @@ class ToolFormat:
             raise ValueError(f"the format {self.name} cannot write {_described(calls)}: {reading}")
         return text
 
+    def example(self, tool: ToolSchema, tools: Sequence[ToolSchema]) -> str:
+        """Text of a call of `tool` with arguments of the types that it declares."""
+        return self.render([ToolCall(name=tool.name, arguments=_example_arguments(tool))], tools)
+
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {
@@ -416,7 +420,7 @@ def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], rende
     """
     faults: list[str] = []
     for tool in tools:
-        call = ToolCall(name=tool.name, arguments=example_arguments(tool))
+        call = ToolCall(name=tool.name, arguments=_example_arguments(tool))
         text = _text_of_call(call, render)
         if text is None:
             continue
@@ -432,7 +436,7 @@ def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], rende
         raise ConfigError(*faults)
 
 
-def example_arguments(tool: ToolSchema) -> dict[str, object]:
+def _example_arguments(tool: ToolSchema) -> dict[str, object]:
     """Arguments of the types that a tool declares, one for each parameter that is required."""
     properties: Mapping[str, Mapping[str, object]] = tool.parameters.get("properties", {})
     return {name: _example(properties.get(name, {})) for name in tool.parameters.get("required", ())}

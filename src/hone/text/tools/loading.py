@@ -24,7 +24,7 @@ from hone.process import user_files
 from hone.sandbox.policy import SandboxPolicy
 from hone.sandbox.run import close_shared, no_rung_message, run_python, shared_sandbox
 from hone.text.tools.mcp_tools import PREFIX as MCP
-from hone.text.tools.mcp_tools import McpTools, load_server, option_faults
+from hone.text.tools.mcp_tools import McpTools, option_faults
 from hone.text.tools.schemas import function_schema
 from hone.text.tools.toolbox import EnvironmentInstance, PythonTool, ToolBox, ToolResult
 
@@ -163,7 +163,7 @@ class _FunctionTools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassTools:
+class _ClassTools:
     """A class with methods as tools; every dialogue has an instance of its own."""
 
     schemas: tuple[ToolSchema, ...]
@@ -193,7 +193,7 @@ class ClassTools:
         return ToolBox(tools, environments, [bound["close"]] if "close" in bound else [])
 
 
-LoadedTool = _FunctionTools | ClassTools | McpTools
+LoadedTool = _FunctionTools | _ClassTools | McpTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +206,11 @@ class LoadedTools:
     def schemas(self) -> tuple[ToolSchema, ...]:
         """Schemas of all tools, in the order of the config."""
         return tuple(schema for one in self.parts for schema in one.schemas)
+
+    @property
+    def lifecycle(self) -> frozenset[str]:
+        """Names of `LIFECYCLE` that a class among them has."""
+        return frozenset(name for one in self.parts if isinstance(one, _ClassTools) for name in one.lifecycle)
 
     def open(self) -> ToolBox:
         """Make the tools of one dialogue. Raises UserCodeError if a class cannot be made."""
@@ -270,7 +275,7 @@ def load_tools(uses: Sequence[ToolUse]) -> LoadedTools:
 def _loaded(one: ToolUse) -> tuple[Sequence[LoadedTool], list[str]]:
     """Tools of an entry, and its faults. Raises UserCodeError: an import fails, or a server cannot be reached."""
     if one.use.startswith(MCP):
-        return [load_server(one.use, one.options)], []
+        return [McpTools.load(one.use, one.options)], []
     if one.use == PYTHON_TOOL and one.options.get("if_no_rung", "refuse") == "refuse":
         report = shared_sandbox(SandboxPolicy()).probe()
         close_shared()  # dialogues start their own
@@ -313,7 +318,7 @@ def _class_tools(one: ToolUse, found: type) -> tuple[list[LoadedTool], list[str]
     if not public:
         faults.append(f"{found.__name__} has no public method to be a tool")
     lifecycle = frozenset(LIFECYCLE) & methods.keys()
-    made = ClassTools(schemas=tuple(schemas), made=found, lifecycle=lifecycle, use=one)
+    made = _ClassTools(schemas=tuple(schemas), made=found, lifecycle=lifecycle, use=one)
     if not faults:
         made.open().close()  # a constructor that fails does so before work starts
     return [made], faults

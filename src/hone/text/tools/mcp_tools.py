@@ -164,6 +164,29 @@ class McpTools:
         """Make the tools of one dialogue; the server is asked when one is called."""
         return ToolBox([_McpTool(schema=one, server=self.server) for one in self.schemas])
 
+    @classmethod
+    def load(cls, use: str, options: Mapping[str, Any]) -> "McpTools":
+        """Ask a server for its tools, over a session that ends. Raises UserCodeError with all faults."""
+        faults = option_faults(use, options)
+        if faults:
+            raise UserCodeError(*faults)
+        env = tuple((str(key), str(value)) for key, value in dict(options.get("env", {})).items())
+        server = _McpServer(
+            use=use, env=env, cwd=options.get("cwd"), timeout_s=float(options.get("timeout_s", _TIMEOUT_S))
+        )
+        connection = _McpConnection(server)
+        try:
+            connection.open()
+            schemas = connection.schemas()
+        except ResourceError as error:
+            raise UserCodeError(*error.messages) from None
+        finally:
+            connection.close()
+        faults = [f"tool {use!r}: {fault}" for schema in schemas for fault in check_schema(schema)]
+        if faults or not schemas:
+            raise UserCodeError(*(faults or [f"tool {use!r}: the server has no tools"]))
+        return cls(schemas=tuple(schemas), server=server)
+
 
 def option_faults(use: str, options: Mapping[str, Any]) -> list[str]:
     """Faults of an entry that names a server, without asking it."""
@@ -179,27 +202,6 @@ def option_faults(use: str, options: Mapping[str, Any]) -> list[str]:
     except ValueError as error:
         faults.append(f"tool {use!r}: the command cannot be read: {error}")
     return faults
-
-
-def load_server(use: str, options: Mapping[str, Any]) -> McpTools:
-    """Ask a server for its tools, over a session that ends. Raises UserCodeError with all faults."""
-    faults = option_faults(use, options)
-    if faults:
-        raise UserCodeError(*faults)
-    env = tuple((str(key), str(value)) for key, value in dict(options.get("env", {})).items())
-    server = _McpServer(use=use, env=env, cwd=options.get("cwd"), timeout_s=float(options.get("timeout_s", _TIMEOUT_S)))
-    connection = _McpConnection(server)
-    try:
-        connection.open()
-        schemas = connection.schemas()
-    except ResourceError as error:
-        raise UserCodeError(*error.messages) from None
-    finally:
-        connection.close()
-    faults = [f"tool {use!r}: {fault}" for schema in schemas for fault in check_schema(schema)]
-    if faults or not schemas:
-        raise UserCodeError(*(faults or [f"tool {use!r}: the server has no tools"]))
-    return McpTools(schemas=tuple(schemas), server=server)
 
 
 _connections: dict[_McpServer, _McpConnection] = {}

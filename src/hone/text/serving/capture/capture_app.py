@@ -28,7 +28,7 @@ from hone.core.strict_json import strict_json
 from hone.text.serving.capture.capture_world import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
 from hone.text.serving.completions.app import IGNORED, error_response
 from hone.text.serving.completions.asked import AskedPrompt, asked_answers, chat_messages
-from hone.text.serving.completions.fields import ApiError, ChatFields, error_of, read_body, unsupported
+from hone.text.serving.completions.fields import ApiError, ChatFields
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 
@@ -114,7 +114,7 @@ class CaptureRoutes:
 
     async def chat(self, call: Request) -> Response:
         """Answer a chat completion with what the policy draws."""
-        fields = read_body(await call.body(), ChatFields)
+        fields = ChatFields.read(await call.body())
         session, role = _session(call)
         asked = [_agent_request(fields, session, role) for _ in range(fields.n or 1)]
         for one in asked:
@@ -154,7 +154,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         try:
             return await handler(call)
         except Exception as error:  # noqa: BLE001 - every failure has a status and words for its agent
-            return error_response(error_of(error))
+            return error_response(ApiError.of(error))
 
     return guarded
 
@@ -176,10 +176,10 @@ def _session(call: Request) -> tuple[str, str]:
 
 def _agent_request(fields: ChatFields, session: str, role: str) -> AgentRequest:
     if faults := fields.neutral_faults():
-        raise unsupported(faults[0][0], "; ".join(text for _, text in faults))
+        raise ApiError.unsupported(faults[0][0], "; ".join(text for _, text in faults))
     messages = chat_messages(fields.messages)
     if messages[-1]["role"] == "assistant":
-        raise unsupported("messages", "the last message is the assistant's: nothing is to be answered")
+        raise ApiError.unsupported("messages", "the last message is the assistant's: nothing is to be answered")
     offered = [] if fields.tool_choice == "none" else fields.tools or []
     return AgentRequest(
         session=session,

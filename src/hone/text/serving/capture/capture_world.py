@@ -23,7 +23,7 @@ from hone.core.random import generator, permutation
 from hone.core.state import State, integer, substate
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.serving.capture.dialogue_tree import DialogueTree, PlannedAnswer, answer_message
-from hone.text.serving.completions.fields import ApiError, error_of
+from hone.text.serving.completions.fields import ApiError
 from hone.text.serving.completions.served_model import without_stop
 from hone.text.tools.formats import ToolFormat
 
@@ -541,7 +541,7 @@ class CaptureWorld:
             )
             engine.submit([request], round=self.steps)
         except (DataError, ApiError) as error:
-            _refuse(asked, error_of(error))
+            _refuse(asked, ApiError.of(error))
             return
         session.requests += 1
         session.in_flight += 1

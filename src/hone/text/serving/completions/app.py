@@ -25,8 +25,6 @@ from hone.text.serving.completions.fields import (
     SamplingFields,
     TextFields,
     TokenizeFields,
-    error_of,
-    read_body,
 )
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
@@ -91,17 +89,17 @@ class CompletionRoutes:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def completions(self, call: Request) -> Response:
-        fields = read_body(await self._body(call), TextFields)
+        fields = TextFields.read(await self._body(call))
         headers, identity = self._headers(call, fields)
         return await self._answer(call, asked_texts(fields, self.served, identity), headers)
 
     async def chat(self, call: Request) -> Response:
-        fields = read_body(await self._body(call), ChatFields)
+        fields = ChatFields.read(await self._body(call))
         headers, identity = self._headers(call, fields)
         return await self._answer(call, asked_chat(fields, self.served, identity), headers)
 
     async def tokenize(self, call: Request) -> Response:
-        fields = read_body(await self._body(call), TokenizeFields)
+        fields = TokenizeFields.read(await self._body(call))
         tokenizer = self.served.tokenizer
         if (fields.prompt is None) == (fields.messages is None):
             raise ApiError(400, "give exactly one of prompt and messages", param="prompt", code="invalid_value")
@@ -114,7 +112,7 @@ class CompletionRoutes:
 
     async def detokenize(self, call: Request) -> Response:
         """Text of token ids, special tokens by their names."""
-        fields = read_body(await self._body(call), DetokenizeFields)
+        fields = DetokenizeFields.read(await self._body(call))
         return JSONResponse({"prompt": self.served.tokenizer.decode(fields.tokens, special=True)})
 
     async def models(self, call: Request) -> Response:
@@ -183,7 +181,7 @@ class CompletionRoutes:
                     raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
                 response = await handler(call)
             except Exception as error:  # noqa: BLE001 - every failure has a status and words for its client
-                response = error_response(error_of(error))
+                response = error_response(ApiError.of(error))
             self.desk.counters.count_response(path, response.status_code, self.clock.monotonic_s() - began_s)
             return response
 

@@ -23,10 +23,9 @@ from hone.text.serving.completions.fields import (
     TextFields,
     ToolChoice,
     ToolFields,
-    unsupported,
 )
 from hone.text.serving.completions.served_model import ServedModel
-from hone.text.tools.formats import TOOL_FORMATS, ToolFormat, check_round_trip, example_arguments
+from hone.text.tools.formats import TOOL_FORMATS, ToolFormat, check_round_trip
 
 # ----------------------------------------------------------------------------------------------------------- tool calls
 
@@ -63,7 +62,7 @@ def told_of_tools(tokenizer: Tokenizer, tools: Sequence[ToolSchema], tool_format
     if not tools:
         return tokenizer
     if tool_format is None:
-        raise unsupported(
+        raise ApiError.unsupported(
             "tools",
             "the chat template of this model describes no tools, or its calls are in no known format; start the server "
             f"with --tool-format ({', '.join(TOOL_FORMATS)}) if it was trained with one",
@@ -99,7 +98,7 @@ def _begun_call(choice: str | ToolChoice | None, tools: Sequence[ToolSchema], to
         raise ApiError(
             400, f"tool_choice asks for {asked}, which is not in tools", param="tool_choice", code="invalid_value"
         )
-    text = tool_format.render([ToolCall(name=tool.name, arguments=example_arguments(tool))], tools)
+    text = tool_format.example(tool, tools)
     return text[: text.index(tool.name) + len(name)]
 
 
@@ -206,7 +205,7 @@ def asked_texts(fields: TextFields, served: ServedModel, call: CallIdentity) -> 
     prompts = _prompts(fields, served)
     echoed_scores = bool(fields.echo) and fields.logprobs is not None
     if fields.stream and fields.echo:
-        raise unsupported("echo", "echo together with stream is not served")
+        raise ApiError.unsupported("echo", "echo together with stream is not served")
     if fields.max_tokens == 0 and not fields.echo:
         raise ApiError(400, "max_tokens = 0 without echo asks for nothing", param="max_tokens", code="invalid_value")
     asked: list[AskedPrompt] = []
@@ -259,7 +258,7 @@ def chat_messages(bodies: Sequence[ChatMessage]) -> tuple[Message, ...]:
             texts = [part.text for part in one.content if part.type == "text" and part.text is not None]
             if len(texts) < len(one.content):
                 kinds = ", ".join(sorted({part.type for part in one.content if part.type != "text"})) or "empty"
-                raise unsupported(
+                raise ApiError.unsupported(
                     f"messages[{place}].content", f"the model reads text, and the content has parts: {kinds}"
                 )
             message["content"] = "".join(texts)
@@ -281,7 +280,7 @@ def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
     if "" in fields.stops:
         raise ApiError(400, "stop: an empty text would end every answer at once", param="stop", code="invalid_value")
     if faults := fields.neutral_faults():
-        raise unsupported(faults[0][0], "; ".join(message for _, message in faults))
+        raise ApiError.unsupported(faults[0][0], "; ".join(message for _, message in faults))
 
 
 def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.int32], str]]:

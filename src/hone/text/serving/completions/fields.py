@@ -5,7 +5,7 @@ served is refused as soon as it asks for something.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,23 +42,23 @@ class ApiError(Exception):
         """`{"error": {"message", "type", "param", "code"}}`."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    @classmethod
+    def unsupported(cls, param: str, message: str) -> "ApiError":
+        """An error for a field that this server knows and does not have."""
+        return cls(400, message, param=param, code="unsupported")
 
-def unsupported(param: str, message: str) -> ApiError:
-    """An error for a field that this server knows and does not have."""
-    return ApiError(400, message, param=param, code="unsupported")
-
-
-def error_of(error: Exception) -> ApiError:
-    """The error of HTTP for a failure: faults of the request are 400, the model's and the server's 500."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, DivergedError):
-        return ApiError(500, str(error), code="model_diverged")
-    if isinstance(error, ConfigError | DataError):
-        return ApiError(400, str(error), code="invalid_value")
-    if isinstance(error, HoneError):
-        return ApiError(503, str(error), code="unavailable")
-    return ApiError(500, f"the server failed: {type(error).__name__}: {error}", code="internal_error")
+    @classmethod
+    def of(cls, error: Exception) -> "ApiError":
+        """The error of HTTP for a failure: faults of the request are 400, the model's and the server's 500."""
+        if isinstance(error, cls):
+            return error
+        if isinstance(error, DivergedError):
+            return cls(500, str(error), code="model_diverged")
+        if isinstance(error, ConfigError | DataError):
+            return cls(400, str(error), code="invalid_value")
+        if isinstance(error, HoneError):
+            return cls(503, str(error), code="unavailable")
+        return cls(500, f"the server failed: {type(error).__name__}: {error}", code="internal_error")
 
 
 def _path(loc: Sequence[str | int]) -> str:
@@ -90,6 +90,26 @@ class _Body(BaseModel):
     def unknown(self) -> list[str]:
         """Names of fields that have no effect here."""
         return sorted(self.model_extra or {})
+
+    @classmethod
+    def read(cls, raw: bytes) -> Self:
+        """The fields of a body. Raises ApiError with every fault; its `param` is the first field at fault."""
+        try:
+            tree = strict_json(raw)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+        if not isinstance(tree, Mapping):
+            raise ApiError(400, f"the body must be an object, found {type(tree).__name__}", code="invalid_json")
+        try:
+            return cls.model_validate(cast("Mapping[str, object]", tree))
+        except ValidationError as error:
+            faults = [
+                (_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False, include_input=False)
+            ]
+            message = "; ".join(f"{path}: {text}" for path, text in dict.fromkeys(faults))
+            missing = all(fault["type"] == "missing" for fault in error.errors(include_input=False))
+            code = "missing_required_parameter" if missing else "invalid_value"
+            raise ApiError(400, message, param=faults[0][0], code=code) from None
 
 
 class _StreamOptions(_Body):
@@ -269,24 +289,3 @@ class DetokenizeFields(_Body):
 
     model: str | None = None
     tokens: TokenIds
-
-
-FieldsT = TypeVar("FieldsT", bound=_Body)
-
-
-def read_body(raw: bytes, kind: type[FieldsT]) -> FieldsT:
-    """The fields of a body. Raises ApiError with every fault; its `param` is the first field at fault."""
-    try:
-        tree = strict_json(raw)
-    except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(tree, Mapping):
-        raise ApiError(400, f"the body must be an object, found {type(tree).__name__}", code="invalid_json")
-    try:
-        return kind.model_validate(cast("Mapping[str, object]", tree))
-    except ValidationError as error:
-        faults = [(_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False, include_input=False)]
-        message = "; ".join(f"{path}: {text}" for path, text in dict.fromkeys(faults))
-        missing = all(fault["type"] == "missing" for fault in error.errors(include_input=False))
-        code = "missing_required_parameter" if missing else "invalid_value"
-        raise ApiError(400, message, param=faults[0][0], code=code) from None

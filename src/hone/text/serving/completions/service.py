@@ -22,7 +22,7 @@ from hone.engine.engine import EmbeddedEngine
 from hone.engine.observe import DrawnToken
 from hone.run.http.histogram import SecondsHistogram
 from hone.text.serving.completions.asked import AskedAnswers
-from hone.text.serving.completions.fields import ApiError, error_of
+from hone.text.serving.completions.fields import ApiError
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter, StreamedChoice
 
 _CLOSING: Final = "the server is shutting down"
@@ -323,7 +323,7 @@ class _AnswersInProgress:
         """Take up a result. Raises ApiError for a failure."""
         result = self.results[ticket.place]
         if isinstance(event, Exception):
-            raise error_of(event)
+            raise ApiError.of(event)
         if isinstance(event, Completion):
             result.completions[event.sample_index] = event
             self.left -= 1
