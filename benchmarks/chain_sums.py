@@ -18,9 +18,8 @@ from hone.run.loop import train
 from hone.run.store.records import SearchRecord
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.reward_models import load_reward_scorer
-from hone.text.evaluate.search_run import OpenedSearch
+from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
+from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.text_eval import EvaluationConfig, prepare_evaluation
 
 MODEL = {"hidden_size": 64, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 192}

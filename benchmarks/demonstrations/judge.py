@@ -28,10 +28,10 @@ from hone.core.errors import UserCodeError
 from hone.estimators.calibration import probabilities
 from hone.estimators.means import paired_difference
 from hone.lab.tasks.chain_of_sums import ALPHABET, SumProblem, hurried_solution, make_problems
-from hone.rewards.judges.fence import unescape
+from hone.rewards.judges.questions import unescape
 from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.evaluations import latest_answers
-from hone.text.evaluate.open_scorer import load_scorer
+from hone.text.evaluate.open_policy import load_scorer
 
 TITLE = "judge as reward"
 SEEDS = (100, 101, 102)

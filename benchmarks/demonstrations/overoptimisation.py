@@ -25,7 +25,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
-from hone.text.evaluate.open_scorer import load_scorer
+from hone.text.evaluate.open_policy import load_scorer
 from hone.text.loss import chosen_logp
 from hone.text.rows import TokenLayout
 

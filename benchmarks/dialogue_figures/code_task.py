@@ -13,7 +13,7 @@ from dialogue_runs import imitate, reinforce
 from text_runs import write_rows
 
 from hone.lab.tasks.small_programs import ALPHABET, ProgramTask, hurried_program, make_tasks, mbpp_row
-from hone.rewards.code.hidden_tests import code_tests
+from hone.rewards.code_tests import code_tests
 from hone.sandbox.run import close_shared
 
 TITLE = "Programs with hidden tests"

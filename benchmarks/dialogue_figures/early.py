@@ -18,7 +18,7 @@ from demonstrations import Bar
 from hone import api
 from hone.core.generation import Request, SamplingParams
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.evaluate.search_run import WorldModelCandidateScorer
+from hone.text.evaluate.search_scorers import WorldModelCandidateScorer
 from hone.text.games.doors import ALPHABET, END, LETTERS, DoorQuestion, coverage, split_questions, walk_rows
 from hone.text.search.candidates import Candidate
 from hone.text.tasks.collection import read_collection

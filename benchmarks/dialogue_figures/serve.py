@@ -33,8 +33,7 @@ from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import byte_tokenizer
 from hone.text.evaluate.evaluation_request import EvaluationTask
-from hone.text.serving.completions.open_served import OpenedModel, ServedSource, open_served
-from hone.text.serving.completions.run_server import ServerPlace, make_routes
+from hone.text.serving.completions.run_server import OpenedModel, ServedSource, ServerPlace, make_routes, open_served
 from hone.text.serving.completions.service import EngineService
 
 TITLE = "hone serve"

@@ -23,8 +23,7 @@ from hone.core.generation import Completion, Request
 from hone.core.random import key
 from hone.lab.experiments.retokenised_turns import PairModel, pair_model
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
-from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.reward_models import TokenScorer
+from hone.text.evaluate.reward_members import TokenScorer, reward_scorer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.text.games.guess import secret_rows
 from hone.text.tasks.conversation import Conversation

@@ -15,8 +15,7 @@ from tiny_runs import ROOT, hone, lay_out
 from hone.core.errors import ResourceError, UserCodeError
 from hone.core.out_of_memory import memory_errors, memory_remedy, out_of_memory
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 FUNCTIONS = """
 import os

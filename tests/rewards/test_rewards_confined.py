@@ -12,8 +12,7 @@ import pytest
 from tiny_runs import lay_out, start
 
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 HELD = subprocess.run(
     [sys.executable, "-m", "hone.process.confine"], capture_output=True, text=True, check=True
@@ -134,7 +133,7 @@ def test_a_replaced_worker_is_confined_too_and_the_key_turns_it_off(folder: Path
 
 PLAIN = """
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch
+from hone.rewards.workers import RewardBatch
 from hone.rewards.workers import RewardWorkerPool
 for confined in (True, False):
     config = RewardsConfig.model_validate({"functions": [{"use": "exact_match"}], "workers": 2, "confined": confined})

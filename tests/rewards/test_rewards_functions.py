@@ -13,12 +13,10 @@ from reasoning_gym.factory import create_dataset
 from hone.core.errors import ConfigError, UserCodeError
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, encode, pack, unpack
-from hone.rewards.answers import AFTER_EQUALS, ANSWER_TAG, exact_match, extract_answer
 from hone.rewards.config import RewardsConfig
-from hone.rewards.functions import check_reference, load_function
-from hone.rewards.math_answer import math_answer
-from hone.rewards.mathematics.limits import why_too_large
-from hone.rewards.mathematics.stated import last_boxed
+from hone.rewards.functions import AFTER_EQUALS, ANSWER_TAG, check_reference, exact_match, extract_answer, load_function
+from hone.rewards.math_answer import last_boxed, math_answer
+from hone.rewards.mathematics.tree import why_too_large
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 plain = st.recursive(

@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from hone.core.conversation import TranscriptBuilder
 from hone.core.judging import ScorerInput
 from hone.rewards.judges.config import RewardJudge
-from hone.rewards.judges.fence import escape, fence, nonce_of, unescape
-from hone.rewards.judges.questions import answer_text, compare_request, grade_request, prompt_text, shown_template
+from hone.rewards.judges.questions import (
+    answer_text,
+    compare_request,
+    escape,
+    fence,
+    grade_request,
+    nonce_of,
+    prompt_text,
+    shown_template,
+    unescape,
+)
 
 HOSTILE = st.text(alphabet="<>|\\ \nan0123456789abcdef", max_size=60)
 RUBRIC = RewardJudge.model_validate(

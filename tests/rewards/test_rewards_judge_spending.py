@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 
 from hone.core.clock import SystemClock
 from hone.core.errors import DataError, LostResourceError, ResourceError
-from hone.rewards.judges.cache import ReplyCache
 from hone.rewards.judges.config import JudgeBudget
-from hone.rewards.judges.requests import JudgeReply, reply_from_json
-from hone.rewards.judges.retries import backoff_s, parse_retry_after, wait_before_retry_s
-from hone.rewards.judges.spending import JudgeSpending, RateLimit, SpendingTotals
-from hone.text.evaluate.judges.client import JudgeLedger
+from hone.rewards.judges.questions import JudgeReply
+from hone.rewards.judges.spending import (
+    JudgeLedger,
+    JudgeSpending,
+    RateLimit,
+    ReplyCache,
+    SpendingTotals,
+    backoff_s,
+    parse_retry_after,
+    wait_before_retry_s,
+)
 
 
 @given(st.integers(1, 6), st.lists(st.floats(0, 40), max_size=30))
@@ -165,5 +171,5 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
 
 @pytest.mark.parametrize("value", [None, [], {}, {"text": 3}, {**REPLY.to_json(), "read_tokens": "3"}])
 def test_other_values_are_no_replies(value: object) -> None:
-    assert reply_from_json(value) is None
-    assert reply_from_json(REPLY.to_json()) == REPLY
+    assert JudgeReply.from_json(value) is None
+    assert JudgeReply.from_json(REPLY.to_json()) == REPLY

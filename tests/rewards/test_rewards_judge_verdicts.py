@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hone.rewards.judges.config import RewardJudge
-from hone.rewards.judges.questions import first_wins, grade_score
-from hone.rewards.judges.verdicts import (
+from hone.rewards.judges.questions import (
     ChoiceField,
     NumberField,
     VerdictError,
     describe_format,
+    first_wins,
+    grade_score,
     json_schema,
     read_verdict,
 )

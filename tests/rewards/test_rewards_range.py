@@ -15,9 +15,8 @@ from hone.control.finite.build import chain_mdp
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch
 from hone.rewards.scores import combine_results, result_from_value, within_range
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 SCORES = """
 def score(completion):
@@ -76,7 +75,7 @@ def test_every_score_that_is_left_lies_within_the_bound(
 @given(st.lists(st.floats(-1e6, 1e6), max_size=5))
 def test_results_within_the_bound_are_left_as_they_are(values: list[float]) -> None:
     results = [result_from_value(value) for value in values]
-    assert within_range(results, 1e6) is results
+    assert within_range(results, 1e6) == results
 
 
 def test_the_weighted_sum_is_bounded_too(tmp_path: Path) -> None:

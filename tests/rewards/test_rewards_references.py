@@ -16,9 +16,8 @@ from tiny_runs import hone, lay_out
 
 from hone.core.episodes import ScoreStatus
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch
 from hone.rewards.references import TASKS_WITHOUT_ANSWER, ReferenceRule, describe_missing
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 OWN = """
 def sample(completion, gold, hint=None):

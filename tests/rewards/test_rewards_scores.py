@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, UserCodeError
-from hone.rewards.budget import UnscoredBudget
+from hone.rewards.score_watch import UnscoredBudget
 from hone.rewards.scores import RewardScores, combine_results, failed_result, result_from_value
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-from hone.rewards.judges.fence import unescape
+from hone.rewards.judges.questions import unescape
 
 Body = Mapping[str, Any]
 

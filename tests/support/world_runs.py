@@ -11,12 +11,10 @@ from hone.core.conversation import Message
 from hone.core.episodes import Episodes
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
 from hone.rewards.config import RewardsConfig
-from hone.text.dialogues.config import DialogueTaskConfig
+from hone.text.dialogues.config import DialogueTaskConfig, dialogue_examples
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
 from hone.text.dialogues.hosted import WorldDescription
-from hone.text.dialogues.process_host import ProcessHost
-from hone.text.dialogues.rows import dialogue_examples
-from hone.text.dialogues.thread_host import ThreadHost
+from hone.text.dialogues.hosts import ProcessHost, ThreadHost
 from hone.text.evaluate.reward_members import reward_scorer
 from hone.text.tasks.conversation import ConversationLimits
 from hone.text.tasks.world import Prompt, TextWorld
@@ -30,7 +28,7 @@ EVERY = "".join(chr(code) for code in range(32, 127)) + "\n"
 
 
 class PlainTokens:
-    """Implements `DialogueTokens`: a token for each character, those of the policy first; messages end with `;`."""
+    """Implements `_DialogueTokens`: a token for each character, those of the policy first; messages end with `;`."""
 
     letters = WORDS + "".join(letter for letter in EVERY if letter not in WORDS)
 
@@ -125,7 +123,7 @@ def play(
     scorer = reward_scorer(RewardsConfig.model_validate({**given, **(rewards or {})}), load=lambda *_: None)  # type: ignore[arg-type]
     tokens, heard = PlainTokens(), list[list[Message]]()
     try:
-        rules, rows = rules_of(config, host.describe(), limits.context), dialogue_examples(config, host)
+        rules, rows = rules_of(config, host.describe(), limits.context), dialogue_examples(config, host.rows)
         asked = [
             Prompt(id=row.id, content=row.prompt, tokens=tokens.encode(str(row.prompt)), columns=row.columns)
             for row in rows

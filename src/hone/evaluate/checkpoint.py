@@ -23,21 +23,20 @@ from hone.run.saved_config import config_tree, is_control, policy_folder, table_
 from hone.run.store.checkpoints import verify_policy
 from hone.run.store.evaluations import AnswerRow
 from hone.run.store.records import SearchRecord
-from hone.text.evaluate.asked_evaluation import evaluation_config, prompt_task
-from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.reward_models import load_reward_scorer
-from hone.text.evaluate.search_run import OpenedSearch
-from hone.text.evaluate.server import evaluate_text_server
-from hone.text.evaluate.streaming import StreamingEngine, StreamListener
+from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
+from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.text_eval import (
     EvaluationConfig,
     GenerationReport,
     ScoredAnswers,
     TextEvaluation,
+    evaluate_text_server,
+    evaluation_config,
     prepare_evaluation,
+    prompt_task,
 )
 
 _ALL = 1 << 40

@@ -30,7 +30,6 @@ class RewardFunction(Config):
 
     @property
     def name(self) -> str:
-        """Name of its scores."""
         return self.use.rpartition(":")[2]
 
 
@@ -73,7 +72,6 @@ class RewardModel(Config):
 
     @property
     def paths(self) -> list[str]:
-        """Folders of all members."""
         return [self.path, *self.members]
 
 
@@ -173,12 +171,17 @@ class RewardsConfig(Config):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the rewards' scores, in their order."""
-        return unique_names([reward.name for reward in self.functions])
+        return _unique_names([reward.name for reward in self.functions])
 
     @property
     def worker_functions(self) -> list[RewardFunction]:
         """The rewards that run in worker processes."""
         return [reward for reward in self.functions if isinstance(reward, RewardFunction)]
+
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        """Names of their scores."""
+        return _unique_names([function.name for function in self.worker_functions])
 
     @property
     def judges(self) -> dict[str, RewardJudge]:
@@ -206,7 +209,7 @@ class RewardsConfig(Config):
         return any(isinstance(reward, RewardModel) for reward in self.functions)
 
 
-def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+def _unique_names(names: Sequence[str]) -> tuple[str, ...]:
     """Names made unique: a, b, a#2."""
     seen: Counter[str] = Counter()
     unique: list[str] = []

@@ -14,6 +14,7 @@ import decimal
 import inspect
 import math
 import numbers
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,11 @@ FunctionForm: TypeAlias = Literal["batch", "sample", "verl"]
 OptionalScore: TypeAlias = float | list[float] | None
 
 BUILTIN_FUNCTIONS = {
-    "exact_match": "hone.rewards.answers:exact_match",
+    "exact_match": "hone.rewards.functions:exact_match",
     "math_answer": "hone.rewards.math_answer:math_answer",
     "reasoning_gym": "hone.rewards.task_scorer:reasoning_gym",
-    "code_tests": "hone.rewards.code.hidden_tests:code_tests",
-    "visible_code_tests": "hone.rewards.code.hidden_tests:visible_code_tests",
+    "code_tests": "hone.rewards.code_tests:code_tests",
+    "visible_code_tests": "hone.rewards.code_tests:visible_code_tests",
 }
 _BATCH = ("prompts", "completions")
 _SAMPLE = ("prompt", "completion")
@@ -71,6 +72,35 @@ class LoadedFunction:
     hooks: Mapping[str, object]
     """Its arguments in place of TRL's hooks."""
 
+    def arguments(
+        self, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
+    ) -> dict[str, object]:
+        """The arguments of one call, by name. Forms `sample` and `verl` take the first sample."""
+        taken = {name: values for name, values in columns.items() if self.takes_any_column or name in self.columns}
+        if self.form == "batch":
+            passed: dict[str, object] = {**taken}
+            texts: dict[str, object] = {"prompts": list(prompts), "completions": list(completions)}
+        else:
+            passed = {name: values[0] for name, values in taken.items()}
+            texts = {"prompt": prompts[0], "completion": completions[0]}
+        if self.form == "verl":
+            defaults = {name: value for name, value in _VERL_DEFAULTS.items() if name in self.columns}
+            passed = {**defaults, **passed, "solution_str": completion_text(completions[0])}
+        return {**passed, **{name: texts[name] for name in self.text_arguments}, **self.hooks, **self.options}
+
+    def scores(self, result: object, count: int) -> list[tuple[OptionalScore, str]]:
+        """The return value of a call as `count` scores with reasons. Raises RewardContractError."""
+        if self.form != "batch":
+            return [_sample_score(result)]
+        plain = _plain(result)
+        if not isinstance(plain, list | tuple):
+            raise RewardContractError(
+                f"returned a {type(result).__name__} for {count} completions; expected a list of numbers"
+            )
+        if len(plain) != count:
+            raise RewardContractError(f"returned {len(plain)} values for {count} completions")
+        return [_sample_score(value) for value in plain]
+
 
 def check_reference(use: str) -> None:
     """Raises ConfigError when `use` is neither a built-in function nor a reference to one."""
@@ -86,11 +116,9 @@ def check_reference(use: str) -> None:
 
 
 def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
-    """Import a function and find its form.
-
-    Raises UserCodeError: the import raises (with the user's part of the traceback), no such name, an unknown form,
-    options that it does not take, or with a value that is none of a Literal's.
-    """
+    """Import a function and find its form. Raises UserCodeError: the import raises (with the user's part of the
+    traceback), no such name, an unknown form, options that it does not take, or with a value that is none of a
+    Literal's."""
     reference = BUILTIN_FUNCTIONS.get(use, use)
     function, name = user_files.load_reference(reference, kind=_KIND), reference.rpartition(":")[2]
     if not callable(function):
@@ -121,8 +149,7 @@ def _inspect_function(
             "or (data_source, solution_str, ground_truth, extra_info)"
         )
     spoken = {"batch": _BATCH, "sample": _SAMPLE, "verl": ()}[form]
-    given = {*_BATCH, *_SAMPLE, "solution_str", *_HOOKS, *options}
-    takes = frozenset(named) - given
+    takes = frozenset(named) - {*_BATCH, *_SAMPLE, "solution_str", *_HOOKS, *options}
     needs = frozenset(key for key in takes if named[key].default is inspect.Parameter.empty)
     if form == "verl":
         needs -= _VERL_DEFAULTS.keys()
@@ -161,29 +188,6 @@ def _form(named: frozenset[str], *, takes_all: bool) -> FunctionForm | None:
     return "batch" if takes_all or "prompts" in named else None
 
 
-def call_arguments(
-    loaded: LoadedFunction,
-    prompts: Sequence[object],
-    completions: Sequence[object],
-    columns: Mapping[str, Sequence[object]],
-) -> dict[str, object]:
-    """The arguments of one call, by name. Forms `sample` and `verl` take the first sample."""
-    passed = {name: values for name, values in columns.items() if loaded.takes_any_column or name in loaded.columns}
-    if loaded.form == "batch":
-        texts: dict[str, object] = {"prompts": list(prompts), "completions": list(completions)}
-        return {**passed, **_select_arguments(loaded.text_arguments, texts), **loaded.hooks, **loaded.options}
-    first = {name: values[0] for name, values in passed.items()}
-    if loaded.form == "sample":
-        texts = {"prompt": prompts[0], "completion": completions[0]}
-        return {**first, **_select_arguments(loaded.text_arguments, texts), **loaded.hooks, **loaded.options}
-    defaults = {name: value for name, value in _VERL_DEFAULTS.items() if name in loaded.columns}
-    return {**defaults, **first, "solution_str": completion_text(completions[0]), **loaded.hooks, **loaded.options}
-
-
-def _select_arguments(names: Sequence[str], texts: Mapping[str, object]) -> dict[str, object]:
-    return {name: texts[name] for name in names}
-
-
 def completion_text(completion: object) -> str:
     """A completion as text: its last message where it is a conversation."""
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
@@ -191,19 +195,7 @@ def completion_text(completion: object) -> str:
     return str(completion)
 
 
-def batch_scores(result: object, count: int) -> list[tuple[OptionalScore, str]]:
-    """The return value of a batch function as `count` scores with reasons. Raises RewardContractError."""
-    plain = _plain(result)
-    if not isinstance(plain, list | tuple):
-        raise RewardContractError(
-            f"returned a {type(result).__name__} for {count} completions; expected a list of numbers"
-        )
-    if len(plain) != count:
-        raise RewardContractError(f"returned {len(plain)} values for {count} completions")
-    return [sample_score(value) for value in plain]
-
-
-def sample_score(result: object) -> tuple[OptionalScore, str]:
+def _sample_score(result: object) -> tuple[OptionalScore, str]:
     """One score and its reason. Raises RewardContractError. NaN and infinity pass: the trainer rejects them."""
     value, reason = _plain(result), ""
     if isinstance(value, dict):
@@ -241,3 +233,49 @@ def _plain(value: object) -> object:
     if torch is not None and isinstance(value, torch.Tensor):
         return array.detach().cpu().tolist()
     return value
+
+
+# -------------------------------------------------------------------------------------------------------------- answers
+
+ANSWER_TAG = r"(?s)<answer>(.*?)</answer>"
+AFTER_EQUALS = r"=([^=\n]*)$"
+
+
+def extract_answer(completion: str, pattern: str = "") -> str:
+    """The answer in a completion, without surrounding whitespace. Without a pattern: the last line that is not blank.
+    With one: its last match (the first group where it has one). No match is an empty answer: a completion without the
+    required form is wrong, and so has a score."""
+    if not pattern:
+        return completion.strip().rpartition("\n")[2].strip()
+    matches = list(re.finditer(pattern, completion))
+    if not matches:
+        return ""
+    return (matches[-1].group(1 if matches[-1].re.groups else 0) or "").strip()
+
+
+def word_key(text: str) -> str:
+    """The words of a text: without case, and without punctuation at the ends."""
+    text = re.sub(r"(?i)\b([ap])\.\s?m\b\.?", r"\1m", text.casefold())
+    text = re.sub(r"(?<=\d)(?=[^\W\d])", " ", text)
+    text = re.sub(r"\s*([:,;/-])\s*", r"\1", text)
+    return " ".join(text.split()).strip(" .!\"'")
+
+
+def exact_match(
+    completion: object,
+    answer: object,
+    pattern: str = "",
+    words: bool = False,  # noqa: FBT001, FBT002 - passed by name from the config's options
+) -> float | dict[str, object]:
+    """1.0 when the extracted answer is the column `answer`, letter for letter, else 0.0.
+
+    With `words`, case, the number of spaces, and full stops and quotation marks at the ends do not matter. Without a
+    reference the score is missing: an empty answer must not be right.
+    """
+    reference = "" if answer is None else str(answer).strip()
+    if not reference:
+        return {"score": None, "reason": "the reference answer is empty"}
+    extracted = extract_answer(completion_text(completion), pattern)
+    if words:
+        return float(word_key(extracted) == word_key(reference))
+    return float(extracted == reference)

@@ -15,26 +15,13 @@ from typing import Literal
 
 from math_verify import parse, verify
 
-from hone.rewards.answers import extract_answer
-from hone.rewards.functions import completion_text
+from hone.rewards.functions import completion_text, extract_answer, word_key
 from hone.rewards.mathematics.equality import EqualityRules, same_answer
 from hone.rewards.mathematics.final_form import lacks
 from hone.rewards.mathematics.grammar import parse_answer
-from hone.rewards.mathematics.limits import MAX_CHARS, why_too_large
 from hone.rewards.mathematics.spelling import one_spelling
-from hone.rewards.mathematics.stated import has_box, last_boxed, stated_answer
 from hone.rewards.mathematics.tokens import read_number, tokens_of
-from hone.rewards.mathematics.tree import MathNode, MathSyntaxError
-from hone.rewards.mathematics.words import (
-    choice_letter,
-    is_constant,
-    is_date_or_time,
-    is_words,
-    same_choice,
-    same_letters,
-    without_label,
-    word_key,
-)
+from hone.rewards.mathematics.tree import MAX_CHARS, MathNode, MathSyntaxError, why_too_large
 
 _ALARM_S = 3
 
@@ -43,6 +30,31 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _UNDONE = re.compile(r"\\(?:i*int|oint|sum|prod|lim|det|max|min|gcd|b?mod|pmod)(?![A-Za-z])")
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
 _RIGHT: dict[str, object] = {"score": 1.0, "reason": ""}
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
+_LEAD_IN = re.compile(
+    r"""(?ix) ^ (?: \s* (?:
+        [#]{2,} | [*:,=]+
+        | so | thus | therefore | hence | then | and\ so | finally | (?:we|i)\ (?:get|have|find|obtain)
+        | (?:which|that|this)\ gives | it\ (?:is|equals)
+        | (?:the|my|our)? \s* (?:final|correct|right|required|desired)? \s*
+          (?:answer|ans|result|solution|value|total|option|choice) (?: \s of \s \$? [a-z] \$? )?
+          \s* (?: : | = | (?:is|equals) (?: \s (?:therefore|thus|then|option|choice) )? | \b)
+        | is \b (?= \s* : )
+    ) (?![A-Za-z]) )+ \s* """
+)
+_CLOSING_WORDS = re.compile(r"(?i)\.?\s*I hope (?:it|this) is correct\.?$")
+_EMPHASIS = re.compile(r"(?<![\w)}])\*\*|\*\*(?![\w({])")
+_DATE_OR_TIME = re.compile(
+    r"(?i)\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\d{1,2}\.\d{1,2}\.\d{4}|\d{1,2}:\d{2}(?::\d{2})?(?:\s*[ap]\.?\s?m\.?)?"
+)
+_CHOICE = re.compile(r"[A-J]|\(\s*[A-Ja-j]\s*\)")
+_CHOSEN = re.compile(r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])[).:]|([A-Za-z]))(?:\s+(\S.*))?")
+_LETTERS = re.compile(r"[A-Za-z](?:[A-Za-z ]*[A-Za-z])?")
+_LABEL = re.compile(r"\(\s*[A-J]\s*\)\s+(?=\S)")
+_OTHER_LABEL = re.compile(r"\(\s*[A-Za-z]\s*\)|\b[A-J][).:]|\b[B-J]\b")
+_HEDGE = re.compile(
+    r"(?i)^[\^_*+!]|\\pm\b|\b(?:or|and|not|nor|either|neither|maybe|both|isn't|unless)\b|[,;/?=<>&|]|\\(?:lor|neg|lnot|neq)\b"
+)
 
 
 def math_answer(
@@ -66,16 +78,18 @@ def math_answer(
     Raises ValueError for an unknown option.
     """
     rules = _rules(form, units, relative_tolerance)
-    text, gold = completion_text(completion), _reference_text(answer)
+    text, gold = completion_text(completion), "" if answer is None else str(answer)
+    if not _PLAIN_NUMBER.fullmatch(gold) and len(gold) <= MAX_CHARS:
+        gold = _spelled_reference(gold)
     if not gold:
         return _missing("the reference answer is empty")
     if reason := why_too_large(gold):
         return _missing(f"the reference answer is refused: {reason}")
     if pattern:
-        found = extract_answer(text, pattern)
-        readings = stated_answer(found) if has_box(found) else [found] if found else []
+        extracted = extract_answer(text, pattern)
+        readings = _stated_answer(extracted) if _BOX.search(extracted) else [extracted] if extracted else []
     else:
-        readings = stated_answer(text)
+        readings = _stated_answer(text)
     if not readings:
         return _wrong("no answer found")
     results = [_compare(gold, reading, rules) for reading in readings]
@@ -85,15 +99,11 @@ def math_answer(
 @lru_cache(maxsize=64)
 def _rules(form: str, units: str, relative_tolerance: float) -> EqualityRules:
     """The options, checked. Raises ValueError with all faults."""
-    faults = [
-        fault
-        for fault, present in (
-            (f"form {form!r} is not final, any or same", form not in ("final", "any", "same")),
-            (f"units {units!r} is not kept or ignored", units not in ("kept", "ignored")),
-            (f"relative_tolerance {relative_tolerance!r} is no number in [0, 1)", not _is_share(relative_tolerance)),
-        )
-        if present
-    ]
+    number = isinstance(relative_tolerance, int | float) and not isinstance(relative_tolerance, bool)
+    faults = [f"form {form!r} is not final, any or same"] * (form not in ("final", "any", "same"))
+    faults += [f"units {units!r} is not kept or ignored"] * (units not in ("kept", "ignored"))
+    if not number or not 0 <= relative_tolerance < 1:
+        faults.append(f"relative_tolerance {relative_tolerance!r} is no number in [0, 1)")
     if faults:
         raise ValueError(f"options of math_answer: {'; '.join(faults)}")
     return EqualityRules(
@@ -104,10 +114,6 @@ def _rules(form: str, units: str, relative_tolerance: float) -> EqualityRules:
     )
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-
-
 def _missing(reason: str) -> dict[str, object]:
     return {"score": None, "reason": reason}
 
@@ -116,56 +122,111 @@ def _wrong(reason: str) -> dict[str, object]:
     return {"score": 0.0, "reason": reason}
 
 
-def _reference_text(answer: object) -> str:
-    """The reference in one spelling: the content of its box, or what follows `####` as in GSM8K."""
-    if answer is None:
-        return ""
-    text = str(answer)
-    if _PLAIN_NUMBER.fullmatch(text) or len(text) > MAX_CHARS:
-        return text
-    return _spelled_reference(text)
-
-
 @lru_cache(maxsize=4096)
 def _spelled_reference(text: str) -> str:
+    """The reference in one spelling: the content of its box, or what follows `####` as in GSM8K."""
     boxed = last_boxed(text)
     if boxed is None and "####" in text:
         boxed = text.rpartition("####")[2]
     return one_spelling(text if boxed is None else boxed)
 
 
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, braces balanced; None when there is none, or when it is not closed."""
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
+        return None
+    begin = boxes[-1].end()
+    depth, index = 0, begin
+    while index < len(text):
+        letter = text[index]
+        if letter == "\\":
+            index += 1  # an escaped brace is no bracket
+        elif letter == "{":
+            depth += 1
+        elif letter == "}" and depth == 0:
+            return text[begin:index]
+        elif letter == "}":
+            depth -= 1
+        index += 1
+    return None
+
+
+def _stated_answer(text: str) -> list[str]:
+    """Readings of the stated answer, the literal one first; empty for a completion that states nothing. An unclosed
+    last box states nothing: the completion was cut off."""
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return [boxed.strip()] if boxed.strip() else []
+    if _BOX.search(text):
+        return []
+    line = _tagged(text) or text.strip().rpartition("\n")[2].strip()
+    if not line:
+        return []
+    if len(line) > MAX_CHARS:
+        return [line]
+    rest = _CLOSING_WORDS.sub("", _EMPHASIS.sub("", line))
+    while (shorter := _LEAD_IN.sub("", rest, count=1).strip()) != rest and shorter:
+        rest = shorter
+    return [line] if rest == line else [line, rest]
+
+
+def _tagged(text: str) -> str:
+    """The content of `<answer>...</answer>` at the end; empty where there is none."""
+    text = text.rstrip()
+    if not text.lower().endswith("</answer>"):
+        return ""
+    begin = text.lower().rfind("<answer>")
+    return text[begin + len("<answer>") : -len("</answer>")].strip() if begin >= 0 else ""
+
+
 def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]:
     """Score of a reading of the answer; the reference is in one spelling."""
     if len(reading) > MAX_CHARS:
         return _wrong(f"the answer is refused: {why_too_large(reading)}")
-    given = reading if _PLAIN_NUMBER.fullmatch(reading) else one_spelling(reading)
-    if not given:
+    answer = reading if _PLAIN_NUMBER.fullmatch(reading) else one_spelling(reading)
+    if not answer:
         return _wrong("no answer found")
-    same = _same_text_or_number(gold, given)
+    same = _same_text_or_number(gold, answer)
     if same is not None and not (rules.relative_tolerance and not same):
         return _RIGHT if same else _wrong("another number")
-    if letter := choice_letter(gold):
-        return _RIGHT if same_choice(letter, given) else _wrong(f"not the choice {letter}")
-    if reason := why_too_large(given):
+    if _CHOICE.fullmatch(gold):
+        letter = gold.strip("() ").upper()
+        return _RIGHT if _chooses(answer, letter) else _wrong(f"not the choice {letter}")
+    if reason := why_too_large(answer):
         return _wrong(f"the answer is refused: {reason}")
+    label = _LABEL.match(answer)
     try:
-        return _compare_values(gold, without_label(given), rules)
+        return _compare_values(gold, answer[label.end() :] if label else answer, rules)
     except RecursionError:
         return _wrong("the answer is refused: too deeply nested")
+
+
+def _chooses(given: str, letter: str) -> bool:
+    """Whether an answer chooses this letter, and no second one: `B`, `(b)`, `B. Paris`."""
+    match = _CHOSEN.fullmatch(given)
+    if match is None:
+        return False
+    bracketed, marked, bare, rest = match.groups()
+    chosen = bracketed or marked or bare
+    if chosen.upper() != letter or (bare and rest):
+        return False
+    return rest is None or (_HEDGE.search(rest) is None and _OTHER_LABEL.search(rest) is None)
 
 
 def _compare_values(gold: str, given: str, rules: EqualityRules) -> dict[str, object]:
     """Score of an answer within the limits that is not the reference's text."""
     wanted = _tree(gold)
     if isinstance(wanted, str):
-        if is_words(gold):
+        if "\\" not in gold and any(letter.isalnum() for letter in gold):  # words
             return _RIGHT if word_key(gold) == word_key(given) else _wrong("other words")
         if _UNDONE.search(gold):
             return _by_math_verify(gold, given)
         if _same_tokens(gold, given):
             return _RIGHT
         return _missing(f"the reference answer cannot be read: {gold[:80]}: {wanted}")
-    if same_letters(gold, given) is False and not is_constant(gold):
+    words = [text.replace(" ", "").casefold() for text in (gold, given) if _LETTERS.fullmatch(text)]
+    if len(set(words)) == 2 and len(gold) > 1 and gold.casefold() not in ("pi", "inf", "infinity", "infty"):
         return _wrong("other letters")
     answer = _tree(_with_decimal_point(given, gold))
     if isinstance(answer, str):
@@ -197,7 +258,7 @@ def _with_decimal_point(given: str, gold: str) -> str:
 @lru_cache(maxsize=4096)
 def _tree(text: str) -> MathNode | str:
     """The value of a text, or the reason why it has none."""
-    if is_date_or_time(text):
+    if _DATE_OR_TIME.fullmatch(text):  # not a difference or quotient
         return "a date or time"
     try:
         return parse_answer(text)
@@ -214,17 +275,15 @@ def _same_tokens(gold: str, given: str) -> bool:
 
 
 def _by_math_verify(gold: str, given: str) -> dict[str, object]:
-    """math-verify's judgement, for a reference that the grammar does not read.
-
-    The answer must be a value in final form, or use no command that the reference does not.
-    """
+    """math-verify's judgement, for a reference that the grammar does not read. The answer must be a value in final
+    form, or use no command that the reference does not."""
     wanted = parse(f"${gold}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
     if not wanted:
         return _missing(f"the reference answer cannot be read: {gold[:80]}")
     answer = _tree(given)
     if isinstance(answer, str) and not set(_COMMANDS.findall(given)) <= set(_COMMANDS.findall(gold)):
         return _wrong(f"not a value in final form: {answer}")
-    found = parse(f"${given}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
-    if not found:
+    parsed = parse(f"${given}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
+    if not parsed:
         return _wrong("the answer cannot be read as mathematics")
-    return {"score": float(verify(wanted, found, timeout_seconds=_ALARM_S)), "reason": ""}
+    return {"score": float(verify(wanted, parsed, timeout_seconds=_ALARM_S)), "reason": ""}

@@ -6,12 +6,11 @@ the same is unscorable, and its function is not called: `str(None)` is a text th
 
 import decimal
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hone.core.errors import did_you_mean
 from hone.core.judging import DatasetRow
-from hone.rewards.code.rows import tests_fault
+from hone.rewards.code_tests import tests_fault
 
 _TEXT_REFERENCES: Mapping[str, frozenset[str]] = {
     "exact_match": frozenset({"answer"}),
@@ -64,24 +63,10 @@ def describe_missing(value: object, *, blank: bool = False) -> str:
     """`null`, `NaN` or, with `blank`, `empty text`; empty for a value that can be compared with."""
     if value is None:
         return "null"
-    is_nan = value.is_nan() if isinstance(value, decimal.Decimal) else _is_real_nan(value)
-    if is_nan:
+    # Without float(): an int may be beyond its range.
+    if value.is_nan() if isinstance(value, decimal.Decimal) else isinstance(value, numbers.Real) and value != value:
         return "NaN"
     return "empty text" if blank and isinstance(value, str) and not value.strip() else ""
-
-
-def _is_real_nan(value: object) -> bool:
-    return isinstance(value, numbers.Real) and value != value  # without float(): an int may be beyond its range
-
-
-def missing_columns(columns: Collection[str], rules: Sequence[ReferenceRule]) -> list[str]:
-    """Faults of a dataset with these columns: those that a function needs and that it does not have."""
-    return [
-        f"reward function {rule.name!r} asks for a column {column!r} that the dataset does not have"
-        + (did_you_mean(column, sorted(columns)) or "; the dataset has no columns beside the prompt")
-        for rule in rules
-        for column in sorted(rule.required - set(columns))
-    ]
 
 
 def missing_rows(rows: Sequence[DatasetRow], rules: Sequence[ReferenceRule]) -> list[str]:
@@ -94,11 +79,11 @@ def missing_rows(rows: Sequence[DatasetRow], rules: Sequence[ReferenceRule]) -> 
     ]
     faults = faults[:_ROWS_SHOWN] + ([f"and {more} more such rows"] if (more := len(faults) - _ROWS_SHOWN) > 0 else [])
     for rule in rules:
-        found: dict[tuple[str, str], list[str]] = {}
+        missing: dict[tuple[str, str], list[str]] = {}
         for row in rows:
             for column, instead in rule.missing(row.columns).items():
-                found.setdefault((row.source, column), []).append(f"{row.row} ({instead})")
-        for (source, column), places in found.items():
+                missing.setdefault((row.source, column), []).append(f"{row.row} ({instead})")
+        for (source, column), places in missing.items():
             total = sum(row.source == source for row in rows)
             shown = ", ".join(places[:_ROWS_SHOWN]) + (", ..." if len(places) > _ROWS_SHOWN else "")
             faults.append(

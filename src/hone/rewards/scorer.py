@@ -4,97 +4,76 @@ Belongs here: rewards as members of one kind of interface, and the functions amo
 other parts of hone, implement `RewardMember` where they are wired.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
+
+from hone.core.conversation import TranscriptBuilder
 from hone.core.credit import Metrics
-from hone.core.judging import DatasetRow, ScorerInput
+from hone.core.episodes import ScoreStatus
+from hone.core.judging import DatasetRow, ScoreBatch, Scorer, ScorerInput
 from hone.core.state import State, substate
-from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch, RewardTicket
+from hone.rewards.score_watch import UnscoredBudget
 from hone.rewards.scores import RewardResult, RewardScores, combine_results
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.workers import RewardBatch
 
 
-class RewardMember(Protocol):
+class RewardMember(ABC):
     """One reward, or all functions: scores answers in its own way."""
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
         """Return warnings; raise HoneError where it cannot score the answers of a dataset with these columns and
         rows."""
-        ...
+        del columns, rows
+        return []
 
     def write_protect(self, folder: Path) -> None:
         """Keep code of the user's from writing into a folder; called before the first answers."""
-        ...
+        del folder
 
+    @abstractmethod
     def submit(self, answers: Sequence[ScorerInput]) -> Any:  # noqa: ANN401 - a ticket of its own kind
         """Begin to score the answers to one prompt; returns at once."""
-        ...
 
     def notices(self) -> list[str]:
         """Notices for the user since the last call."""
-        ...
+        return []
 
+    @abstractmethod
     def results(self, tickets: Sequence[Any]) -> tuple[Sequence[Sequence[RewardResult]], Sequence[str]]:
         """Wait for all tickets: the results of each of its rewards in their order, and tracebacks of new errors."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - many start nothing
         """Stop scoring, and end what it started."""
-        ...
 
 
-class MeasuredMember(RewardMember, Protocol):
+class MeasuredMember(RewardMember):
     """A reward that measures itself, with a state that a resume needs."""
 
+    @abstractmethod
     def metrics(self) -> Metrics:
         """Metrics of its latest answers."""
-        ...
 
-    def state(self) -> State: ...
+    def state(self) -> State:
+        return {}
 
-    def restore(self, state: State) -> None: ...
+    def restore(self, state: State) -> None:
+        del state
 
 
 @dataclass(frozen=True, slots=True)
-class ScorerTicket:
+class _ScorerTicket:
     """Answers to one prompt that are being scored."""
 
     ids: Sequence[str]
     """Name of each answer's prompt."""
     members: Sequence[Any]
     """Each member's own ticket."""
-
-
-@dataclass
-class FunctionMember:
-    """The functions of a config, in worker processes."""
-
-    pool: RewardWorkerPool
-
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
-        self.pool.check({*columns, "messages", "tokens"}, rows)
-        return self.pool.warnings
-
-    def write_protect(self, folder: Path) -> None:
-        self.pool.write_protect(folder)
-
-    def notices(self) -> list[str]:
-        notices, self.pool.notices = self.pool.notices, []
-        return notices
-
-    def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
-        return self.pool.submit(reward_batch(answers))
-
-    def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
-        return self.pool.results(tickets)
-
-    def close(self) -> None:
-        self.pool.close()
 
 
 @dataclass
@@ -119,11 +98,11 @@ class RewardScorer:
         for _, member in self.members:
             member.write_protect(folder)
 
-    def submit(self, answers: Sequence[ScorerInput]) -> ScorerTicket:
+    def submit(self, answers: Sequence[ScorerInput]) -> _ScorerTicket:
         """Begin to score the answers to one prompt."""
-        return ScorerTicket([one.id for one in answers], [member.submit(answers) for _, member in self.members])
+        return _ScorerTicket([one.id for one in answers], [member.submit(answers) for _, member in self.members])
 
-    def gather(self, tickets: Sequence[ScorerTicket]) -> RewardScores:
+    def gather(self, tickets: Sequence[_ScorerTicket]) -> RewardScores:
         """Wait for the scores of all tickets, in their order."""
         columns: list[Sequence[RewardResult]] = [()] * len(self.config.functions)
         tracebacks: list[str] = []
@@ -185,4 +164,75 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
         ids=[answer.id for answer in answers],
         turns=[answer.turns for answer in answers],
         unit="turn" if answers[0].steps is None else "step",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- each answer
+@dataclass(frozen=True, slots=True)
+class _EachAnswerTicket:
+    """Answers that are being scored, of some conversations of one prompt."""
+
+    counts: Sequence[int]
+    """Answers of each conversation."""
+    inner: Any
+    """The scorer's own ticket of all of them."""
+
+
+@dataclass
+class EachAnswerScorer:
+    """Implements `Scorer`: asks `scorer` about every answer as if the conversation had ended with it. A conversation in
+    which one answer has no score has none."""
+
+    scorer: Scorer
+
+    def submit(self, answers: Sequence[ScorerInput]) -> _EachAnswerTicket:
+        parts = [part for answer in answers for part in _conversation_prefixes(answer)]
+        return _EachAnswerTicket([answer.transcript.turns for answer in answers], self.scorer.submit(parts))
+
+    def gather(self, tickets: Sequence[_EachAnswerTicket]) -> RewardScores:
+        scores = self.scorer.gather([ticket.inner for ticket in tickets])
+        counts = np.array([count for ticket in tickets for count in ticket.counts], np.int64)
+        return _last_scores(scores, counts)
+
+    def state(self) -> State:
+        return self.scorer.state()
+
+    def restore(self, state: State) -> None:
+        self.scorer.restore(state)
+
+
+def _conversation_prefixes(answer: ScorerInput) -> list[ScorerInput]:
+    """The conversation as it stood after each of its answers."""
+    ends = [place for place, message in enumerate(answer.messages) if message["role"] == "assistant"]
+    whole = answer.transcript
+    return [
+        replace(
+            answer,
+            text=str(answer.messages[end]["content"]),
+            messages=answer.messages[: end + 1],
+            transcript=TranscriptBuilder(whole.prompt, whole.answers[: turn + 1], whole.environment[:turn]),
+        )
+        for turn, end in enumerate(ends)
+    ]
+
+
+def _last_scores(found: ScoreBatch, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RewardScores:
+    """Scores of the answers of conversations of `counts` answers, one conversation after another -> a score of each
+    conversation, with the scores of its turns."""
+    ends = np.cumsum(counts)
+    last, status, score = ends - 1, np.empty(len(counts), np.uint8), np.empty(len(counts))
+    turns: dict[int, Sequence[float]] = {}
+    for place, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
+        own = found.score[end - count : end]
+        status[place] = found.status[end - count : end].max()
+        score[place] = own[-1] if status[place] == ScoreStatus.SCORED else np.nan
+        if status[place] == ScoreStatus.SCORED:
+            turns[place] = np.diff(own, prepend=0.0).tolist()
+    return RewardScores(
+        score=score,
+        status=status,
+        reasons=("",) * len(counts),
+        seconds=np.zeros(len(counts)),
+        functions={name: values[last] for name, values in found.functions.items()},
+        turn_scores=turns,
     )

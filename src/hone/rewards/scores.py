@@ -70,7 +70,6 @@ def result_from_value(
 
 
 def failed_result(status: ScoreStatus, reason: str, *, seconds: float = 0.0) -> RewardResult:
-    """The result without a score."""
     return RewardResult(score=np.nan, status=status, reason=reason, seconds=seconds)
 
 
@@ -79,27 +78,15 @@ def within_range(
 ) -> Sequence[RewardResult]:
     """Results of n answers, where a score or a turn's score beyond `max_abs_score` is a missing one; `ids` name the
     answers' prompts."""
-    sizes = np.array([abs(result.score) for result in results])
-    over = {int(index) for index in np.flatnonzero(sizes > max_abs_score)}
-    over |= {
-        index
-        for index, result in enumerate(results)
-        if result.status is ScoreStatus.SCORED and any(abs(turn) > max_abs_score for turn in result.turns or ())
-    }
-    if not over:
-        return results
-    return [
-        failed_result(ScoreStatus.UNSCORABLE, _range_fault(result, max_abs_score, ids[index : index + 1]))
-        if index in over
-        else result
-        for index, result in enumerate(results)
-    ]
-
-
-def _range_fault(result: RewardResult, max_abs_score: float, ids: Sequence[str]) -> str:
-    score = f"{result.score:g}" if result.turns is None else f"{list(result.turns)}"
-    place = f" for prompt {ids[0]!r}" if ids and ids[0] else ""
-    return f"the score {score}{place} is beyond rewards.max_abs_score = {max_abs_score:g}"
+    checked = list(results)
+    for index, result in enumerate(results):
+        turns = (result.turns or ()) if result.status is ScoreStatus.SCORED else ()
+        if any(abs(score) > max_abs_score for score in (result.score, *turns)):
+            score = f"{result.score:g}" if result.turns is None else f"{list(result.turns)}"
+            place = f" for prompt {ids[index]!r}" if index < len(ids) and ids[index] else ""
+            reason = f"the score {score}{place} is beyond rewards.max_abs_score = {max_abs_score:g}"
+            checked[index] = failed_result(ScoreStatus.UNSCORABLE, reason)
+    return checked
 
 
 def combine_results(
@@ -119,11 +106,6 @@ def combine_results(
     Where some function scored single turns, the score of one that did not counts for the last turn.
     """
     by_function = {name: within_range(column, max_abs_score, ids) for name, column in by_function.items()}
-    if len(by_function) == 1:
-        ((name, column),) = by_function.items()
-        alone = _combine_single(name, column, weights[0], tracebacks)
-        if alone is not None and not (np.abs(alone.score) > max_abs_score).any():
-            return alone
     names = list(by_function)
     rows = list(zip(*by_function.values(), strict=True))
     totals = within_range([_combine_row(row, names, weights) for row in rows], max_abs_score, ids)
@@ -139,25 +121,6 @@ def combine_results(
             for index, (row, total) in enumerate(zip(rows, totals, strict=True))
             if total.status is ScoreStatus.SCORED and (turns := _combine_turns(row, weights))
         },
-    )
-
-
-def _combine_single(
-    name: str, column: Sequence[RewardResult], weight: float, tracebacks: Sequence[str]
-) -> RewardScores | None:
-    """`combine_results` for one function, in arrays; None unless it scored every answer, and no single turns."""
-    if any(result.turns is not None for result in column):
-        return None
-    score = np.array([0.0 + weight * result.score for result in column], np.float64)
-    if not np.isfinite(score).all() or any(result.status is not ScoreStatus.SCORED for result in column):
-        return None
-    return RewardScores(
-        score=score,
-        status=np.full(len(column), ScoreStatus.SCORED, np.uint8),
-        reasons=tuple(result.reason for result in column),
-        seconds=np.array([result.seconds for result in column], np.float64),
-        functions={name: np.array([result.score for result in column], np.float64)},
-        tracebacks=tuple(tracebacks),
     )
 
 

@@ -27,8 +27,8 @@ def check_solution(use: str) -> None:
 
 def run_solutions(reference: str, rows: Sequence[dict[str, object]], *, deadline_s: float) -> list[str]:
     """One completion for each row. Raises as `run_on_rows`."""
-    found = run_on_rows(reference, rows, deadline_s=deadline_s, kind=_KIND, deadline_key="solution.deadline_s")
-    return [text for text in found if text is not None]
+    texts = run_on_rows(reference, rows, deadline_s=deadline_s, kind=_KIND, deadline_key="solution.deadline_s")
+    return [text for text in texts if text is not None]
 
 
 def run_on_rows(
@@ -40,11 +40,9 @@ def run_on_rows(
     deadline_key: str,
     may_be_none: bool = False,
 ) -> list[str | None]:
-    """One text of the user's function for each row. `kind` is what messages call the function.
-
-    Raises UserCodeError: the function raises, returns something else than text (or None, where that `may_be_none`), or
-    takes longer than `deadline_s` for all rows; DataError: a column holds a value that cannot be sent.
-    """
+    """One text of the user's function for each row. `kind` is what messages call the function. Raises UserCodeError:
+    the function raises, returns something else than text (or None, where that `may_be_none`), or takes longer than
+    `deadline_s` for all rows; DataError: a column holds a value that cannot be sent."""
     try:
         request = encode({"rows": list(rows)})
     except TypeError as error:

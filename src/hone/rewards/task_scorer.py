@@ -7,8 +7,7 @@ from typing import Any, Protocol, cast
 from reasoning_gym.factory import create_dataset
 
 from hone.process.wire import decode, encode
-from hone.rewards.answers import extract_answer
-from hone.rewards.functions import completion_text
+from hone.rewards.functions import completion_text, extract_answer
 
 
 class _TaskScorer(Protocol):

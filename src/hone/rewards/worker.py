@@ -20,15 +20,7 @@ from hone.process.confine import Confinement, confine
 from hone.process.parent import ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode
-from hone.rewards.functions import (
-    LoadedFunction,
-    OptionalScore,
-    RewardContractError,
-    batch_scores,
-    call_arguments,
-    load_function,
-    sample_score,
-)
+from hone.rewards.functions import LoadedFunction, RewardContractError, load_function
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,15 +43,11 @@ def main() -> None:
 
         hello = cast("dict[str, object]", decode(next(requests)))
         confinement = confine(os.getppid()) if hello["confined"] else None
-        _limit_memory(cast("int | None", hello["memory_bytes"]))
+        if (memory_bytes := cast("int | None", hello["memory_bytes"])) is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         functions = _load_functions(cast("list[dict[str, object]]", hello["functions"]), channel, confinement)
         if functions is not None:
             _serve(requests, channel, functions, event_loop, confinement)
-
-
-def _limit_memory(memory_bytes: int | None) -> None:
-    if memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
 def _load_functions(
@@ -123,12 +111,10 @@ def _score_piece(
     """The reply for one piece: scores, or the function's exception, or how it broke its contract."""
     began = time.perf_counter()
     try:
-        result = loaded.call(**call_arguments(loaded, prompts, completions, columns))
+        result = loaded.call(**loaded.arguments(prompts, completions, columns))
         if inspect.iscoroutine(result):
             result = event_loop().run(result)
-        scores: list[tuple[OptionalScore, str]] = (
-            batch_scores(result, len(completions)) if loaded.form == "batch" else [sample_score(result)]
-        )
+        scores = loaded.scores(result, len(completions))
     except RewardContractError as error:
         return {"contract": str(error)}
     except BaseException as error:  # noqa: BLE001 - sys.exit and timeouts derived from BaseException are answers too

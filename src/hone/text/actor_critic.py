@@ -17,7 +17,7 @@ from hone.run.saved_config import policy_folder
 from hone.text.advantages import DecisionUnit
 from hone.text.critic import ActorCriticLearner, CriticView, critic_compute_cost
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
-from hone.text.evaluate.reward_models import load_reward_model
+from hone.text.evaluate.reward_members import load_reward_model
 from hone.text.learners import step_layout
 from hone.text.loss import TokenLossSpec
 from hone.text.memory import WEIGHT_BYTES

@@ -19,9 +19,7 @@ from hone.text.fleet import generating_cluster
 from hone.text.live import AnswersConfig, engine_actor
 from hone.text.open_text import TextInputs
 from hone.text.rollout_config import RolloutConfig
-from hone.text.serving.capture.capture_desk import CaptureDesk
-from hone.text.serving.capture.capture_world import CaptureLimits, CaptureWorld
-from hone.text.serving.capture.session_plan import SessionPlan
+from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.tasks.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_address
 from hone.text.tasks.dataset import ExampleDataset, build_examples
@@ -119,8 +117,11 @@ def open_captured_text(
             "held once; take a recipe such as grpo"
         )
     try:  # the base install has no web server
-        from hone.text.serving.capture.capture_app import MODEL_NAME, CaptureRoutes  # noqa: PLC0415
-        from hone.text.serving.capture.capture_server import CaptureServer  # noqa: PLC0415
+        from hone.text.serving.capture.capture_app import (  # noqa: PLC0415
+            MODEL_NAME,
+            CaptureRoutes,
+            CaptureServer,
+        )
     except ModuleNotFoundError as error:
         missing = f"task.source = {task.source!r} needs {error.name}: pip install 'hone-rl[serve]'"
         raise ResourceError(missing) from None

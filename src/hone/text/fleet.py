@@ -6,7 +6,7 @@ from hone.core.errors import ConfigError
 from hone.engine.clients.http import ServerEngine
 from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.config import ClusterConfig
-from hone.text.evaluate.engine_actor import PolicyEngine, tokenizer_rules
+from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.rollout_config import RolloutConfig
 
 _TWO_ENGINES: Final = (

@@ -12,16 +12,20 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig, check_cluster
 from hone.rewards.config import RewardsConfig
-from hone.rewards.each_answer import EachAnswerScorer
-from hone.rewards.scorer import RewardScorer
+from hone.rewards.scorer import EachAnswerScorer, RewardScorer
 from hone.run.job import OpenedRun, TrainingJob
 from hone.sources.live import LiveSource
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
-from hone.text.evaluate.dialogues import DialogueLimits, dialogue_context, open_dialogue
+from hone.text.evaluate.dialogues import (
+    DialogueLimits,
+    SecondAnswer,
+    dialogue_context,
+    has_chats,
+    open_dialogue,
+)
 from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
-from hone.text.evaluate.reward_models import require_context
-from hone.text.evaluate.second_answer import SecondAnswer, has_chats
+from hone.text.evaluate.reward_members import require_context
 from hone.text.fleet import generating_cluster, open_text_fleet
 from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
 from hone.text.open_text import TextDataConfig, TextInputs, opened_text_run

@@ -20,7 +20,7 @@ from hone.planner.run_memory import machine_parts
 from hone.planner.run_settings import engine_weight_bytes
 from hone.run.memory_plan import MemoryPlan
 from hone.run.saved_config import policy_folder
-from hone.text.evaluate.open_policy import ModelSource, model_config, require_own_memory
+from hone.text.evaluate.open_policy import ModelSource, model_config
 from hone.text.planned_memory import BatchDimensions, planned_dimensions
 from hone.text.rollout_config import RolloutConfig
 
@@ -84,7 +84,7 @@ def text_memory(
     """The memory plan of a policy: weights, gradients, `moments` of the optimizer, `copies` of the weights (bytes per
     parameter), and the folders of `others`, policies that are only read; with `batch` also what the whole run depends
     on. Raises DataError for a damaged folder, ConfigError for settings that the device has no use for."""
-    require_own_memory(model, device)
+    model.require_own_memory(device)
     config, size = model_config(model, tokenizer), WEIGHT_BYTES[model.weights]
     count = _parameter_count(config)
     parts = {"weights": count * size, "gradients": count * size, "optimizer state": moments * count * size}

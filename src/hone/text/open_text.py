@@ -19,13 +19,11 @@ from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.memory_plan import MemoryPlan
 from hone.run.saved_config import policy_folder
-from hone.text.evaluate.dialogues import OpenedDialogue, open_dialogue
+from hone.text.evaluate.dialogues import OpenedDialogue, SecondAnswer, open_dialogue
 from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.reward_models import load_reward_scorer
+from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
 from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
-from hone.text.evaluate.search_run import OpenedSearch
-from hone.text.evaluate.second_answer import SecondAnswer
+from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.text.memory import engine_copy_bytes, spread_plan, text_memory
 from hone.text.planned_memory import BatchDimensions, TextLengths, planned_ranks

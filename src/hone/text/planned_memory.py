@@ -17,7 +17,7 @@ from hone.planner.run_memory import GenerationSettings, RunDimensions
 from hone.planner.run_settings import cache_type, engine_layout
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, KernelPath, NumberType, StepSettings
 from hone.run.job import RunConfig
-from hone.text.evaluate.open_policy import ModelSource, resolved_compute
+from hone.text.evaluate.open_policy import ModelSource
 from hone.text.rollout_config import RolloutConfig
 
 _PAGE_TOKENS = {"cpu": 16, "cuda": 256}
@@ -110,7 +110,7 @@ def planned_dimensions(
     engine's own weights."""
     sizes = planned_decoder(config)
     weights: NumberType = source.weights
-    compute: NumberType = "bfloat16" if resolved_compute(source, device) == "bfloat16" else "float32"
+    compute: NumberType = "bfloat16" if source.resolved_compute(device) == "bfloat16" else "float32"
     settings = None if source.lora is None else source.lora.settings(config)
     return RunDimensions(
         shape=sizes,

@@ -38,10 +38,9 @@ from hone.text.adapters.openenv import check_server, server_schema
 from hone.text.balance import missing_routes
 from hone.text.captured import CapturedText, captured_inputs, open_captured_text
 from hone.text.dialogues.config import DialogueTaskConfig
-from hone.text.evaluate.dialogues import dialogue_faults, with_world_reward
+from hone.text.evaluate.dialogues import SecondAnswer, dialogue_faults, with_world_reward
 from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.evaluate.open_policy import ModelSource
-from hone.text.evaluate.second_answer import SecondAnswer
 from hone.text.evaluate.text_eval import EvaluationConfig
 from hone.text.fleet import generating_cluster, require_own_engine
 from hone.text.interleaving import (

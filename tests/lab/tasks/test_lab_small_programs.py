@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.lab.tasks.small_programs import ALPHABET, HURRY, humaneval_row, hurried_program, make_tasks, mbpp_row
-from hone.rewards.code.rows import read_tests
+from hone.rewards.code_tests import read_tests
 
 
 @given(st.integers(0, 10_000))

@@ -12,7 +12,7 @@ from tiny_runs import MODEL, RUN, differences, hone
 
 from hone.recipes.registry import load_recipe
 from hone.run.store.records import CALIBRATION, read_certificate
-from hone.text.evaluate.open_scorer import load_scorer
+from hone.text.evaluate.open_policy import load_scorer
 
 KINDS = {"reward_pairs": "pairs", "reward_outcome": "answers", "reward_steps": "steps"}
 

@@ -19,7 +19,7 @@ from hone.planner.run_memory import run_memory
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob
 from hone.run.loop import train
-from hone.text.evaluate.open_scorer import load_scorer
+from hone.text.evaluate.open_policy import load_scorer
 
 LORA = {"rank": 2}
 SFT = {

@@ -13,10 +13,8 @@ from hone.core.dialogue import PolicyTurn
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import UserCodeError
 from hone.text.dialogues.config import DialogueTaskConfig, DialogueWorldConfig
-from hone.text.dialogues.hosted import WorldSpec
-from hone.text.dialogues.process_host import ProcessHost
-from hone.text.dialogues.protocol import WorldFaultError
-from hone.text.dialogues.thread_host import ThreadHost
+from hone.text.dialogues.hosted import WorldFaultError, WorldSpec
+from hone.text.dialogues.hosts import ProcessHost, ThreadHost
 
 SHORT = np.zeros_like(TABLE)
 SHORT[:, 0], SHORT[0, 0], SHORT[0, END] = 1.0, 0.0, 1.0

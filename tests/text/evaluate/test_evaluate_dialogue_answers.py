@@ -8,7 +8,8 @@ from hone.core.conversation import TranscriptBuilder, build_columns
 from hone.core.dialogue import STOP_REASONS, DialogueOutcome, StopReason
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.generation import Completion, Request, SamplingParams
-from hone.text.evaluate.dialogue_answers import dialogue_answers, prompt_text
+from hone.text.evaluate.dialogues import prompt_text
+from hone.text.evaluate.text_eval import dialogue_answers
 from hone.text.tasks.conversation import Conversation
 
 

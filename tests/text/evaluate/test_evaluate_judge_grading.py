@@ -20,13 +20,22 @@ from hone.core.judging import ScorerInput
 from hone.estimators.means import wilson_interval
 from hone.rewards.judges.canaries import CanaryItem
 from hone.rewards.judges.config import JudgeBudget, RewardJudge
-from hone.rewards.judges.requests import JudgeReply, JudgeRequest
-from hone.rewards.judges.spending import JudgeSpending
+from hone.rewards.judges.questions import JudgeReply, JudgeRequest
+from hone.rewards.judges.spending import JudgeLedger, JudgeSpending
 from hone.rewards.scores import failed_result, result_from_value
-from hone.text.evaluate.judges.client import JudgeClient, JudgeFault, JudgeLedger
-from hone.text.evaluate.judges.grading import GradedAnswers, PairOutcome, ask_grades, finished_grades, ring_pairs
-from hone.text.evaluate.judges.health import CanaryOutcome, JudgeHealth, canary_outcome, length_correlation
-from hone.text.evaluate.judges.member import JudgeMember
+from hone.text.evaluate.judges.client import JudgeClient, JudgeFault
+from hone.text.evaluate.judges.grading import (
+    CanaryOutcome,
+    GradedAnswers,
+    JudgeHealth,
+    JudgeMember,
+    PairOutcome,
+    ask_grades,
+    canary_outcome,
+    finished_grades,
+    length_correlation,
+    ring_pairs,
+)
 
 RUBRIC = {"kind": "rubric", "criteria": [{"name": "truth", "text": "It is true."}]}
 

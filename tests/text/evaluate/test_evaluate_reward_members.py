@@ -23,11 +23,10 @@ from hone.models.language.scalar_head import TokenScorer, load_scalar_head, new_
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
 from hone.rewards.config import RewardFunction, RewardsConfig
-from hone.rewards.jobs import FunctionSignature, RewardBatch
 from hone.rewards.scorer import RewardScorer
 from hone.rewards.scores import RewardScores
-from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.reward_models import ModelLoader, load_reward_scorer
+from hone.rewards.workers import FunctionSignature, RewardBatch
+from hone.text.evaluate.reward_members import ModelLoader, load_reward_scorer, reward_scorer
 
 COUNTS = """
 def company(completions):

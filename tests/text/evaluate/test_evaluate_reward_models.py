@@ -18,8 +18,7 @@ from hone.models.language.scalar_head import ScoreRange, TokenScorer, new_scalar
 from hone.models.language.tokenizers import Tokenizer, character_tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
-from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.reward_models import load_reward_scorer, require_context
+from hone.text.evaluate.reward_members import load_reward_scorer, require_context, reward_scorer
 from hone.text.tasks.world import Prompt
 
 TOKENIZER = character_tokenizer(["0123456789;"])

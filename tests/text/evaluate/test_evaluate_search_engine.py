@@ -17,9 +17,9 @@ from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
 from hone.text.evaluate.engine_actor import make_engine
-from hone.text.evaluate.reward_models import load_reward_scorer
+from hone.text.evaluate.reward_members import load_reward_scorer
 from hone.text.evaluate.search_config import SearchConfig
-from hone.text.evaluate.search_run import OpenedSearch
+from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.search_scorers import ModelCandidateScorer, VerifierCandidateScorer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation
 from hone.text.search.candidates import EMPTY, extended

@@ -16,9 +16,9 @@ from hone.core.generation import Completion, Request, SamplingParams
 from hone.core.judging import ScorerInput
 from hone.core.state import State
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, character_tokenizer
-from hone.rewards.each_answer import EachAnswerScorer
+from hone.rewards.scorer import EachAnswerScorer
 from hone.rewards.scores import RewardScores, combine_results, failed_result, result_from_value
-from hone.text.evaluate.second_answer import SecondAnswer
+from hone.text.evaluate.dialogues import SecondAnswer
 from hone.text.tasks.conversation import ConversationLimits
 from hone.text.tasks.world import Prompt, TextWorld
 

@@ -17,8 +17,7 @@ from hone.models.language.tokenizers import character_tokenizer
 from hone.rewards.config import RewardFunction, RewardsConfig
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.server import decode_bytes, evaluate_text_server
-from hone.text.evaluate.text_eval import EvaluationConfig, prepare_evaluation
+from hone.text.evaluate.text_eval import EvaluationConfig, decode_bytes, evaluate_text_server, prepare_evaluation
 
 ANSWERS = {"1+1=": "2", "2+2=": "5", "3+3=": "", "4+4=": "8 ✓"}
 

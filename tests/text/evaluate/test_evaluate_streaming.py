@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from hone.core.generation import Request, SamplingParams, generate
 from hone.models.language.tokenizers import byte_tokenizer
-from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.engine_actor import IncrementalDetokenizer, StreamingEngine, make_engine
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
-from hone.text.evaluate.streaming import IncrementalDetokenizer, StreamingEngine
 
 BYTES = byte_tokenizer()
 

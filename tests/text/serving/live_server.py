@@ -18,8 +18,7 @@ from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
-from hone.text.serving.completions.open_served import OpenedModel, ServedSource, open_served
-from hone.text.serving.completions.run_server import ServerPlace, make_routes
+from hone.text.serving.completions.run_server import OpenedModel, ServedSource, ServerPlace, make_routes, open_served
 from hone.text.serving.completions.service import EngineService
 
 

@@ -10,10 +10,9 @@ from hone.core.errors import ConfigError
 from hone.core.generation import Completion
 from hone.engine.engine import DrawnToken
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, byte_tokenizer
-from hone.text.serving.completions.asked import CallIdentity, asked_chat
+from hone.text.serving.completions.asked import CallIdentity, asked_chat, find_format
 from hone.text.serving.completions.fields import ChatFields
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter, StreamedChoice
-from hone.text.serving.completions.tool_calls import find_format
 
 HERMES = """
 {%- if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}<eos>{% endif -%}

@@ -25,7 +25,7 @@ from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.tokenizers import load_tokenizer
 from hone.models.packing import pack_rows
 from hone.run.saved_config import policy_folder
-from hone.text.serving.completions.tool_calls import told_of_tools
+from hone.text.serving.completions.asked import told_of_tools
 from hone.text.tools.formats import TOOL_FORMATS
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -23,7 +23,7 @@ from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.serving.completions.open_served import CheckpointFollower
+from hone.text.serving.completions.run_server import CheckpointFollower
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 

@@ -12,7 +12,7 @@ from hone.core.errors import ConfigError, UserCodeError
 from hone.text.dialogues.environment import cut_result
 from hone.text.tools.loading import ToolUse, check_references, load_tools
 from hone.text.tools.schemas import docstring_parts
-from hone.text.tools.tool_world import ToolWorld
+from hone.text.tools.toolbox import ToolWorld
 
 USER_TOOLS = '''
 """Tools of a user."""

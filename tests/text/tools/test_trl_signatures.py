@@ -8,7 +8,7 @@ from hone.core.dialogue import PolicyTurn, ToolCall
 from hone.core.errors import UserCodeError
 from hone.text.dialogues.hosted import LoadedWorld, WorldSpec, load_world
 from hone.text.tools.loading import ToolUse
-from hone.text.tools.tool_world import ToolWorld
+from hone.text.tools.toolbox import ToolWorld
 
 TASKS = Path(__file__).resolve().parents[2] / "support" / "trl_tasks.py"
 

@@ -20,8 +20,7 @@ def run(call: CommandCall) -> int:
         raise ConfigError("--dry-run is for service files: hone serve FILE.toml --dry-run")
     try:
         from hone.text.serving.completions.app import ServingRules  # noqa: PLC0415 - torch takes seconds, see --help
-        from hone.text.serving.completions.open_served import ServedSource, open_served  # noqa: PLC0415 - as above
-        from hone.text.serving.completions.run_server import ServerPlace, serve  # noqa: PLC0415 - as above
+        from hone.text.serving.completions.run_server import ServedSource, ServerPlace, open_served, serve  # noqa: PLC0415 - as above  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise

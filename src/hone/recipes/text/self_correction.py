@@ -6,7 +6,7 @@ both, the second with a multiple of its progress too. loss = -min(r A, clip(r, 1
 
 from hone.credit.self_correction import SelfCorrectionCredit
 from hone.text import recipe
-from hone.text.evaluate.second_answer import SecondAnswer
+from hone.text.evaluate.dialogues import SecondAnswer
 from hone.text.memory import WEIGHT_BYTES
 
 NUDGE = "\nThere might be an error in the answer above. Correct it, if there is one, and answer again.\n"

@@ -63,9 +63,10 @@ def _row_faults(row: Mapping[str, object], column: str | None) -> list[str]:
     extra = () if column is None or column in _KEYS else (column,)
     for key in (*_KEYS, *extra):
         value = row.get(key)
+        is_chat = isinstance(value, list) and all(isinstance(one, dict) for one in cast("list[object]", value))
         if key not in row:
             faults.append(f"{key!r} is missing{did_you_mean(key, sorted(row))}")
-        elif key == "prompt" and not (value and (isinstance(value, str) or _is_conversation(value))):
+        elif key == "prompt" and not (value and (isinstance(value, str) or is_chat)):
             faults.append(f"{key!r} is {value!r}, expected text or a list of messages")
         elif key in _ANSWERS and not (isinstance(value, str) and value.strip()):
             faults.append(f"{key!r} is {value!r}, expected text")
@@ -74,10 +75,6 @@ def _row_faults(row: Mapping[str, object], column: str | None) -> list[str]:
     if not faults and str(row["good"]).strip() == str(row["bad"]).strip():
         faults.append("'good' and 'bad' are the same answer")
     return faults
-
-
-def _is_conversation(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in cast("list[object]", value))
 
 
 def _item(place: str, row: Mapping[str, object]) -> CanaryItem:

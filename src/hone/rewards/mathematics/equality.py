@@ -1,10 +1,14 @@
 """Equality of two answers as trees: collections by their items, quantities by their units, numbers by their digits."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, TypeAlias
 
-from hone.rewards.mathematics.evaluation import real_value, same_value
-from hone.rewards.mathematics.monomials import rational
+import mpmath
+from mpmath.libmp import NoConvergence
+
+from hone.rewards.mathematics.final_form import rational
 from hone.rewards.mathematics.tree import (
     ComparisonChain,
     MathNode,
@@ -14,12 +18,247 @@ from hone.rewards.mathematics.tree import (
     NumberLiteral,
     ValueCollection,
     variables,
+    walk,
 )
 
+# ----------------------------------------------------------------------------------------------------------- evaluation
+
+MAX_BITS = 100_000
+"""Longest exact power, in bits; longer ones are rounded."""
+MAX_ARGUMENT = 1_000_000
+"""Largest exponent and argument of a function."""
+MAX_DIGITS = 1000
+"""Most decimal digits of inexact arithmetic."""
+_PRECISE_DIGITS = 50
+_GUARD_DIGITS = 15
+
+Value: TypeAlias = Any  # Fraction, or mpmath's mpf and mpc, which have no types
+
+
+class _UndefinedValueError(Exception):
+    """The expression has no value at this point, or one that is too large."""
+
+
+def evaluate(node: MathNode, point: Mapping[str, Value], *, log_base: int = 0) -> Value:
+    """The value at a point: a Fraction, or an mpmath number at the present `mpmath.mp.dps`. `log_base` is the base of
+    `log` where none is written; 0 is the natural logarithm. Raises _UndefinedValueError."""
+    try:
+        return _value(node, point, log_base)
+    except (ZeroDivisionError, ValueError, OverflowError, TypeError, NoConvergence) as error:
+        raise _UndefinedValueError(str(error)) from None
+
+
+def _value(node: MathNode, point: Mapping[str, Value], log_base: int) -> Value:
+    match node:
+        case NumberLiteral(value=value):
+            return value
+        case NamedSymbol(name=name):
+            return point[name] if name in point else _CONSTANTS[name]()
+        case MathOperation(name="log", operands=operands):
+            values = [_inexact(_value(operand, point, log_base)) for operand in operands]
+            return mpmath.log(*values) if len(values) == 2 or not log_base else mpmath.log(values[0], log_base)
+        case MathOperation(name=name, operands=operands):
+            if name not in _ARITHMETIC:
+                raise _UndefinedValueError(f"{name} of a collection")
+            return _ARITHMETIC[name](*(_value(operand, point, log_base) for operand in operands))
+        case _:
+            raise _UndefinedValueError("a collection has no value")
+
+
+def _inexact(value: Value) -> Value:
+    return mpmath.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+def _pair(left: Value, right: Value) -> tuple[Value, Value]:
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left, right
+    return _inexact(left), _inexact(right)
+
+
+def _sum(*values: Value) -> Value:
+    total: Value = Fraction(0)
+    for value in values:
+        left, right = _pair(total, value)
+        total = left + right
+    return total
+
+
+def _product(*values: Value) -> Value:
+    total: Value = Fraction(1)
+    for value in values:
+        left, right = _pair(total, value)
+        total = left * right
+    return total
+
+
+def _quotient(left: Value, right: Value) -> Value:
+    left, right = _pair(left, right)
+    return left / right
+
+
+def _power(base: Value, exponent: Value) -> Value:
+    if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if bits * abs(exponent.numerator) <= MAX_BITS:
+            return base**exponent.numerator
+    base, exponent = _inexact(base), _inexact(exponent)
+    _check_size(exponent)
+    if base == 0 and mpmath.re(exponent) <= 0:
+        raise _UndefinedValueError("a power of zero")
+    if mpmath.isinf(base) or mpmath.isinf(exponent):
+        raise _UndefinedValueError("a power of infinity")
+    if base != 0:
+        _check_size(exponent * mpmath.log(base))
+    return mpmath.power(base, exponent)
+
+
+def _root(radicand: Value, degree: Value) -> Value:
+    if not isinstance(degree, Fraction) or degree.denominator != 1 or not 2 <= degree <= 1000:
+        return _power(radicand, _quotient(Fraction(1), degree))
+    radicand = _inexact(radicand)
+    if mpmath.im(radicand) == 0 and mpmath.re(radicand) < 0 and degree % 2:
+        return -mpmath.root(-radicand, int(degree))  # the real root, as schools define it
+    return mpmath.root(radicand, int(degree))
+
+
+def _check_size(value: Value) -> None:
+    if abs(value) > MAX_ARGUMENT:
+        raise _UndefinedValueError("a number that is too large")
+
+
+def _of_one(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    def apply(value: Value) -> Value:
+        value = _inexact(value)
+        _check_size(value)
+        return function(value)
+
+    return apply
+
+
+def _of_real(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    def apply(value: Value) -> Value:
+        value = _inexact(value)
+        if mpmath.im(value) != 0:
+            raise _UndefinedValueError("rounding of a complex number")
+        return function(mpmath.re(value))
+
+    return apply
+
+
+def _binomial(above: Value, below: Value) -> Value:
+    above, below = _inexact(above), _inexact(below)
+    _check_size(abs(above) + abs(below))
+    return mpmath.binomial(above, below)
+
+
+_CONSTANTS: dict[str, Callable[[], Value]] = {
+    "pi": lambda: +mpmath.mp.pi,
+    "e": lambda: +mpmath.mp.e,
+    "i": lambda: mpmath.mpc(0, 1),
+    "infty": lambda: mpmath.inf,
+}
+_ARITHMETIC: dict[str, Callable[..., Value]] = {
+    "sum": _sum,
+    "product": _product,
+    "negation": lambda value: -value,
+    "quotient": _quotient,
+    "power": _power,
+    "root": _root,
+    "absolute value": abs,
+    "factorial": _of_one(mpmath.factorial),
+    "binomial": _binomial,
+    "degrees": lambda value: _inexact(value) * mpmath.pi / 180,
+    "floor": _of_real(mpmath.floor),
+    "ceiling": _of_real(mpmath.ceil),
+    "ln": lambda value: mpmath.log(_inexact(value)),
+    "sin": _of_one(mpmath.sin),
+    "cos": _of_one(mpmath.cos),
+    "tan": _of_one(mpmath.tan),
+    "cot": _of_one(mpmath.cot),
+    "sec": _of_one(mpmath.sec),
+    "csc": _of_one(mpmath.csc),
+    "arcsin": _of_one(mpmath.asin),
+    "arccos": _of_one(mpmath.acos),
+    "arctan": _of_one(mpmath.atan),
+    "sinh": _of_one(mpmath.sinh),
+    "cosh": _of_one(mpmath.cosh),
+    "tanh": _of_one(mpmath.tanh),
+}
+
+_POINTS = (  # magnitude and sign of the variables at each point
+    (0.3, 1),
+    (1.7, 1),
+    (11.0, 1),
+    (0.4, -1),
+    (2.3, -1),
+    (7.0, 0),
+)
+
+
+def _same_value(left: MathNode, right: MathNode, names: frozenset[str]) -> bool | None:
+    """Whether two expressions in the variables `names` are equal wherever the left one is real (where it is never real:
+    wherever it has a value). None when the left one has no value anywhere. `log` is natural in both, or decimal in
+    both."""
+    with mpmath.workdps(_working_digits(left, right) + _GUARD_DIGITS):
+        results = [_same_at_points(left, right, names, base) for base in (0, 10)]
+    return True if True in results else results[0]
+
+
+def _working_digits(*nodes: MathNode) -> int:
+    """Decimal digits of the arithmetic: enough for the longest numbers, and 50 more."""
+    numbers = [one.value for node in nodes for one in walk(node) if isinstance(one, NumberLiteral)]
+    bits = sum(max(value.numerator.bit_length(), value.denominator.bit_length()) for value in numbers)
+    return min(_PRECISE_DIGITS + bits // 3, MAX_DIGITS)
+
+
+def _same_at_points(left: MathNode, right: MathNode, names: frozenset[str], log_base: int) -> bool | None:
+    complex_ones: list[bool] = []
+    real_ones: list[bool] = []
+    for magnitude, sign in _POINTS if names else _POINTS[:1]:
+        point = {
+            name: (sign or (-1) ** place) * magnitude * mpmath.exp(mpmath.mpf(place + 1) / 7)  # transcendental
+            for place, name in enumerate(sorted(names))
+        }
+        try:
+            expected = evaluate(left, point, log_base=log_base)
+        except _UndefinedValueError:
+            continue
+        real = mpmath.im(_inexact(expected)) == 0
+        (real_ones if real else complex_ones).append(_agrees(expected, right, point, log_base))
+    decisive = real_ones or complex_ones
+    return all(decisive) if decisive else None
+
+
+def _agrees(expected: Value, right: MathNode, point: Mapping[str, Value], log_base: int) -> bool:
+    try:
+        actual = evaluate(right, point, log_base=log_base)
+    except _UndefinedValueError:
+        return False
+    if isinstance(expected, Fraction) and isinstance(actual, Fraction):
+        return expected == actual
+    expected, actual = _inexact(expected), _inexact(actual)
+    if mpmath.isinf(expected) or mpmath.isinf(actual):
+        return expected == actual
+    scale = max(abs(expected), abs(actual))
+    return bool(abs(expected - actual) <= scale * mpmath.mpf(10) ** -_PRECISE_DIGITS)
+
+
+def _real_value(node: MathNode) -> Fraction | None:
+    """The value of an expression without variables, to 50 digits; None where it is not real or not finite."""
+    digits = _working_digits(node)
+    with mpmath.workdps(digits):
+        try:
+            value = evaluate(node, {})
+        except _UndefinedValueError:
+            return None
+        if isinstance(value, Fraction):
+            return value
+        real = mpmath.im(value) == 0 and mpmath.isfinite(mpmath.re(value))
+        return Fraction(str(mpmath.nstr(mpmath.re(value), digits))) if real else None
+
+
 # ------------------------------------------------------------------------------------------------------------ same form
-
-
-def ordered(node: MathNode) -> str:
+def _ordered(node: MathNode) -> str:
     """A text that two expressions share exactly when they differ in the order of terms and factors only."""
     value = rational(node)
     if value is not None:
@@ -34,9 +273,9 @@ def ordered(node: MathNode) -> str:
             return _joined("*", [*([] if number == 1 else [str(number)]), *factors])
         case MathOperation(name="root", operands=(radicand, degree)):
             inverse = MathOperation("quotient", (NumberLiteral(Fraction(1)), degree))
-            return f"power({ordered(radicand)},{ordered(inverse)})"
+            return f"power({_ordered(radicand)},{_ordered(inverse)})"
         case MathOperation(name=name, operands=operands):
-            return f"{name}({','.join(ordered(operand) for operand in operands)})"
+            return f"{name}({','.join(_ordered(operand) for operand in operands)})"
         case _:
             return repr(node)
 
@@ -48,7 +287,7 @@ def _joined(sign: str, parts: list[str]) -> str:
 def _terms(node: MathNode) -> list[str]:
     if isinstance(node, MathOperation) and node.name == "sum":
         return [term for one in node.operands for term in _terms(one)]
-    return [ordered(node)]
+    return [_ordered(node)]
 
 
 def _factors(node: MathNode) -> tuple[Fraction, list[str]]:
@@ -70,13 +309,12 @@ def _factors(node: MathNode) -> tuple[Fraction, list[str]]:
             (above, factors), (below, inverses) = _factors(over), _factors(under)
             if below:
                 return above / below, [*factors, *(f"power({factor},-1)" for factor in inverses)]
-            return Fraction(1), [ordered(over), f"power({ordered(under)},-1)"]
+            return Fraction(1), [_ordered(over), f"power({_ordered(under)},-1)"]
         case _:
-            return Fraction(1), [ordered(node)]
+            return Fraction(1), [_ordered(node)]
 
 
 # ------------------------------------------------------------------------------------------------------------- equality
-
 
 ROUNDED_DIGITS = 4
 """A decimal with at least so many significant digits may be a rounded value."""
@@ -196,7 +434,6 @@ def _same_name(one: NamedSymbol, other: NamedSymbol) -> bool:
 
 
 def _turned(chain: ComparisonChain) -> ComparisonChain:
-    """The chain read from the right."""
     relations = tuple(_FLIPPED.get(one, one) for one in reversed(chain.relations))
     return ComparisonChain(relations, tuple(reversed(chain.sides)))
 
@@ -212,14 +449,11 @@ def _proportional(reference: ComparisonChain, answer: ComparisonChain) -> bool:
     names = variables(one)
     if variables(other) != names or not names:
         return False
-    factor = _ratio_at_one_point(one, other, names)
-    return factor is not None and same_value(one, MathOperation("product", (factor, other)), names) is True
-
-
-def _ratio_at_one_point(one: MathNode, other: MathNode, names: frozenset[str]) -> NumberLiteral | None:
     point = {name: NumberLiteral(Fraction(7 + 4 * place, 3)) for place, name in enumerate(sorted(names))}
-    values = [real_value(_substituted(node, point)) for node in (one, other)]
-    return NumberLiteral(values[0] / values[1]) if values[0] and values[1] else None
+    above, below = (_real_value(_substituted(node, point)) for node in (one, other))
+    if not above or not below:
+        return False
+    return _same_value(one, MathOperation("product", (NumberLiteral(above / below), other)), names) is True
 
 
 def _substituted(node: MathNode, point: dict[str, NumberLiteral]) -> MathNode:
@@ -258,37 +492,29 @@ def _as_interval(node: MathNode) -> ValueCollection | None:
 def _same_collection(reference: ValueCollection, answer: ValueCollection, rules: EqualityRules) -> bool:
     kinds = {reference.kind, answer.kind}
     if reference.kind in _UNORDERED and (len(kinds) == 1 or kinds == {"list", "set"}):
-        return _same_items(reference, answer, rules)
+        # Equality in any order; a set holds each value once
+        wanted, answers = list(reference.items), list(answer.items)
+        if "set" in (reference.kind, answer.kind):
+            wanted, answers = list(dict.fromkeys(wanted)), list(dict.fromkeys(answers))
+        for item in list(wanted):
+            if item in answers:
+                wanted.remove(item)
+                answers.remove(item)
+        names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
+        names_are_lost = len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
+        if len(wanted) != len(answers) or len(wanted) > MAX_PAIRED or names_are_lost:
+            return False
+        for item in wanted:
+            match = next((place for place, one in enumerate(answers) if same_answer(item, one, rules)), None)
+            if match is None:
+                return False
+            del answers[match]
+        return True
     return (
         len(kinds) == 1
         and len(reference.items) == len(answer.items)
         and all(same_answer(*pair, rules) for pair in zip(reference.items, answer.items, strict=True))
     )
-
-
-def _same_items(reference: ValueCollection, answer: ValueCollection, rules: EqualityRules) -> bool:
-    """Equality in any order; a set holds each value once."""
-    wanted, given = list(reference.items), list(answer.items)
-    if "set" in (reference.kind, answer.kind):
-        wanted, given = list(dict.fromkeys(wanted)), list(dict.fromkeys(given))
-    for item in list(wanted):
-        if item in given:
-            wanted.remove(item)
-            given.remove(item)
-    if len(wanted) != len(given) or len(wanted) > MAX_PAIRED or _names_are_lost(reference, answer):
-        return False
-    for item in wanted:
-        match = next((place for place, one in enumerate(given) if same_answer(item, one, rules)), None)
-        if match is None:
-            return False
-        del given[match]
-    return True
-
-
-def _names_are_lost(reference: ValueCollection, answer: ValueCollection) -> bool:
-    """Whether the reference names different variables, and the answer gives values without names."""
-    names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
-    return len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
 
 
 def _same_quantity(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
@@ -322,30 +548,26 @@ def _scaled(node: MathNode, factor: Fraction) -> MathNode:
 def _same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
     """Equality of two numbers or expressions: exact, except where the reference is a decimal that may be rounded."""
     if rules.same_form:
-        return ordered(reference) == ordered(answer)
+        return _ordered(reference) == _ordered(answer)
     names = variables(reference)
     if not variables(answer) <= names:
         return False
     if isinstance(reference, NumberLiteral) and (reference.digits >= ROUNDED_DIGITS or rules.relative_tolerance):
         return _rounds_to(reference, answer, rules.relative_tolerance)
     if rules.relative_tolerance and not names:
-        return _within(reference, answer, rules.relative_tolerance)
+        expected, actual = _real_value(reference), _real_value(answer)
+        if expected is None or actual is None:
+            return _same_value(reference, answer, frozenset()) is True
+        return abs(actual - expected) <= Fraction(rules.relative_tolerance) * abs(expected)
     if not rules.any_form and rational(reference) is not None and rational(answer) is None:
         return False  # a root or constant that cancels is work left undone
-    return same_value(reference, answer, names) is True
-
-
-def _within(reference: MathNode, answer: MathNode, tolerance: float) -> bool:
-    expected, found = real_value(reference), real_value(answer)
-    if expected is None or found is None:
-        return same_value(reference, answer, frozenset()) is True
-    return abs(found - expected) <= Fraction(tolerance) * abs(expected)
+    return _same_value(reference, answer, names) is True
 
 
 def _rounds_to(reference: NumberLiteral, answer: MathNode, tolerance: float) -> bool:
     """Whether an answer rounds to a decimal at its last digit; or, where that is a floating-point number printed in
     full, is this number rounded to at least six digits."""
-    exact = real_value(answer)
+    exact = _real_value(answer)
     if exact is None:
         return False
     expected = reference.value

@@ -8,11 +8,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import TypeAlias
 
-from hone.rewards.mathematics.limits import MAX_EXPONENT
-from hone.rewards.mathematics.monomials import coefficient, factors_of, monomials, rational, root_of_number
 from hone.rewards.mathematics.tree import (
     CONSTANTS,
+    MAX_EXPONENT,
     MathNode,
     MathOperation,
     NamedSymbol,
@@ -20,6 +20,145 @@ from hone.rewards.mathematics.tree import (
     variables,
     walk,
 )
+
+# ------------------------------------------------------------------------------------------------------------ monomials
+
+Monomial: TypeAlias = frozenset[tuple[str, Fraction]]
+
+MAX_MONOMIALS = 64
+"""Most monomials of an expanded product; a longer one is a factor of its own."""
+MAX_DRAWN_BITS = 2000
+"""Longest number, in bits, that is drawn out of a root."""
+_TRIAL_FACTORS = 1000
+
+
+def rational(node: MathNode) -> Fraction | None:
+    """The value of a number, of a fraction of two numbers, or of a power of ten; None for anything else."""
+    match node:
+        case NumberLiteral(value=value):
+            return value
+        case MathOperation(name="negation", operands=(inner,)):
+            value = rational(inner)
+            return None if value is None else -value
+        case MathOperation(name="quotient", operands=(over, under)):
+            above, below = rational(over), rational(under)
+            return above / below if above is not None and below else None
+        case MathOperation(name="power", operands=(NumberLiteral(value=base), NumberLiteral(value=exponent))):
+            short = base == 10 and exponent.denominator == 1 and abs(exponent) <= MAX_EXPONENT
+            return base ** int(exponent) if short else None
+        case _:
+            return None
+
+
+def _factors_of(node: MathNode) -> tuple[list[MathNode], list[MathNode]]:
+    """Factors of a term, above and below the line. A rational number is one factor."""
+    if rational(node) is not None or not isinstance(node, MathOperation):
+        return [node], []
+    if node.name == "negation":
+        return _factors_of(node.operands[0])
+    if node.name == "product":
+        parts = [_factors_of(one) for one in node.operands]
+        return [one for part in parts for one in part[0]], [one for part in parts for one in part[1]]
+    if node.name == "quotient":
+        (above, below), (under, over) = _factors_of(node.operands[0]), _factors_of(node.operands[1])
+        return above + over, below + under
+    return [node], []
+
+
+def _coefficient(term: MathNode) -> Fraction:
+    """The rational factor of a term, without its sign; of a root the part that can be drawn."""
+    total = Fraction(1)
+    above, below = _factors_of(term)
+    for one in above:
+        degree, radicand = _root_of_number(one)
+        total *= _drawn(radicand.numerator, degree)[0] if degree else rational(one) or 1
+    for one in below:
+        total /= rational(one) or 1
+    return abs(total)
+
+
+def _monomials(term: MathNode) -> list[Monomial]:
+    """The monomials of a term once its brackets are expanded."""
+    above, below = _factors_of(term)
+    products: list[Monomial] = [frozenset()]
+    for factor in above:
+        inner = _bracket(factor)
+        if rational(factor) is None and len(inner) * len(products) <= MAX_MONOMIALS:
+            products = [_times(one, other) for one in products for other in inner]
+        elif rational(factor) is None:
+            products = [_times(one, _single(factor, 1)) for one in products]
+    for factor in below:
+        if rational(factor) is None:
+            products = [_times(one, _single(factor, -1)) for one in products]
+    return products
+
+
+def _bracket(factor: MathNode) -> list[Monomial]:
+    """The monomials of a sum; of a power of a sum, the pure powers of its terms."""
+    match factor:
+        case MathOperation(name="sum", operands=terms):
+            return [one for term in terms for one in _monomials(term)]
+        case MathOperation(name="power", operands=(MathOperation(name="sum", operands=terms), exponent)):
+            raised = rational(exponent)
+            if raised is None or raised.denominator != 1 or raised < 1:
+                return [_single(factor, 1)]
+            return [
+                frozenset((base, power * raised) for base, power in one) for term in terms for one in _monomials(term)
+            ]
+        case _:
+            return [_single(factor, 1)]
+
+
+def _single(factor: MathNode, sign: int) -> Monomial:
+    """The monomial of one factor, a base with its exponent."""
+    degree, radicand = _root_of_number(factor)
+    if degree:
+        reduced = _drawn(radicand.numerator * radicand.denominator ** (degree - 1), degree)[1]
+        return frozenset({(f"root {degree} of {reduced}", Fraction(1))}) if reduced != 1 else frozenset()
+    if isinstance(factor, MathOperation) and factor.name in ("power", "root"):
+        exponent = rational(factor.operands[1])
+        if exponent:
+            raised = exponent if factor.name == "power" else 1 / exponent
+            return frozenset({(repr(factor.operands[0]), sign * raised)})
+    return frozenset({(repr(factor), Fraction(sign))})
+
+
+def _times(left: Monomial, right: Monomial) -> Monomial:
+    total: dict[str, Fraction] = dict(left)
+    for base, power in right:
+        total[base] = total.get(base, Fraction(0)) + power
+    return frozenset((base, power) for base, power in total.items() if power)
+
+
+def _root_of_number(node: MathNode) -> tuple[int, Fraction]:
+    r"""Degree and radicand of a root of a positive number, `\sqrt[3]{2}` or `2^{1/3}`; degree 0 for anything else."""
+    if not isinstance(node, MathOperation) or node.name not in ("root", "power"):
+        return 0, Fraction(0)
+    radicand, exponent = (rational(one) for one in node.operands)
+    if radicand is None or not exponent or radicand <= 0:
+        return 0, Fraction(0)
+    degree = exponent if node.name == "root" else 1 / exponent
+    if degree.denominator != 1 or not 2 <= degree <= MAX_EXPONENT:
+        return 0, Fraction(0)
+    return int(degree), radicand
+
+
+def _drawn(number: int, degree: int) -> tuple[int, int]:
+    r"""The natural factor that can be drawn out of a root, and the rest: 2 and 3 of `\sqrt{12}`; small factors only."""
+    outer = 1
+    if number.bit_length() > MAX_DRAWN_BITS:
+        return outer, number
+    for factor in range(2, _TRIAL_FACTORS):
+        power = factor**degree
+        if power > number:
+            break
+        while number % power == 0:
+            number //= power
+            outer *= factor
+    return outer, number
+
+
+# ----------------------------------------------------------------------------------------------------------- final form
 
 UNREDUCED = "fraction that is not in lowest terms"
 _ONE_DEGREE = {
@@ -40,15 +179,12 @@ def _undone_operations(node: MathNode) -> frozenset[str]:
 def lacks(answer: MathNode, reference: MathNode) -> frozenset[str]:
     """Undone operations of an answer that its reference does not have."""
     missing = _undone_operations(answer) - _undone_operations(reference)
-    return missing - {UNREDUCED} if _has_fraction(reference) else missing
-
-
-def _has_fraction(node: MathNode) -> bool:
-    return any(
+    has_fraction = any(
         (isinstance(one, MathOperation) and one.name == "quotient")
         or (isinstance(one, NumberLiteral) and one.value.denominator != 1 and not one.digits)
-        for one in walk(node)
+        for one in walk(reference)
     )
+    return missing - {UNREDUCED} if has_fraction else missing
 
 
 def _undone(node: MathOperation) -> Iterator[str]:
@@ -84,10 +220,10 @@ def _undone_sum(terms: tuple[MathNode, ...]) -> Iterator[str]:
     """Like terms, also behind brackets (`x + x`, `3(x+2) + 4(x-1)`, `\\sqrt{18} - \\sqrt{2}`), and two fractions."""
     if any(rational(term) == 0 for term in terms):
         yield "sum"
-    keys = Counter(key for term in terms for key in set(monomials(term)))
+    keys = Counter(key for term in terms for key in set(_monomials(term)))
     if max(keys.values(), default=0) > 1:
         yield "sum"
-    if sum(any(variables(one) for one in factors_of(term)[1]) for term in terms) > 1:
+    if sum(any(variables(one) for one in _factors_of(term)[1]) for term in terms) > 1:
         yield "sum of fractions"
     if sum(_is_logarithm(term) for term in terms) > 1:
         yield "sum of logarithms"
@@ -101,13 +237,13 @@ def _is_logarithm(term: MathNode) -> bool:
 
 
 def _undone_product(node: MathOperation) -> Iterator[str]:
-    above, below = factors_of(node)
+    above, below = _factors_of(node)
     if rational(node) is not None:
         return
     if any(rational(one) in (0, 1) for one in above) and len(above) > 1:
         yield "product"
     numbers = [sum(rational(one) is not None for one in side) for side in (above, below)]
-    roots = [one for one in above + below if root_of_number(one)[0]]
+    roots = [one for one in above + below if _root_of_number(one)[0]]
     sums = [one for one in above + below if isinstance(one, MathOperation) and one.name == "sum" and not variables(one)]
     symbols = Counter(name for one in above + below for name in _symbol_base(one))
     if max(*numbers, len(roots), len(sums), *symbols.values()) > 1:
@@ -135,7 +271,7 @@ def _undone_quotient(over: MathNode, under: MathNode) -> Iterator[str]:
         yield "division"
         return
     terms = over.operands if isinstance(over, MathOperation) and over.name == "sum" else (over,)
-    factors = [abs(above)] if above is not None else [coefficient(term) for term in terms]
+    factors = [abs(above)] if above is not None else [_coefficient(term) for term in terms]
     if below.denominator == 1 and all(one.denominator == 1 for one in factors):
         common = math.gcd(int(below), *(int(one) for one in factors))
         if common == abs(below):
@@ -162,7 +298,7 @@ def _undone_power_of_variables(base: MathNode, exponent: MathNode) -> Iterator[s
     if raised is not None and raised.denominator != 1:
         yield "root of an expression"
     elif raised is not None and isinstance(base, MathOperation):
-        scaled = base.name in ("product", "quotient") and coefficient(base) != 1
+        scaled = base.name in ("product", "quotient") and _coefficient(base) != 1
         if base.name in ("power", "negation") or scaled:
             yield "power"
     if raised in (0, 1):

@@ -80,18 +80,24 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", 
 
 def one_spelling(text: str) -> str:
     """The text with one spelling for each sign, and without layout that has no meaning."""
-    text = unwrap(_ascii_signs(text))
-    text = _THOUSANDS_GAP.sub("", text)
+    text = _SUPERSCRIPT_RUN.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[one] for one in run.group()) + "}", text)
+    text = _SUBSCRIPT_RUN.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[one] for one in run.group()) + "}", text)
+    text = _VULGAR.sub(_vulgar_fraction, text)
+    text = unicodedata.normalize("NFKC", "".join(_SIGNS.get(letter, letter) for letter in text))
+    plain = (
+        letter if letter.isascii() or not letter.isdecimal() else str(unicodedata.decimal(letter)) for letter in text
+    )
+    text = _THOUSANDS_GAP.sub("", _unwrap("".join(plain)))
     text = _LAYOUT.sub(" ", _ROW_GAP.sub(r"\\\\", text))
     while (plain := _TEXT.sub(r" \1 ", text)) != text:
         text = plain
     text = _SPACE.sub(" ", _FONT.sub("", text))
     for pattern, replacement in _SYNONYMS:
         text = pattern.sub(replacement, text)
-    return " ".join(unwrap(text).split())
+    return " ".join(_unwrap(text).split())
 
 
-def unwrap(text: str) -> str:
+def _unwrap(text: str) -> str:
     """The text without delimiters of mathematics, emphasis or quotation around the whole, and without a full stop."""
     while True:
         text = text.strip()
@@ -115,18 +121,6 @@ def unwrap(text: str) -> str:
             return text
 
 
-def _ascii_signs(text: str) -> str:
-    text = _SUPERSCRIPT_RUN.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[one] for one in run.group()) + "}", text)
-    text = _SUBSCRIPT_RUN.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[one] for one in run.group()) + "}", text)
-    text = _VULGAR.sub(_vulgar_fraction, text)
-    text = unicodedata.normalize("NFKC", "".join(_SIGNS.get(letter, letter) for letter in text))
-    return "".join(_ascii_digit(letter) for letter in text)
-
-
 def _vulgar_fraction(match: re.Match[str]) -> str:
     over, _, under = unicodedata.normalize("NFKC", match.group()).partition("⁄")
     return f"\\frac{{{over}}}{{{under}}}"
-
-
-def _ascii_digit(letter: str) -> str:
-    return letter if letter.isascii() or not letter.isdecimal() else str(unicodedata.decimal(letter))

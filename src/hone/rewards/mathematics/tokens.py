@@ -1,13 +1,13 @@
 """Tokens of an answer in `one_spelling`: numbers, letters, words, commands and signs."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from hone.rewards.mathematics.limits import MAX_EXPONENT
-from hone.rewards.mathematics.tree import MathSyntaxError, NumberLiteral, word_set
+from hone.rewards.mathematics.tree import MAX_EXPONENT, MathSyntaxError, NumberLiteral
 
 TokenKind: TypeAlias = Literal["number", "letter", "word", "command", "sign"]
 
@@ -22,15 +22,19 @@ class MathToken:
     """Value of a number."""
 
 
-FUNCTION_NAMES = word_set("""
+def _word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTION_NAMES = _word_set("""
 sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt
 """)
 _NAMED = {"pi": "\\pi", "inf": "\\infty", "infinity": "\\infty", "infty": "\\infty"}
-_CONNECTIVES = word_set("""
+_CONNECTIVES = _word_set("""
 or and not no is if to in of at by as on an am pm do so be we he it up us go me my the mod gcd lcm max min det div
 per but nor are was has had you yes one two six ten any all for too out
 """)
-_UNIT_RUNS = word_set("""
+_UNIT_RUNS = _word_set("""
 km cm mm dm nm kg mg ms ns kb mb gb ft lb oz hz pa ml kj kw mw mi yd hr ev mol cal rad deg mph kph sec min lbs day
 kmh kpa khz mhz ghz mpa kwh usd eur
 """)
@@ -45,21 +49,18 @@ _COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]+\*?\}|\\[A-Za-z]+|\\.", re.
 _RUN = re.compile(r"[^\W\d_]+")
 
 
-def _significant_digits(mantissa: str) -> int:
-    """Significant digits of a decimal such as `0.0120`; 0 for an integer, which is exact."""
-    return len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0
-
-
 def read_number(text: str) -> NumberLiteral:
     """A plain number, `12`, `-0.5`, `1.5e3`, exactly. Raises MathSyntaxError for a huge exponent."""
     if "e" in text.lower() and abs(int(re.split("[eE]", text)[1])) > MAX_EXPONENT:
         raise MathSyntaxError(f"an exponent above {MAX_EXPONENT}")
-    return NumberLiteral(Fraction(text), _significant_digits(re.split("[eE]", text.lstrip("+-"))[0]))
+    mantissa = re.split("[eE]", text.lstrip("+-"))[0]
+    # An integer is exact: it has no significant digits to round to.
+    return NumberLiteral(Fraction(text), len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0)
 
 
 def tokens_of(text: str) -> list[MathToken]:
     """Tokens of a text. Raises MathSyntaxError for a sign that no answer contains."""
-    found: list[MathToken] = []
+    result: list[MathToken] = []
     place, depth = 0, 0
     while place < len(text):
         if text[place] == " ":
@@ -68,9 +69,9 @@ def tokens_of(text: str) -> list[MathToken]:
         tokens, length = _next_tokens(text, place, depth)
         depth += sum(token.text in ("(", "[", "\\{") for token in tokens)
         depth -= sum(token.text in (")", "]", "\\}") for token in tokens)
-        found += tokens
+        result += tokens
         place += length
-    return found
+    return result
 
 
 def _next_tokens(text: str, place: int, depth: int) -> tuple[list[MathToken], int]:
@@ -146,3 +147,134 @@ def mixed_number(tokens: Sequence[MathToken]) -> tuple[NumberLiteral, int] | Non
     if not (over.isdecimal() and under.isdecimal() and 0 < int(over) < int(under)):
         return None
     return NumberLiteral(int(texts[0]) + Fraction(int(over), int(under))), length
+
+
+# ---------------------------------------------------------------------------------------------------------------- units
+
+_SI_PREFIXES = {"": 0, "k": 3, "c": -2, "d": -1, "m": -3, "μ": -6, "u": -6, "n": -9, "M": 6, "G": 9}
+_LONG_PREFIXES = {"": 0, "kilo": 3, "centi": -2, "deci": -1, "milli": -3, "micro": -6, "nano": -9, "mega": 6, "giga": 9}
+_SI = {  # symbol -> name, factor to the base unit
+    "m": ("meter metre", "1"), "g": ("gram gramme", "1"), "L": ("liter litre", "1"), "l": ("", "1"),
+    "s": ("second", "1"), "N": ("newton", "1"), "J": ("joule", "1"), "W": ("watt", "1"), "Pa": ("pascal", "1"),
+    "Hz": ("hertz", "1"), "V": ("volt", "1"), "A": ("ampere amp", "1"), "mol": ("mole", "1"), "eV": ("", "1"),
+    "cal": ("calorie", "1"), "B": ("byte", "1"), "Ω": ("ohm", "1"), "K": ("kelvin", "1"),
+}  # fmt: skip
+_BASES = {"l": "L"}
+_OTHERS = {  # names -> base, factor
+    "min minute minutes mins": ("s", "60"), "h hr hrs hour hours": ("s", "3600"), "day days": ("s", "86400"),
+    "sec secs": ("s", "1"), "week weeks": ("s", "604800"), "month months": ("month", "1"),
+    "year years yr yrs": ("month", "12"), "in inch inches": ("inch", "1"), "ft foot feet": ("inch", "12"),
+    "yd yard yards": ("inch", "36"), "mi mile miles": ("inch", "63360"), "oz ounce ounces": ("oz", "1"),
+    "lb lbs pound pounds": ("oz", "16"), "$ dollar dollars usd": ("dollar", "1"),
+    "cent cents": ("dollar", "1/100"), "€ euro euros eur": ("euro", "1"), "£": ("sterling", "1"),
+    "gallon gallons": ("gallon", "1"), "acre acres": ("acre", "1"), "° degree degrees deg": ("degree", "1"),
+    "rad radian radians": ("radian", "1"), "tonne tonnes": ("g", "1000000"), "rupee rupees": ("rupee", "1"),
+    "yen": ("yen", "1"), "yuan": ("yuan", "1"),
+}  # fmt: skip
+_SPEEDS = {"mph": "mi", "kph": "km", "kmh": "km"}
+_POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+
+
+def _table() -> dict[str, tuple[str, Fraction]]:
+    table: dict[str, tuple[str, Fraction]] = {}
+    for symbol, (names, factor) in _SI.items():
+        base = _BASES.get(symbol, symbol)
+        for prefix, power in _SI_PREFIXES.items():
+            table[prefix + symbol] = (base, Fraction(factor) * Fraction(10) ** power)
+        for prefix, power in _LONG_PREFIXES.items():
+            for name in names.split():
+                value = (base, Fraction(factor) * Fraction(10) ** power)
+                table[prefix + name] = table[f"{prefix}{name}s"] = value
+    for names, (base, factor) in _OTHERS.items():
+        for name in names.split():
+            table[name] = (base, Fraction(factor))
+    del table["min"]
+    return {**table, "min": ("s", Fraction(60))}
+
+
+_UNITS = _table()
+
+
+def _unit_factor(tokens: Sequence[MathToken]) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
+    """Factor and dimensions of a unit such as `km/h`; None when the tokens are no unit."""
+    tokens = _spelled_out(_without_fraction(tokens))
+    factor, dimensions = Fraction(1), Counter[str]()
+    place, sign, raised = 0, 1, 1
+    while place < len(tokens):
+        text = tokens[place].text
+        if text in ("*", "\\cdot") and 0 < place < len(tokens) - 1:
+            place += 1
+            continue
+        if text in ("/", "per") and 0 < place < len(tokens) - 1:
+            sign, place = -1, place + 1
+            continue
+        if text in _POWER_WORDS:
+            raised, place = _POWER_WORDS[text], place + 1
+            continue
+        known = _UNITS.get(text) or _UNITS.get(text.lower() if len(text) > 3 else text)
+        if known is None:
+            return None
+        exponent, place = _exponent(tokens, place + 1)
+        power = sign * raised * exponent
+        dimensions[known[0]] += power
+        factor *= known[1] ** power
+        raised = 1
+    return (factor, tuple(sorted(dimensions.items()))) if dimensions and raised == 1 else None
+
+
+def _spelled_out(tokens: Sequence[MathToken]) -> Sequence[MathToken]:
+    """Tokens of `mph` as those of `mi/h`."""
+    if len(tokens) != 1 or tokens[0].text not in _SPEEDS:
+        return tokens
+    return [MathToken("word", _SPEEDS[tokens[0].text]), MathToken("sign", "/"), MathToken("letter", "h")]
+
+
+def _exponent(tokens: Sequence[MathToken], place: int) -> tuple[int, int]:
+    """Exponent at a place, 1 where there is none, and the place behind it."""
+    texts = [token.text for token in tokens[place : place + 5]]
+    if texts[:1] != ["^"]:
+        return 1, place
+    inner = [text for text in texts[1:] if text not in "{}"] if texts[1:2] == ["{"] else texts[1:3]
+    negative = inner[:1] == ["-"]
+    digits = inner[negative] if len(inner) > negative else ""
+    if digits not in ("1", "2", "3"):
+        return 0, len(tokens)
+    return (-int(digits) if negative else int(digits)), place + 2 + negative + 2 * (texts[1] == "{")
+
+
+def _without_fraction(tokens: Sequence[MathToken]) -> Sequence[MathToken]:
+    r"""Tokens of `\frac{km}{h}` as those of `km/h`."""
+    texts = [token.text for token in tokens]
+    if texts[:2] == ["\\frac", "{"] and texts[-1] == "}" and texts.count("}") == 2 and "}" in texts[:-2]:
+        middle = texts.index("}")
+        return [*tokens[2:middle], MathToken("sign", "/"), *tokens[middle + 2 : -1]]
+    return tokens
+
+
+def split_unit(tokens: Sequence[MathToken]) -> tuple[Sequence[MathToken], Fraction, tuple[tuple[str, int], ...]]:
+    """Tokens of the number, factor and dimensions of a quantity; no dimensions where no unit is written. A single
+    letter is a unit only behind a plain number (`5 m`): elsewhere it is a variable."""
+    signs = 1 if tokens and tokens[0].text in "+-" else 0
+    if len(tokens) > signs + 1 and tokens[signs].text in ("$", "€", "£"):
+        known = _unit_factor(tokens[signs : signs + 1])
+        if known is not None and _unit_factor(tokens[-1:]) is None:
+            return [*tokens[:signs], *tokens[signs + 1 :]], *known
+    for place in range(max(1, len(tokens) - 12), len(tokens)):
+        if tokens[place].kind == "letter" and not _plain_number(tokens[signs:place]):
+            continue
+        if tokens[place].kind == "number" or tokens[place].text in ("*", "/", "\\cdot", "^", "{", "}"):
+            continue
+        known = _unit_factor(tokens[place:])
+        if known is not None:
+            return tokens[:place], *known
+    return tokens, Fraction(1), ()
+
+
+def _plain_number(tokens: Sequence[MathToken]) -> bool:
+    """Whether the tokens are a number, also in scientific notation or mixed."""
+    numbers = [token.kind == "number" for token in tokens]
+    others = {token.text for token in tokens if token.kind != "number"}
+    scientific = others <= {"*", "\\times", "\\cdot", "^", "{", "}", "-"} and numbers[:1] == [True]
+    mixed = numbers == [True, True, False, True] and others == {"/"}
+    return numbers == [True] or mixed or (scientific and len(numbers) > 3 and tokens[2].text == "10")

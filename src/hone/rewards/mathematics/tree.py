@@ -1,8 +1,10 @@
 """Values that an answer may consist of: the nodes of a tree."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import accumulate
 from typing import TypeAlias
 
 
@@ -70,21 +72,16 @@ GREEK_NAMES = tuple(_GREEK.split())
 CONSTANTS = frozenset({"pi", "e", "i", "infty"})
 
 
-def children(node: MathNode) -> tuple[MathNode, ...]:
-    """The nodes directly below a node."""
-    match node:
-        case MathOperation(operands=nodes) | ValueCollection(items=nodes) | ComparisonChain(sides=nodes):
-            return nodes
-        case MeasuredQuantity(number=number):
-            return (number,)
-        case _:
-            return ()
-
-
 def walk(node: MathNode) -> Iterator[MathNode]:
-    """A node and all nodes below it."""
     yield node
-    for child in children(node):
+    match node:
+        case MathOperation(operands=below) | ValueCollection(items=below) | ComparisonChain(sides=below):
+            pass
+        case MeasuredQuantity(number=number):
+            below = (number,)
+        case _:
+            below = ()
+    for child in below:
         yield from walk(child)
 
 
@@ -93,6 +90,34 @@ def variables(node: MathNode) -> frozenset[str]:
     return frozenset(one.name for one in walk(node) if isinstance(one, NamedSymbol)) - CONSTANTS
 
 
-def word_set(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
+# --------------------------------------------------------------------------------------------------------------- limits
+
+MAX_CHARS = 2000
+MAX_NESTING = 50
+MAX_DIGITS = 200
+MAX_EXPONENT = 1000
+MAX_FACTORIAL = 200
+
+_TOWER = re.compile(r"\^\s*(?:[({][^(){}A-Za-z\\]*\^|-?[\d.]+\s*\^)")
+_EXPONENT = re.compile(r"\^\s*[({]?\s*-?\s*(\d+)")
+_FACTORIAL = re.compile(r"(\d+|[)}!\]])\s*!(?!=)")
+_DIGITS = re.compile(r"\d+")
+
+
+def why_too_large(expression: str) -> str:
+    """Reason why an expression is not evaluated; empty when it may be."""
+    if len(expression) > MAX_CHARS:
+        return f"{len(expression)} characters, at most {MAX_CHARS}"
+    depths = accumulate((letter in "([{") - (letter in ")]}") for letter in expression)
+    if max(depths, default=0) > MAX_NESTING:
+        return f"more than {MAX_NESTING} nested brackets"
+    powers = expression.replace("**", "^")
+    if _TOWER.search(powers):
+        return "a power of a power"
+    if any(len(text) > MAX_DIGITS for text in _DIGITS.findall(expression)):
+        return f"a number of more than {MAX_DIGITS} digits"
+    if any(int(text) > MAX_EXPONENT for text in _EXPONENT.findall(powers)):
+        return f"an exponent above {MAX_EXPONENT}"
+    if any(not text.isdecimal() or int(text) > MAX_FACTORIAL for text in _FACTORIAL.findall(expression)):
+        return f"a factorial of an expression, or of more than {MAX_FACTORIAL}"
+    return ""

@@ -1,14 +1,19 @@
 """Config of dialogue tasks: the world, its limits, and the tools of a dialogue."""
 
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
 from hone.core.config import Config
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError
 from hone.process.user_files import check_reference
 from hone.text.dialogues.hosted import WorldSpec
+from hone.text.tasks.dataset import MAX_ROW_BYTES, Example, ExampleDataset, build_examples, read_examples
+from hone.text.tasks.files import read_rows
+from hone.text.tasks.row_checks import BadRowError, checked_content
 from hone.text.tasks.task import TaskConfig
 from hone.text.tools.loading import ToolUse, check_references
 
@@ -72,7 +77,6 @@ class DialogueToolsConfig(Config):
 
     @property
     def uses(self) -> tuple[ToolUse, ...]:
-        """The tools with their options."""
         return tuple(ToolUse(use=name, options=self.options.get(name, {})) for name in self.use)
 
 
@@ -116,7 +120,6 @@ class DialogueTaskConfig(TaskConfig):
 
     @property
     def world_spec(self) -> WorldSpec:
-        """The world and the tools to load."""
         reference = self.source.removeprefix(PREFIX) if self.has_world else None
         server = {} if self.server is None else {"address": self.server}
         return WorldSpec(
@@ -130,8 +133,8 @@ class DialogueTaskConfig(TaskConfig):
     def _dialogue_keys_fit(self) -> "DialogueTaskConfig":
         world_keys = {"rows": self.rows is not None, "world.options": bool(self.world.options)}
         keys = {"world": self.world != DialogueWorldConfig(), "turns": self.turns != DEFAULT_TURNS}
-        wrong = [name for name, given in world_keys.items() if given and not self.has_world]
-        wrong += [name for name, given in keys.items() if given and not self.is_dialogue]
+        wrong = [name for name, is_set in world_keys.items() if is_set and not self.has_world]
+        wrong += [name for name, is_set in keys.items() if is_set and not self.is_dialogue]
         if wrong:
             named = ", ".join(f"task.{name}" for name in wrong)
             raise ValueError(f"{named}: for dialogues; name a world in task.source, as {PREFIX}file.py:Class")
@@ -166,3 +169,44 @@ class DialogueTaskConfig(TaskConfig):
                 "take the trainer down; leave it out"
             )
         return self
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
+
+def dialogue_examples(
+    task: DialogueTaskConfig, rows_of: Callable[[int, int], list[dict[str, object]] | None]
+) -> ExampleDataset:
+    """Rows of a task's dialogues; a prompt is empty where the world begins with messages of its own. A task with tools
+    and no world has its prompts' rows. Raises DataError, UserCodeError."""
+    if not task.has_world:
+        return task.examples()
+    if task.rows is not None:
+        path = Path(task.rows)
+        file_rows = read_rows(path, max_row_bytes=MAX_ROW_BYTES)
+        if {"prompt", "messages", "text"} & {name for row in file_rows for name in row.columns}:
+            return read_examples(path, need="prompt", on_bad_row=task.on_bad_row, on_duplicate_id=task.on_duplicate_id)
+        return _built([row.columns for row in file_rows], str(path), [row.number for row in file_rows])
+    rows = rows_of(task.size, task.seed)
+    if rows is None:
+        rows = [{"seed": task.seed * task.size + number} for number in range(task.size)]
+    return _built(rows, task.source, range(1, len(rows) + 1))
+
+
+def _built(rows: Sequence[Mapping[str, object]], source: str, numbers: Sequence[int]) -> ExampleDataset:
+    """Examples of rows. Raises DataError with the numbers of those that cannot be used."""
+    faults: list[str] = []
+    drafts: list[Example] = []
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for number, row in zip(numbers, rows, strict=True):
+        try:
+            prompt = checked_content(row["prompt"], "prompt") if row.get("prompt") is not None else ""
+        except BadRowError as fault:
+            faults.append(f"{source}: row {number}: {fault}")
+            continue
+        columns = {name: row.get(name) for name in names if name not in ("prompt", "id")}
+        identity = str(row.get("id", ""))
+        drafts.append(Example(id=identity, prompt=prompt, completion=None, columns=columns, row=number, source=source))
+    if faults:
+        raise DataError(*faults[:5], *([f"{source}: ... and {len(faults) - 5} more faults"] if len(faults) > 5 else []))
+    return build_examples(drafts, source=source, ids_given="id" in names)

@@ -1,7 +1,7 @@
 """Dialogues with worlds and tools: the environment side of `ConversationLoop`, with all limits and reasons of an end.
 
 Belongs here: from an answer's tokens to the world and back to tokens, and what each dialogue counts. Does not: the
-order of dialogues (`envs.text.conversation`), where worlds run (`process_host`, `thread_host`).
+order of dialogues (`text.tasks.conversation`), where worlds run (`hosts`).
 """
 
 import json
@@ -21,13 +21,12 @@ from hone.core.dialogue import STOP_REASONS, DialogueOutcome, PolicyTurn, StopRe
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
 from hone.core.random import key
-from hone.text.dialogues.protocol import WorldFaultError, WorldHost
+from hone.text.dialogues.hosted import WorldFaultError, WorldHost
 from hone.text.tasks.conversation import Conversation, EnvironmentReply
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import ToolFormat
 
 # ---------------------------------------------------------------------------------------------------------------- tally
-
 
 REPEATED: Final = 10
 """Equal calls in one dialogue that are one repetition too many."""
@@ -37,7 +36,7 @@ _WINDOW: Final = 200
 
 
 @dataclass(slots=True)
-class DialogueRecord:
+class _DialogueRecord:
     """One dialogue while it goes on."""
 
     number: int
@@ -73,8 +72,7 @@ class _DialogueTally:
     """Dialogues since the last word on calls."""
     seen_called: int = 0
 
-    def add(self, conversation: Conversation, record: DialogueRecord) -> None:
-        """Count a dialogue that ended."""
+    def add(self, conversation: Conversation, record: _DialogueRecord) -> None:
         self.stops[str(conversation.stop)] += 1
         self.turns.append(conversation.turns)
         self.forked += len(conversation.rows) > 1
@@ -126,8 +124,6 @@ class _DialogueTally:
 
 
 # -------------------------------------------------------------------------------------------------------------- results
-
-
 def cut_result(
     text: str,
     most_tokens: int,
@@ -170,7 +166,6 @@ def _within(text: str, characters: int) -> tuple[str, int]:
 
 # ---------------------------------------------------------------------------------------------------------- environment
 
-
 _SEEDS: Final = 2**31
 _MAX_TRACEBACKS: Final = 20
 
@@ -187,7 +182,7 @@ class Bridge:
     """`[n]` the rewritten conversation, where the chat template does not let the present row go on."""
 
 
-class DialogueTokens(Protocol):
+class _DialogueTokens(Protocol):
     """Text of a dialogue as tokens, by the policy's tokenizer. Text of a world is plain text: it cannot name special
     tokens. All methods raise DataError for text that has no tokens, and messages that the chat template refuses."""
 
@@ -241,7 +236,7 @@ class DialogueEnvironment:
         self,
         host: WorldHost,
         rules: DialogueRules,
-        tokens: DialogueTokens,
+        tokens: _DialogueTokens,
         prompts: Sequence[Prompt],
         *,
         seed: int,
@@ -250,7 +245,7 @@ class DialogueEnvironment:
         self._host, self._rules, self._tokens, self._seed = host, rules, tokens, seed
         self._clock = clock or SystemClock()
         self._prompts = {prompt.id: prompt for prompt in prompts}
-        self._open: dict[tuple[str, int], DialogueRecord] = {}
+        self._open: dict[tuple[str, int], _DialogueRecord] = {}
         self._tracebacks: dict[str, str] = {}
         self._notes: list[str] = []
         self.tally = _DialogueTally()
@@ -269,7 +264,22 @@ class DialogueEnvironment:
     def reply(self, conversation: Conversation) -> "Future[EnvironmentReply]":
         """Answer the latest turn by tools or world."""
         record = self._record(conversation)
-        said = self._said(conversation, record)
+        # The latest answer as the world sees it; its calls are counted
+        answer, text = conversation.transcript.answers[-1], str(conversation.messages[-1]["content"])
+        parsed = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
+        calls, fault = ((), None) if parsed is None else (parsed.calls, parsed.fault)
+        record.calls.update(f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True)}" for call in calls)
+        record.invalid += fault is not None
+        record.invalid_in_a_row = 0 if fault is None else record.invalid_in_a_row + 1
+        said = PolicyTurn(
+            text=text,
+            calls=calls,
+            fault=fault,
+            finish_reason=answer.finish_reason,
+            turn=conversation.turns - 1,
+            turns_left=max(0, self._rules.turns - conversation.turns),
+            tokens_left=max(0, self._rules.context - len(conversation.transcript.tokens)),
+        )
         if record.invalid_in_a_row >= self._rules.invalid_in_a_row:
             return _ready(EnvironmentReply(done=True, stop="invalid_calls"))
         if not self._rules.begins and not said.calls and said.fault is None:
@@ -284,7 +294,14 @@ class DialogueEnvironment:
             return
         self._host.end(record.number)
         if conversation.stop is not None:
-            conversation.outcome = self._outcome(conversation, record, conversation.stop)
+            status, reason = record.status, record.reason
+            last = record.paid.get(max(record.paid, default=-1), 0.0)
+            if status is ScoreStatus.SCORED and last is None:
+                status, reason = ScoreStatus.UNSCORABLE, "the world gave no reward at the end"
+            rewards = [record.paid.get(turn) or 0.0 for turn in range(conversation.turns)] if self._rules.pays else []
+            conversation.outcome = DialogueOutcome(
+                stop=conversation.stop, rewards=tuple(rewards), status=status, reason=reason
+            )
             self.tally.add(conversation, record)
 
     def notes(self) -> list[str]:
@@ -299,35 +316,17 @@ class DialogueEnvironment:
 
     # --------------------------------------------------------------------------------------------- inside
 
-    def _record(self, conversation: Conversation) -> DialogueRecord:
+    def _record(self, conversation: Conversation) -> _DialogueRecord:
         name = (conversation.request.id, conversation.sample)
         if name not in self._open:
-            self._open[name] = DialogueRecord(self._host.number(), self._prompt(conversation).content)
+            self._open[name] = _DialogueRecord(self._host.number(), self._prompt(conversation).content)
         return self._open[name]
 
     def _prompt(self, conversation: Conversation) -> Prompt:
         return self._prompts[conversation.request.id.rpartition("#")[0]]
 
-    def _said(self, conversation: Conversation, record: DialogueRecord) -> PolicyTurn:
-        """The latest answer as the world sees it; its calls are counted."""
-        answer, text = conversation.transcript.answers[-1], str(conversation.messages[-1]["content"])
-        found = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
-        calls, fault = ((), None) if found is None else (found.calls, found.fault)
-        record.calls.update(f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True)}" for call in calls)
-        record.invalid += fault is not None
-        record.invalid_in_a_row = 0 if fault is None else record.invalid_in_a_row + 1
-        return PolicyTurn(
-            text=text,
-            calls=calls,
-            fault=fault,
-            finish_reason=answer.finish_reason,
-            turn=conversation.turns - 1,
-            turns_left=max(0, self._rules.turns - conversation.turns),
-            tokens_left=max(0, self._rules.context - len(conversation.transcript.tokens)),
-        )
-
     def _when_answered(
-        self, asked: "Future[WorldTurn]", record: DialogueRecord, go_on: Callable[[WorldTurn], EnvironmentReply]
+        self, asked: "Future[WorldTurn]", record: _DialogueRecord, go_on: Callable[[WorldTurn], EnvironmentReply]
     ) -> "Future[EnvironmentReply]":
         """The reply to what a world answers; a fault of the world, or text without tokens, ends the dialogue."""
         replied: Future[EnvironmentReply] = Future()
@@ -347,11 +346,11 @@ class DialogueEnvironment:
         asked.add_done_callback(settle)
         return replied
 
-    def _failed(self, record: DialogueRecord, fault: WorldFaultError) -> EnvironmentReply:
+    def _failed(self, record: _DialogueRecord, fault: WorldFaultError) -> EnvironmentReply:
         record.status, record.reason = fault.status, fault.reason
-        told = fault.traceback or fault.reason
-        if told not in self._tracebacks and len(self._tracebacks) < _MAX_TRACEBACKS:
-            self._tracebacks[told] = fault.reason
+        error = fault.traceback or fault.reason
+        if error not in self._tracebacks and len(self._tracebacks) < _MAX_TRACEBACKS:
+            self._tracebacks[error] = fault.reason
             self._notes.append(
                 f"a world failed; equal errors are not shown again: {fault.reason}\n{fault.traceback}".strip()
             )
@@ -359,7 +358,7 @@ class DialogueEnvironment:
         return EnvironmentReply(done=True, stop=stop)
 
     def _opened(
-        self, conversation: Conversation, record: DialogueRecord, prompt: Prompt, turn: WorldTurn
+        self, conversation: Conversation, record: _DialogueRecord, prompt: Prompt, turn: WorldTurn
     ) -> EnvironmentReply:
         """The prompt of a dialogue: the messages that the world begins with, else that of the row."""
         record.facts.update(turn.facts)
@@ -373,7 +372,7 @@ class DialogueEnvironment:
             raise WorldFaultError("begin gave no messages, and the row has no prompt")
         return EnvironmentReply(prompt=tokens)
 
-    def _heard(self, conversation: Conversation, record: DialogueRecord, turn: WorldTurn) -> EnvironmentReply:
+    def _heard(self, conversation: Conversation, record: _DialogueRecord, turn: WorldTurn) -> EnvironmentReply:
         """The reply of what the world said to the latest turn."""
         record.paid[conversation.turns - 1] = turn.reward
         record.facts.update(turn.facts)
@@ -388,7 +387,7 @@ class DialogueEnvironment:
         return self._between(conversation, record, messages)
 
     def _between(
-        self, conversation: Conversation, record: DialogueRecord, messages: Sequence[Message]
+        self, conversation: Conversation, record: _DialogueRecord, messages: Sequence[Message]
     ) -> EnvironmentReply:
         """The reply of messages, with all tokens between the latest turn and the next one."""
         answer = conversation.transcript.answers[-1].tokens
@@ -405,14 +404,6 @@ class DialogueEnvironment:
         text = str(message["content"])
         cut = cut_result(text, limit, encode=self._tokens.encode, decode=self._tokens.decode)
         return message if cut == text else {**message, "content": cut}
-
-    def _outcome(self, conversation: Conversation, record: DialogueRecord, stop: StopReason) -> DialogueOutcome:
-        status, reason = record.status, record.reason
-        last = record.paid.get(max(record.paid, default=-1), 0.0)
-        if status is ScoreStatus.SCORED and last is None:
-            status, reason = ScoreStatus.UNSCORABLE, "the world gave no reward at the end"
-        rewards = [record.paid.get(turn) or 0.0 for turn in range(conversation.turns)] if self._rules.pays else []
-        return DialogueOutcome(stop=stop, rewards=tuple(rewards), status=status, reason=reason)
 
 
 def _ready(reply: EnvironmentReply) -> "Future[EnvironmentReply]":

@@ -1,17 +1,146 @@
-"""One dialogue's side of the world: the user's object, called and checked. Runs in the process of the dialogue, or in a
-thread for worlds that come with hone."""
+"""A dialogue's world: the user's object, called and checked; what it says, as JSON between its process and the trainer.
+
+A world is user code. Its turns are checked where they arise, next to the traceback, and made again from plain values in
+the trainer: nothing that a world returns reaches the trainer as an object.
+"""
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
+from hone.core.conversation import Message
 from hone.core.dialogue import DialogueWorld, PolicyTurn, ToolSchema, WorldTurn
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import UserCodeError, run_all_checks
 from hone.process.user_files import load_reference
-from hone.text.dialogues.protocol import Json, WorldContractError, turn_to_json
-from hone.text.tools.loading import ClassTools, LoadedTools, ToolUse, load_tools
-from hone.text.tools.tool_world import ToolWorld, is_environment
+from hone.text.tools.loading import LoadedTools, ToolUse, load_tools
+from hone.text.tools.toolbox import ToolWorld, is_environment
+
+# ------------------------------------------------------------------------------------------------------------- protocol
+
+MAX_CHARACTERS: Final = 100_000
+"""Longest message of a world; a longer one is cut in the middle before anything else looks at it."""
+ROLES: Final = ("system", "user", "tool")
+OWN_FACTS: Final = ("wait_s", "p95_s", "late")
+"""Names of hone's own figures on worlds."""
+
+Json: TypeAlias = dict[str, Any]
+
+
+class WorldFaultError(Exception):
+    """A world that failed: it raised, died, broke its contract (ERROR), or gave no answer in time (TIMEOUT)."""
+
+    def __init__(self, reason: str, *, status: ScoreStatus = ScoreStatus.ERROR, traceback: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.status, self.traceback = reason, status, traceback
+
+
+class WorldContractError(Exception):
+    """A value that is no `WorldTurn`; the message says which."""
+
+
+class WorldHost(Protocol):
+    """Runs the worlds of many dialogues at the same time; a dialogue is named by a number."""
+
+    def number(self) -> int:
+        """A number for a dialogue, that none had before."""
+        ...
+
+    def begin(self, dialogue: int, columns: Mapping[str, object], seed: int) -> "Future[WorldTurn]":
+        """Begin a dialogue and return at once. The future may raise WorldFaultError."""
+        ...
+
+    def answer(self, dialogue: int, said: PolicyTurn) -> "Future[WorldTurn]":
+        """Hand a turn of the policy to the dialogue's world and return at once. The future may raise
+        WorldFaultError."""
+        ...
+
+    def end(self, dialogue: int) -> None:
+        """Close a dialogue, also one that failed; nothing is awaited."""
+
+    def late_answers(self) -> int:
+        """Answers that came after their dialogue had ended, since the last call; they were ignored."""
+        ...
+
+    def close(self) -> None:
+        """End everything that runs. May be called twice."""
+
+
+def _turn_to_json(turn: object) -> Json:
+    """A world's turn as JSON. Raises WorldContractError for anything else."""
+    if not isinstance(turn, WorldTurn):
+        raise WorldContractError(f"returned {_kind(turn)}, expected a WorldTurn")
+    if isinstance(turn.messages, str) or not isinstance(turn.messages, Sequence):
+        raise WorldContractError(f"returned messages of {_kind(turn.messages)}, expected a list of messages")
+    if not isinstance(turn.done, bool):
+        raise WorldContractError(f"returned done = {turn.done!r}, expected true or false")
+    return {
+        "messages": [_message(message, place) for place, message in enumerate(turn.messages)],
+        "reward": None if turn.reward is None else _number(turn.reward, "reward"),
+        "done": turn.done,
+        "facts": _facts(turn.facts),
+    }
+
+
+def turn_from_json(value: object) -> WorldTurn:
+    """The turn that `_turn_to_json` wrote. Raises WorldContractError: what a world's process sends is checked again."""
+    table = cast("Json", value) if isinstance(value, dict) else {}
+    try:
+        turn = WorldTurn(
+            messages=tuple(table["messages"]), reward=table["reward"], done=table["done"], facts=table["facts"]
+        )
+    except (KeyError, TypeError) as error:
+        raise WorldContractError(f"sent an answer that is none ({type(error).__name__}: {error})") from None
+    _turn_to_json(turn)
+    return turn
+
+
+def _message(message: object, place: int) -> Json:
+    if not isinstance(message, Mapping):
+        raise WorldContractError(f"returned {_kind(message)} as message {place}, expected role and content")
+    table = cast("Message", message)
+    role, content = table.get("role"), table.get("content")
+    if role not in ROLES:
+        raise WorldContractError(f"returned role {role!r} in message {place}, expected one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise WorldContractError(f"returned content of {_kind(content)} in message {place}, expected text")
+    further = {str(key): value for key, value in table.items() if isinstance(value, str)}
+    if len(content) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
+        content = f"{content[:half]}\n[... {len(content) - 2 * half} characters left out ...]\n{content[-half:]}"
+    clean = content.encode("utf-8", errors="replace").decode("utf-8")  # halves of surrogate pairs have no encoding
+    return {**further, "role": role, "content": clean}
+
+
+def _facts(facts: object) -> dict[str, float]:
+    if not isinstance(facts, Mapping):
+        raise WorldContractError(f"returned facts of {_kind(facts)}, expected numbers by name")
+    named = {str(name): _number(value, f"facts[{name!r}]") for name, value in cast("Json", facts).items()}
+    if taken := [name for name in named if name in OWN_FACTS]:
+        raise WorldContractError(f"returned a fact of the name {taken[0]!r}, which is a figure of hone's own")
+    return named
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool):
+        return float(value)
+    try:
+        number = float(cast("float", value))
+    except (TypeError, ValueError):
+        raise WorldContractError(f"returned {name} = {_kind(value)}, expected a number") from None
+    if isinstance(value, str) or not math.isfinite(number):
+        raise WorldContractError(f"returned {name} = {value!r}, expected a finite number")
+    return number
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+# --------------------------------------------------------------------------------------------------------------- hosted
 
 WorldFactory = Callable[[], DialogueWorld]
 KIND = "world"
@@ -41,9 +170,7 @@ class WorldSpec:
     """Reference of a function that scores the environments among the tools."""
 
     def to_json(self) -> Json:
-        """The spec as JSON."""
-        tools = [{"use": tool.use, "options": dict(tool.options)} for tool in self.tools]
-        return {"reference": self.reference, "options": dict(self.options), "tools": tools, "reward": self.reward}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, table: Json) -> "WorldSpec":
@@ -53,7 +180,6 @@ class WorldSpec:
 
     @property
     def name(self) -> str:
-        """Name in messages."""
         return f"world {self.reference!r}" if self.reference is not None else "the tools of task.tools.use"
 
 
@@ -69,12 +195,7 @@ class WorldDescription:
     """It gives rewards."""
 
     def to_json(self) -> Json:
-        """The description as JSON."""
-        schemas = [
-            {"name": one.name, "description": one.description, "parameters": dict(one.parameters)}
-            for one in self.schemas
-        ]
-        return {"schemas": schemas, "begins": self.begins, "pays": self.pays}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, table: Json) -> "WorldDescription":
@@ -100,8 +221,7 @@ class LoadedWorld:
         return _WorldWithTools(world, ToolWorld(self.tools.open())) if self.tools.parts else world
 
     def describe(self) -> WorldDescription:
-        """What its dialogues are like."""
-        methods = {name for part in self.tools.parts if isinstance(part, ClassTools) for name in part.lifecycle}
+        methods = self.tools.lifecycle
         own, paid = self.make is not None, self.reward is not None
         return WorldDescription(
             schemas=self.tools.schemas,
@@ -113,10 +233,10 @@ class LoadedWorld:
         """The rows that the class brings; None where it has none. Raises UserCodeError for anything else."""
         if not isinstance(self.make, _ClassWithRows):
             return None
-        found = cast("Callable[..., object]", self.make.rows)(size=size, seed=seed)
-        if isinstance(found, str) or not isinstance(found, Sequence):
-            raise UserCodeError(f"rows(size, seed) returned a {type(found).__name__}, expected a list of rows")
-        rows = cast("Sequence[object]", found)
+        result = cast("Callable[..., object]", self.make.rows)(size=size, seed=seed)
+        if isinstance(result, str) or not isinstance(result, Sequence):
+            raise UserCodeError(f"rows(size, seed) returned a {type(result).__name__}, expected a list of rows")
+        rows = cast("Sequence[object]", result)
         wrong = next((place for place, row in enumerate(rows) if not isinstance(row, Mapping)), None)
         if wrong is not None or not rows:
             what = "no row" if wrong is None else f"a {type(rows[wrong]).__name__} as row {wrong}"
@@ -193,7 +313,6 @@ class _WorldWithTools:
         return self._tools.answer(said) if said.calls or said.fault is not None else self._world.answer(said)
 
     def close(self) -> None:
-        """Close both."""
         try:
             self._tools.close()
         finally:
@@ -208,7 +327,6 @@ class HostedDialogue:
     world: DialogueWorld | None = None
 
     def begin(self, columns: Mapping[str, Any], seed: int) -> "Json | Awaitable[object]":
-        """Make the world and begin."""
         self.world = self.make()
         return checked(self.world.begin(columns, seed), "begin")
 
@@ -231,6 +349,6 @@ def checked(turn: object, method: str) -> "Json | Awaitable[object]":
     if inspect.isawaitable(turn):
         return turn
     try:
-        return turn_to_json(turn)
+        return _turn_to_json(turn)
     except WorldContractError as error:
         raise WorldContractError(f"{method} {error}") from None

@@ -25,14 +25,22 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from hone.core.dialogue import PolicyTurn, ToolCall
 from hone.core.errors import UserCodeError
 from hone.process.child import kill_family
-from hone.process.confine import Confinement, confine
+from hone.process.confine import confine
 from hone.process.parent import READ_BYTES, ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, pack
-from hone.text.dialogues.hosted import HostedDialogue, LoadedWorld, WorldSpec, checked, load_world
-from hone.text.dialogues.protocol import Json, WorldContractError, said_from_json
+from hone.text.dialogues.hosted import (
+    HostedDialogue,
+    Json,
+    LoadedWorld,
+    WorldContractError,
+    WorldSpec,
+    checked,
+    load_world,
+)
 
 # ----------------------------------------------------------------------------------------------------- dialogue process
 
@@ -47,26 +55,22 @@ def _serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None
             if verb == b"rows":
                 reply = _attempt(lambda request=request: {"rows": pack(world.rows(request["size"], request["seed"]))})
             elif verb == b"begin":
-                _seed_global_random_numbers(request["seed"])
+                random.seed(request["seed"])  # forked processes would all draw the same
+                np.random.seed(request["seed"] % 2**32)  # noqa: NPY002 - worlds of the user's use it
                 reply = _attempt(
                     lambda request=request: _awaited(
                         dialogue.begin(request["columns"], request["seed"]), "begin", runner
                     )
                 )
             elif verb in (b"answer", b"first"):
-                said = said_from_json(request)
-                reply = _attempt(lambda said=said: _awaited(dialogue.answer(said), "answer", runner))
+                calls = tuple(ToolCall(**call) for call in request["calls"])
+                turn = PolicyTurn(**{**request, "calls": calls})
+                reply = _attempt(lambda turn=turn: _awaited(dialogue.answer(turn), "answer", runner))
             else:
                 dialogue.close()
                 break
             _write(answer_fd, json.dumps(reply).encode() + b"\n")
     os._exit(0)
-
-
-def _seed_global_random_numbers(seed: int) -> None:
-    """Seed Python's and numpy's global random numbers: forked processes would all draw the same."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - worlds of the user's use it
 
 
 def _attempt(call: Callable[[], Json]) -> Json:
@@ -96,7 +100,6 @@ def _write(fd: int, data: bytes) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- zygote
-
 
 MAX_ANSWER_BYTES: Final = 1 << 26
 """Longest line of a world's process. A world's own messages are cut long before; this is one that writes into its
@@ -157,7 +160,18 @@ class _Zygote:
             number, verb, body = line.split(b" ", 2)
             dialogue = self._dialogues.get(number)
             if verb in (b"begin", b"first", b"rows") and dialogue is None:
-                dialogue = self._fork(number)
+                request_read, request_fd = os.pipe()
+                answer_fd, answer_write = os.pipe()
+                zygote, pid = os.getpid(), os.fork()
+                if pid == 0:
+                    self._become_dialogue(zygote, request_read, answer_write)
+                os.close(request_read)
+                os.close(answer_write)
+                os.set_blocking(request_fd, False)
+                os.set_blocking(answer_fd, False)
+                dialogue = _Dialogue(number, pid, request_fd, answer_fd)
+                self._dialogues[number] = dialogue
+                self._selector.register(answer_fd, selectors.EVENT_READ, dialogue)
             if dialogue is None:
                 continue  # it died, which was told
             if verb == b"kill":
@@ -167,21 +181,6 @@ class _Zygote:
                 dialogue.closing_s = time.monotonic() + _CLOSE_GRACE_S
             dialogue.out += verb + b" " + body + b"\n"
             self._write(dialogue)
-
-    def _fork(self, number: bytes) -> _Dialogue:
-        request_read, request_fd = os.pipe()
-        answer_fd, answer_write = os.pipe()
-        zygote, pid = os.getpid(), os.fork()
-        if pid == 0:
-            self._become_dialogue(zygote, request_read, answer_write)
-        os.close(request_read)
-        os.close(answer_write)
-        os.set_blocking(request_fd, False)
-        os.set_blocking(answer_fd, False)
-        dialogue = _Dialogue(number, pid, request_fd, answer_fd)
-        self._dialogues[number] = dialogue
-        self._selector.register(answer_fd, selectors.EVENT_READ, dialogue)
-        return dialogue
 
     def _become_dialogue(self, zygote: int, request_fd: int, answer_fd: int) -> None:
         """Go on as the process of a dialogue; does not return."""
@@ -210,7 +209,11 @@ class _Zygote:
         if fd == dialogue.answer_fd:
             data = os.read(fd, READ_BYTES)
             if not data:
-                self._died(dialogue)
+                closing = dialogue.closing_s is not None
+                code = self._bury(dialogue)
+                if not closing:
+                    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                    self._tell(dialogue, f"its process {how}")
                 return
             *lines, rest = bytes(dialogue.answer + data).split(b"\n")
             dialogue.answer = bytearray(rest)
@@ -233,13 +236,6 @@ class _Zygote:
             self._selector.register(dialogue.request_fd, selectors.EVENT_WRITE, dialogue)
         elif waiting and not dialogue.out:
             self._selector.unregister(dialogue.request_fd)
-
-    def _died(self, dialogue: _Dialogue) -> None:
-        closing = dialogue.closing_s is not None
-        code = self._bury(dialogue)
-        if not closing:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            self._tell(dialogue, f"its process {how}")
 
     def _tell(self, dialogue: _Dialogue, died: str) -> None:
         self._channel.reply(dialogue.number + b" " + json.dumps({"died": died}).encode() + b"\n")
@@ -284,13 +280,9 @@ def main() -> None:
         return
     gaps: list[str] = []
     if confinement is not None:
-        gaps = [*confinement.gaps, *_protect(confinement, hello["read_only"])]
+        gaps = [*confinement.gaps, *(confinement.protect(hello["read_only"]) if hello["read_only"] else [])]
     _reply(channel, {"ready": world.describe().to_json(), "gaps": gaps})
     _Zygote(channel, world, hello["memory_bytes"]).run(rest)
-
-
-def _protect(confinement: Confinement, folders: list[str]) -> list[str]:
-    return confinement.protect(folders) if folders else []
 
 
 def _reply(channel: ParentChannel, message: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
 """Dialogue tasks, wired: the world in its processes, its rows, the tokenizer's view of tools, and the environment.
 
-Belongs here: what training and evaluation share. Dialogues themselves are in `envs.dialogue`.
+Belongs here: what training and evaluation share, nudges for a second answer included.
 """
 
 from collections.abc import Sequence
@@ -11,21 +11,19 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.conversation import Message
+from hone.core.conversation import Message, Turn
 from hone.core.dialogue import WorldTurn
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig, RewardWorld
-from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig
+from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig, dialogue_examples
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
-from hone.text.dialogues.hosted import WorldDescription
-from hone.text.dialogues.process_host import ProcessHost
-from hone.text.dialogues.protocol import WorldFaultError
-from hone.text.dialogues.rows import dialogue_examples
-from hone.text.dialogues.thread_host import ThreadHost
+from hone.text.dialogues.hosted import WorldDescription, WorldFaultError
+from hone.text.dialogues.hosts import ProcessHost, ThreadHost
 from hone.text.tasks.agent_sessions import is_captured
-from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.conversation import Conversation
 from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS, check_round_trip
 
@@ -60,7 +58,7 @@ class OpenedDialogue:
     def examples(self) -> ExampleDataset:
         """Rows of the dialogues. Raises HoneError."""
         if self._examples is None:
-            self._examples = dialogue_examples(self.task, self.host)
+            self._examples = dialogue_examples(self.task, self.host.rows)
         return self._examples
 
     def opening(self) -> WorldTurn:
@@ -78,14 +76,17 @@ class OpenedDialogue:
         return replace(tokenizer, tools=tuple(one.as_function() for one in self.description.schemas))
 
     def check(self, tokenizer: Tokenizer, limits: DialogueLimits) -> list[str]:
-        """Check that dialogues can be written with a tokenizer, and return warnings.
-
-        Raises DataError for a chat template that rewrites earlier turns, ConfigError for tools without a format of
-        calls, for a format that the template does not write and for a context without room for a turn, UserCodeError
-        for a world that fails.
-        """
-        told = self.tokenizer(tokenizer)
-        self._check_room(told, limits)
+        """Check that dialogues can be written with a tokenizer, and return warnings. Raises DataError for a chat
+        template that rewrites earlier turns, ConfigError for tools without a format of calls, for a format that the
+        template does not write and for a context without room for a turn, UserCodeError for a world that fails."""
+        with_tools = self.tokenizer(tokenizer)
+        messages = self.opening().messages
+        size = len(with_tools.apply_chat(messages)) if messages else 0
+        if size + limits.max_tokens > limits.context:
+            raise ConfigError(
+                f"rollout.context = {limits.context} has no room for a turn: the prompt that the world begins with has "
+                f"{size} tokens, and rollout.max_tokens = {limits.max_tokens}; raise the one, or lower the other"
+            )
         schemas = self.description.schemas
         if schemas and self.task.tools is None:
             raise ConfigError(
@@ -93,10 +94,18 @@ class OpenedDialogue:
                 'says how the policy writes calls: add [task.tools] format = "hermes", or another'
             )
         if self.task.tools is not None and tokenizer.chat_template is not None:
-            check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, told.render_chat)
+            check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, with_tools.render_chat)
         if self.is_chat():
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
-            _check_template(told, roles, limits.history)
+            with_tools.check_chat_beginning(roles)
+            if limits.history == "append":
+                try:
+                    with_tools.check_chat_continuation(roles)
+                except DataError as fault:
+                    raise DataError(
+                        *fault.messages,
+                        'rollout.history = "template" follows such a template: dialogues go on in new rows',
+                    ) from None
         return self.host.warnings
 
     def check_pay(self, rewards: RewardsConfig) -> None:
@@ -144,7 +153,6 @@ class OpenedDialogue:
         self.host.write_protect(folder)
 
     def close(self) -> None:
-        """End the world's processes."""
         self.host.close()
 
     def _try_first_row(self) -> WorldTurn:
@@ -158,37 +166,6 @@ class OpenedDialogue:
         finally:
             self.host.end(number)
 
-    def _check_room(self, tokenizer: Tokenizer, limits: DialogueLimits) -> None:
-        """Raise ConfigError if the first row's dialogue has no room for a turn."""
-        messages = self.opening().messages
-        size = len(tokenizer.apply_chat(messages)) if messages else 0
-        if size + limits.max_tokens > limits.context:
-            raise ConfigError(
-                f"rollout.context = {limits.context} has no room for a turn: the prompt that the world begins with has "
-                f"{size} tokens, and rollout.max_tokens = {limits.max_tokens}; raise the one, or lower the other"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class DialogueEvaluation:
-    """Dialogues of an evaluation, ready to be led."""
-
-    dialogue: OpenedDialogue
-    tokenizer: Tokenizer
-    tokens: DialogueLimits
-
-    def check(self) -> list[str]:
-        """Check as `OpenedDialogue.check`."""
-        return self.dialogue.check(self.tokenizer, self.tokens)
-
-    def environment(self, prompts: Sequence[Prompt], *, seed: int) -> DialogueEnvironment:
-        """The other side of the dialogues."""
-        return self.dialogue.environment(self.tokenizer, prompts, self.tokens, seed=seed)
-
-    def limits(self, slots: int) -> ConversationLimits:
-        """Limits of the loop of dialogues on an engine with `slots`."""
-        return ConversationLimits(context=self.tokens.context, slots=slots)
-
 
 def open_dialogue(task: DialogueTaskConfig) -> OpenedDialogue | None:
     """The world and tools of a task, which start with their first use; None for prompts that are answered once."""
@@ -196,18 +173,6 @@ def open_dialogue(task: DialogueTaskConfig) -> OpenedDialogue | None:
         return None
     host = ThreadHost if task.world.isolate == "thread" else ProcessHost
     return OpenedDialogue(task, host(task.world_spec, task.world))
-
-
-def _check_template(tokenizer: Tokenizer, roles: Sequence[str], history: History) -> None:
-    """Raise DataError for a chat template that a dialogue cannot go on with, with both of its renderings."""
-    tokenizer.check_chat_beginning(roles)
-    if history == "append":
-        try:
-            tokenizer.check_chat_continuation(roles)
-        except DataError as fault:
-            raise DataError(
-                *fault.messages, 'rollout.history = "template" follows such a template: dialogues go on in new rows'
-            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +261,67 @@ def dialogue_context(asked: int | None, most: int) -> int:
     if asked is not None and asked > most:
         raise DataError(f"rollout.context = {asked} is beyond the model's {most} positions; lower it")
     return most if asked is None else asked
+
+
+# ----------------------------------------------------------------------------------------------------- dialogue answers
+
+
+def said_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """Turns of the messages after a prompt: texts of the policy, and of the environment between and after them."""
+    return tuple(("policy" if one["role"] == "assistant" else "environment", str(one["content"])) for one in messages)
+
+
+def prompt_text(prompt: str | Sequence[Message]) -> str:
+    """A prompt for display: its text, or its messages, one below the other."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(str(one["content"]) if len(prompt) == 1 else f"{one['role']}: {one['content']}" for one in prompt)
+
+
+# -------------------------------------------------------------------------------------------------------- second answer
+@dataclass(frozen=True, slots=True)
+class SecondAnswer:
+    """A nudge: a user's message in a conversation, or plain text after an answer in plain text."""
+
+    nudge: str
+    right_from: float = 1.0
+    """Least score of a right answer, for the shares of answers that became right and wrong."""
+
+    def environment(self, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> NudgeEnvironment:
+        """The environment of conversations that begin with `prompts`. Raises DataError for a nudge that the model
+        cannot read, and for a chat template that rewrites earlier messages."""
+        self.tokens_between(tokenizer, is_chat=any(not isinstance(prompt.content, str) for prompt in prompts))
+        histories = {prompt.id: prompt.content for prompt in prompts}
+
+        def tokens(conversation: Conversation) -> NDArray[np.int32]:
+            history = histories[conversation.request.id.rpartition("#")[0]]
+            return self._tokens(tokenizer, history, conversation.transcript.answers[-1].tokens)
+
+        return NudgeEnvironment(self.nudge, tokens)
+
+    def further_tokens(self, tokenizer: Tokenizer, max_tokens: int, *, is_chat: bool) -> int:
+        """Most tokens of a conversation after its first answer. Raises as `environment`."""
+        return self.tokens_between(tokenizer, is_chat=is_chat) + max_tokens
+
+    def tokens_between(self, tokenizer: Tokenizer, *, is_chat: bool) -> int:
+        """Number of tokens between the two answers. Raises as `environment`."""
+        try:
+            plain = tokenizer.encode(self.nudge)
+        except DataError as fault:
+            raise DataError(f"algorithm.correction.nudge: {fault}") from None
+        if not is_chat:
+            return len(plain)
+        tokenizer.check_chat_continuation()
+        return len(self._tokens(tokenizer, [{"role": "user", "content": "a question"}], np.zeros(0, np.int32)))
+
+    def _tokens(
+        self, tokenizer: Tokenizer, history: str | Sequence[Message], answer: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        if isinstance(history, str):
+            return tokenizer.encode(self.nudge)
+        return tokenizer.continue_chat(list(history), [{"role": "user", "content": self.nudge}], answer=answer)
+
+
+def has_chats(examples: ExampleDataset) -> bool:
+    """True if a prompt is a conversation."""
+    return any(example.is_conversation for example in examples.rows)

@@ -1,15 +1,18 @@
-"""Generation with a token policy: prompts, and the engine as an actor."""
+"""Generation with a token policy: prompts, the engine as an actor, and text that is streamed while it is drawn."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, GenerationEngine, Request
 from hone.engine.canary import WeightFingerprint
 from hone.engine.clients.http import ServerEngine
-from hone.engine.engine import EmbeddedEngine
+from hone.engine.engine import DrawnToken, EmbeddedEngine
 from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
 from hone.engine.protocol import RunnerKind
 from hone.engine.session import TokenizerRules
@@ -21,7 +24,7 @@ from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt
 
 
-class PolicyEngine(GenerationEngine, Protocol):
+class _PolicyEngine(GenerationEngine, Protocol):
     """An engine that samples from a policy in training: embedded, a server's client, or a fleet of replicas."""
 
     @property
@@ -49,14 +52,13 @@ class PolicyEngine(GenerationEngine, Protocol):
 
     def close(self) -> None:
         """End what it has open elsewhere."""
-        ...
 
 
 @dataclass
 class EngineActor:
     """Engine as an actor: one that the policy's weights are published to."""
 
-    engine: PolicyEngine
+    engine: _PolicyEngine
     reported_notes: set[str] = field(default_factory=set[str])
 
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
@@ -119,10 +121,8 @@ def make_engine(
     runner: RunnerKind = "auto",
     guarantees: EngineGuarantees = NO_GUARANTEES,
 ) -> EmbeddedEngine:
-    """Make an engine over the policy's own module, with slots for the longest prompt and answer.
-
-    Raises ConfigError or ResourceError if the requested `runner` is unavailable.
-    """
+    """Make an engine over the policy's own module, with slots for the longest prompt and answer. Raises ConfigError or
+    ResourceError if the requested `runner` is unavailable."""
     return open_engine(
         policy.decoder,
         tokenizer_rules(policy),
@@ -140,7 +140,7 @@ def tokenizer_rules(policy: TokenPolicy) -> TokenizerRules:
     return TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode)
 
 
-def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> PolicyEngine:
+def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> _PolicyEngine:
     """Make the client of a server, or of several, that receive the policy's weights. Raises ConfigError for an invalid
     address, and for a policy with `exactness = "bitwise"`."""
     if policy.decoder.exactness == "bitwise":
@@ -150,23 +150,15 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
     else:
         from hone.engine.fleet.server_transport import open_server_fleet as connect  # noqa: PLC0415 - as above
     return connect(
-        config,
-        model=policy.decoder,
-        save=policy.save_merged,
-        text=tokenizer_rules(policy),
-        slots=slots,
-        seed=seed,
+        config, model=policy.decoder, save=policy.save_merged, text=tokenizer_rules(policy), slots=slots, seed=seed
     )
 
 
 def make_prompts(
     examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, room: int
 ) -> tuple[list[Prompt], list[str]]:
-    """Tokenise prompts; returns them with warnings.
-
-    Raises DataError naming the prompts with more than `room` tokens, unless `task.on_long_prompt` drops or truncates
-    them, and ConfigError if there is no room at all.
-    """
+    """Tokenise prompts; returns them with warnings. Raises DataError naming the prompts with more than `room` tokens,
+    unless `task.on_long_prompt` drops or truncates them, and ConfigError if there is no room at all."""
     if room < 1:
         raise ConfigError(
             f"max_tokens fills the model's context and leaves {room} tokens for a prompt; lower max_tokens, or "
@@ -197,3 +189,105 @@ def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
     turns = task.fill_template(example.prompt, example.columns)
     tokens = tokenizer.encode(turns) if isinstance(turns, str) else tokenizer.apply_chat(turns)
     return Prompt(id=example.id, content=turns, tokens=tokens, columns=example.columns)
+
+
+# ------------------------------------------------------------------------------------------------------------ streaming
+
+Decode: TypeAlias = Callable[[NDArray[np.int32]], str]
+INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+
+
+class StreamListener(Protocol):
+    """Receiver of streamed text. Text is never retracted."""
+
+    def on_prompts(self, prompts: Sequence[str]) -> None:
+        """Begin: answer k belongs to `prompts[k]`; prompts may repeat."""
+
+    def on_text(self, answer: int, text: str) -> None:
+        """Receive more text of answer number `answer`."""
+
+    def on_end(self, answer: int, text: str) -> None:
+        """Receive the last text of answer number `answer`."""
+
+
+@dataclass(slots=True)
+class IncrementalDetokenizer:
+    """Text of one answer. Its last token is held back: a stop string may end in it, or it may be sampled again."""
+
+    decode: Decode
+    emitted: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    _prefix_start: int = 0
+    """Start of the context for decoding the next tokens, up to `_known`: a character may consist of several."""
+    _prefix_end: int = 0
+
+    def add(self, place: int, token: int) -> str:
+        """Set token number `place` to `token`; returns the new text."""
+        self.tokens[place:] = [token]
+        end = len(self.tokens) - 1
+        before = self._text(self._prefix_end)
+        now = self._text(end)
+        if now.endswith(INCOMPLETE_CHARACTER) or not now.startswith(before):
+            return ""
+        self._prefix_start, self._prefix_end = self._prefix_end, end
+        piece = now[len(before) :]
+        self.emitted += piece
+        return piece
+
+    def finish(self, whole: str) -> str:
+        """Rest of the finished answer; the whole answer on a new line if its beginning changed."""
+        return whole[len(self.emitted) :] if whole.startswith(self.emitted) else f"\n{whole}"
+
+    def _text(self, end: int) -> str:
+        return self.decode(np.array(self.tokens[self._prefix_start : end], np.int32))
+
+
+@dataclass
+class StreamingEngine:
+    """Engine with streaming to a listener; implements `core.generation.GenerationSession`."""
+
+    engine: EmbeddedEngine
+    decode: Decode
+    listener: StreamListener
+    _texts: dict[tuple[str, int], tuple[int, IncrementalDetokenizer]] = field(
+        default_factory=dict[tuple[str, int], tuple[int, IncrementalDetokenizer]]
+    )
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Queue requests, and report their tokens from now on."""
+        self.engine.submit(requests, round=round)
+        for request in requests:
+            for sample in range(request.first_sample, request.first_sample + request.samples):
+                number = self._texts.get((request.id, sample), (len(self._texts), None))[0]
+                self._texts[request.id, sample] = number, IncrementalDetokenizer(self.decode)
+        self.engine.observer = self._observe
+
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        """The engine's next completion, reported as ended."""
+        try:
+            completion = self.engine.next_completion(request_ids, wake=wake)
+        finally:
+            if not self.engine.has_requests():
+                self.engine.observer = None
+        if completion is None:
+            return None
+        number, text = self._texts[completion.request_id, completion.sample_index]
+        self.listener.on_end(number, text.finish(completion.text(self.decode)))
+        return completion
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        """Drop these requests, and report nothing more of them."""
+        self.engine.cancel(request_ids)
+        if not self.engine.has_requests():
+            self.engine.observer = None
+
+    def reset_stats(self) -> None:
+        self.engine.reset_stats()
+
+    def _observe(self, tokens: Sequence[DrawnToken]) -> None:
+        for one in tokens:
+            number, text = self._texts[one.request_id, one.sample_index]
+            if piece := text.add(one.position, one.token):
+                self.listener.on_text(number, piece)

@@ -47,12 +47,12 @@ class SearchOptions:
 
     def fields(self) -> dict[str, Json]:
         """Values for `[evaluation.search]` that were given."""
-        given: dict[str, Json] = {"plans": list(self.plans), "step": self.step, "answer": self.answer}
+        values: dict[str, Json] = {"plans": list(self.plans), "step": self.step, "answer": self.answer}
         if self.scorer and (":" in self.scorer or self.scorer in BUILTIN_FUNCTIONS):
-            given["scorer"] = {"kind": "verifier", "functions": [{"use": self.scorer}]}
+            values["scorer"] = {"kind": "verifier", "functions": [{"use": self.scorer}]}
         elif self.scorer:
-            given["scorer"] = {"kind": "model", "path": self.scorer}
-        return {name: value for name, value in given.items() if value}
+            values["scorer"] = {"kind": "model", "path": self.scorer}
+        return {name: value for name, value in values.items() if value}
 
 
 OWN_SEARCH = SearchOptions()

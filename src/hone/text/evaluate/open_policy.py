@@ -1,5 +1,6 @@
-"""Opening of a token policy: from a folder, a run, or a new network with a new tokenizer."""
+"""Opening of a token policy or scorer: from a folder, a run, or a new network; and export of a policy out of a run."""
 
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -7,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError
 from hone.models.language.config import (
     EXPERT_FAMILIES,
     MAX_EXPERTS,
@@ -19,7 +20,16 @@ from hone.models.language.config import (
 from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
 from hone.models.language.init import new_model
-from hone.models.language.lora import LoraConfig
+from hone.models.language.lora import LoraConfig, new_adapter
+from hone.models.language.peft_folder import is_adapter, read_peft_folder
+from hone.models.language.scalar_head import (
+    ScalarHeadModel,
+    ScoredTokens,
+    TokenScorer,
+    load_scalar_head,
+    new_scalar_head,
+    scored_tokens,
+)
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import (
     DEFAULT_CHAT_TEMPLATE,
@@ -29,7 +39,8 @@ from hone.models.language.tokenizers import (
     character_tokenizer,
     load_tokenizer,
 )
-from hone.run.saved_config import policy_folder
+from hone.run.saved_config import is_control, policy_folder
+from hone.run.store.durable import remove_tree, sync_path, writing, writing_tensors
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 
@@ -155,14 +166,29 @@ class ModelSource(Config):
             )
         return self
 
+    def require_own_memory(self, device: str) -> None:
+        """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
+        if self.activation_offload and not device.startswith("cuda"):
+            raise ConfigError(
+                f"model.activation_offload = true needs a GPU; with run.device = {device!r} activations are in the "
+                "host's memory anyway: remove it, or set model.activation_checkpointing = true"
+            )
+
+    def resolved_compute(self, device: str) -> str:
+        """Data type of the trainer's products: `auto` follows the processor's instructions, not a measurement, so that
+        runs are reproducible."""
+        if self.compute != "auto":
+            return self.compute
+        if self.weights == "bfloat16" or self.exactness == "bitwise":
+            return self.weights
+        return "bfloat16" if has_fast_bfloat16(device) else "float32"
+
 
 def open_policy(
     source: ModelSource, *, seed: int, device: str, temperature: float, tokenizer: Tokenizer | None = None
 ) -> TokenPolicy:
-    """Load or make the policy, with `tokenizer` where it was loaded before.
-
-    Raises DataError naming the folder and the problem.
-    """
+    """Load or make the policy, with `tokenizer` where it was loaded before. Raises DataError naming the folder and the
+    problem."""
     adapter = None
     if source.new is not None:
         tokenizer = tokenizer or _new_tokenizer(source.new, chat=False)
@@ -183,7 +209,7 @@ def open_policy(
             adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
             decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
-    set_arithmetic(decoder, source, device)
+    _set_arithmetic(decoder, source, device)
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
@@ -193,31 +219,12 @@ def open_policy(
     return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter, expert_training=source.experts)
 
 
-def set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
+def _set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
     """Give a decoder the products' type and the memory settings of its config. Raises as `require_own_memory`."""
-    require_own_memory(source, device)
-    decoder.set_compute_dtype(resolved_compute(source, device))
+    source.require_own_memory(device)
+    decoder.set_compute_dtype(source.resolved_compute(device))
     decoder.rounds_weights_again = source.round_weights_again
     decoder.offloads_activations = source.activation_offload
-
-
-def require_own_memory(source: ModelSource, device: str) -> None:
-    """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
-    if source.activation_offload and not device.startswith("cuda"):
-        raise ConfigError(
-            f"model.activation_offload = true needs a GPU; with run.device = {device!r} activations are in the host's "
-            "memory anyway: remove it, or set model.activation_checkpointing = true"
-        )
-
-
-def resolved_compute(source: ModelSource, device: str) -> str:
-    """Data type of the trainer's products: `auto` is resolved by the processor's instructions, not by a measurement, so
-    that runs are reproducible."""
-    if source.compute != "auto":
-        return source.compute
-    if source.weights == "bfloat16" or source.exactness == "bitwise":
-        return source.weights
-    return "bfloat16" if has_fast_bfloat16(device) else "float32"
 
 
 def has_fast_bfloat16(device: str) -> bool:
@@ -229,10 +236,8 @@ def has_fast_bfloat16(device: str) -> bool:
 
 
 def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenizer, int]:
-    """Open the tokenizer and the context length of the policy without its weights, to check data first.
-
-    `chat`: the data hold conversations, so that a new tokenizer needs a chat template and tokens for the roles.
-    """
+    """Open the tokenizer and the context length of the policy without its weights, to check data first. `chat`: the
+    data hold conversations, so that a new tokenizer needs a chat template and tokens for the roles."""
     if source.new is not None:
         return _new_tokenizer(source.new, chat=chat), source.new.max_positions
     assert source.path is not None
@@ -283,3 +288,92 @@ def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
         head_dim=new.head_dim,
         max_positions=new.max_positions,
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- export
+def export_policy(policy: Path, target: Path, *, adapter: bool) -> str:
+    """Write the model in `policy` into a new folder, and return a sentence about it: whole, an adapter merged into its
+    base, or with `adapter` the PEFT folder as it is. The folder is complete, or it is not there. Raises ConfigError for
+    a target that is in the way, a control policy, and `adapter` of a whole model; DataError for a damaged folder;
+    ResourceError where the target cannot be written."""
+    if is_control(policy):
+        raise ConfigError(
+            f"{policy} is a control policy, which is complete as it is: copy the folder; hone export is for language "
+            "models"
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
+    if adapter and not is_adapter(policy):
+        raise ConfigError(f"{policy} holds all weights and no adapter; leave --adapter out")
+    part = target.absolute().with_name(f".{target.absolute().name}.part")
+    if part.exists():
+        remove_tree(part)
+    with writing_tensors(target):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        if is_adapter(policy) and not adapter:
+            open_policy(ModelSource(path=str(policy)), seed=0, device="cpu", temperature=1.0).save_merged(part)
+        else:
+            shutil.copytree(policy, part)
+    for file in part.iterdir():
+        sync_path(file)
+    with writing(target):
+        part.replace(target)
+    sync_path(target.absolute().parent)
+    if not is_adapter(policy):
+        return f"wrote {target}: the whole model, for transformers and vLLM"
+    base = read_peft_folder(policy).base
+    if adapter:
+        return f"wrote {target}: the adapter, for PEFT; its base is {base}"
+    return f"wrote {target}: the whole model for transformers and vLLM, the adapter merged into {base}"
+
+
+# ---------------------------------------------------------------------------------------------------------- open scorer
+def open_scorer(
+    source: ModelSource, *, reads: ScoredTokens, seed: int, device: str, tokenizer: Tokenizer | None = None
+) -> TokenScorer:
+    """Load a scorer's folder, or put a new head on a policy or on a new network. With `source.lora` the head is trained
+    in full and the decoder by an adapter, which is saved merged. A head for other tokens than `reads` is kept: a reward
+    model of answers is a good start for one of steps. Raises DataError naming the folder and the problem; ConfigError
+    for `exactness = "bitwise"`, which is a policy's."""
+    if source.exactness == "bitwise":
+        raise ConfigError('model.exactness = "bitwise" is for policies whose answers are sampled; remove it')
+    folder = None if source.path is None else policy_folder(Path(source.path))
+    if folder is None or scored_tokens(folder) is None:
+        policy = open_policy(source, seed=seed, device=device, temperature=1.0, tokenizer=tokenizer)
+        policy.decoder.head = None
+        model = new_scalar_head(policy.decoder, seed=seed, reads=reads).to(device)
+        return TokenScorer(model, policy.tokenizer, adapter=policy.adapter)
+    model = load_scalar_head(
+        folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
+    )
+    model.train()
+    tokenizer = tokenizer or load_tokenizer(folder)
+    tokenizer.check_fits(model.decoder.config.vocab_size, where=str(folder))
+    _set_arithmetic(model.decoder, source, device)
+    adapter = None if source.lora is None else new_adapter(model.decoder, source.lora, folder, seed=seed)
+    return TokenScorer(_with_head_for(model, reads), tokenizer, adapter=adapter)
+
+
+def load_scorer(folder: Path | str, *, device: str = "cpu", dtype: str = "float32") -> TokenScorer:
+    """The scorer of a folder with a scalar head and its tokenizer. Raises DataError."""
+    place = policy_folder(Path(folder))
+    model = load_scalar_head(place, device=device, dtype=dtype)
+    tokenizer = load_tokenizer(place)
+    tokenizer.check_fits(model.decoder.config.vocab_size, where=str(place))
+    return TokenScorer(model, tokenizer)
+
+
+def _with_head_for(model: ScalarHeadModel, reads: ScoredTokens) -> ScalarHeadModel:
+    """The same network with a head for the tokens `reads`: of steps with a bias, 0 at first, of answers without. Raises
+    DataError where a bias would be lost."""
+    if model.reads == reads:
+        return model
+    if model.score.bias is not None and float(model.score.bias.abs().max()) > 0:
+        raise DataError(
+            "a head of steps has a bias, which a sequence classifier of transformers has not: its scores would shift; "
+            "start from the policy, or from a reward model of answers"
+        )
+    changed = ScalarHeadModel(model.decoder, reads).to(model.score.weight.device)
+    with torch.no_grad():
+        changed.score.weight.copy_(model.score.weight)
+    return changed

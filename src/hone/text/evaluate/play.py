@@ -22,8 +22,7 @@ from hone.run.saved_config import config_tree, is_control, table_of
 from hone.run.store.evaluations import AnswerRow
 from hone.text.dialogues.config import PREFIX, DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
-from hone.text.dialogues.protocol import WorldFaultError, WorldHost
-from hone.text.evaluate.dialogue_answers import prompt_text, said_turns
+from hone.text.dialogues.hosted import WorldFaultError, WorldHost
 from hone.text.evaluate.dialogues import (
     DialogueLimits,
     History,
@@ -31,10 +30,12 @@ from hone.text.evaluate.dialogues import (
     TokenizerDialogue,
     dialogue_context,
     open_dialogue,
+    prompt_text,
+    said_turns,
 )
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.tasks.conversation import Conversation, ConversationLimits, ConversationLoop
+from hone.text.tasks.conversation import ConversationLimits, ConversationLoop
 from hone.text.tasks.dataset import Example
 from hone.text.tasks.row_checks import PromptContent
 from hone.text.tasks.world import Prompt
@@ -44,12 +45,11 @@ OWN_WORLD = "own"
 """Names the world of the run's own task."""
 
 
-class DialoguePlayer(Protocol):
+class _DialoguePlayer(Protocol):
     """The person."""
 
     def show(self, speaker: str, text: str) -> None:
         """Show a turn of `policy`, `environment` or `prompt`."""
-        ...
 
     def reply(self, suggestion: str | None) -> str | None:
         """Ask for the person's turn; `suggestion` is what an empty one stands for. None ends the dialogue."""
@@ -74,7 +74,7 @@ class PlayRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaySettings:
+class _PlaySettings:
     """Task and limits of the dialogue."""
 
     task: DialogueTaskConfig
@@ -90,7 +90,7 @@ class _PersonHost:
 
     own: WorldHost
     side: PlaySide
-    player: DialoguePlayer
+    player: _DialoguePlayer
     begins: bool
     """The world has to be begun, also where only its tools are asked."""
 
@@ -127,10 +127,7 @@ class _PersonHost:
         if own is not None and self.side == "user":
             self.player.show("environment", prompt_text(own.messages))
             return replace(own, reward=0.0, done=False)
-        return self._replied(own)
-
-    def _replied(self, own: WorldTurn | None) -> WorldTurn:
-        """The person's turn; an empty one in the world's place is the world's own."""
+        # An empty turn in the world's place is the world's own.
         typed = self.player.reply(None if own is None else prompt_text(own.messages))
         if typed is None:
             return WorldTurn(done=True)
@@ -144,30 +141,11 @@ class _PersonHost:
         return WorldTurn(messages=[{"role": "user", "content": typed.rstrip() + end}], reward=own.reward)
 
 
-def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
-    """Lead one dialogue of a person with a policy; returns it with its end.
-
-    Raises ConfigError for a control policy, or a task without dialogues on the world's side; HoneError as training does
-    for a world that fails at its start.
-    """
+def play_dialogue(wanted: PlayRequest, player: _DialoguePlayer) -> AnswerRow:
+    """Lead one dialogue of a person with a policy; returns it with its end. Raises ConfigError for a control policy, or
+    a task without dialogues on the world's side; HoneError as training does for a world that fails at its start."""
     if is_control(wanted.policy):
         raise ConfigError(f"{wanted.policy} is a control policy, which writes no text")
-    settings = _play_settings(wanted)
-    source = ModelSource(path=str(wanted.policy))
-    policy = open_policy(source, seed=0, device=wanted.device, temperature=wanted.temperature or 1.0)
-    dialogue = open_dialogue(settings.task)
-    if dialogue is None:
-        raise ConfigError(
-            f"{wanted.policy}: its task has neither a world nor tools; name a world: hone play file.py:Class"
-        )
-    try:
-        return _play(wanted, settings, policy, dialogue, player)
-    finally:
-        dialogue.close()
-
-
-def _play_settings(wanted: PlayRequest) -> PlaySettings:
-    """Settings of the run's evaluation or training, with the world that is asked for. Raises ConfigError."""
     tree = {} if wanted.run is None else config_tree(wanted.run)
     own, rollout = table_of(tree, "evaluation"), table_of(tree, "rollout")
     limits = {**rollout, **own}
@@ -183,26 +161,37 @@ def _play_settings(wanted: PlayRequest) -> PlaySettings:
     except ValidationError as error:
         raise ConfigError(*(f"world {wanted.world}: {one['msg']}" for one in error.errors())) from None
     context, stop = limits.get("context"), limits.get("stop")
-    return PlaySettings(
+    settings = _PlaySettings(
         task=config,
         max_tokens=int(cast("int", limits.get("max_tokens") or 256)),
         stop=tuple(cast("list[str]", stop or [])),
         context=context if isinstance(context, int) else None,
         history=cast("History", limits.get("history") or "append"),
     )
+    source = ModelSource(path=str(wanted.policy))
+    policy = open_policy(source, seed=0, device=wanted.device, temperature=wanted.temperature or 1.0)
+    dialogue = open_dialogue(settings.task)
+    if dialogue is None:
+        raise ConfigError(
+            f"{wanted.policy}: its task has neither a world nor tools; name a world: hone play file.py:Class"
+        )
+    try:
+        return _play(wanted, settings, policy, dialogue, player)
+    finally:
+        dialogue.close()
 
 
 def _play(
-    wanted: PlayRequest, settings: PlaySettings, policy: TokenPolicy, dialogue: OpenedDialogue, player: DialoguePlayer
+    wanted: PlayRequest, settings: _PlaySettings, policy: TokenPolicy, dialogue: OpenedDialogue, player: _DialoguePlayer
 ) -> AnswerRow:
     context = dialogue_context(settings.context, policy.decoder.config.max_positions)
     limits = DialogueLimits(max_tokens=settings.max_tokens, context=context, history=settings.history)
-    told = dialogue.tokenizer(policy.tokenizer)
+    tokenizer = dialogue.tokenizer(policy.tokenizer)
     rows = dialogue.examples().rows
-    prompt = _prompt(wanted, rows[wanted.seed % len(rows)], told, player)
+    prompt = _prompt(wanted, rows[wanted.seed % len(rows)], tokenizer, player)
     host = _PersonHost(dialogue.host, wanted.side, player, dialogue.description.begins)
     rules = replace(dialogue.rules(limits), begins=True, pays=wanted.side == "world")
-    tokens = TokenizerDialogue(told, limits.history)
+    tokens = TokenizerDialogue(tokenizer, limits.history)
     environment = DialogueEnvironment(host, rules, tokens, [prompt], seed=wanted.seed)
     sampling = SamplingParams(
         max_tokens=settings.max_tokens,
@@ -222,26 +211,8 @@ def _play(
     )
     for _ in loop.finished_groups():
         pass
-    return _ended(loop.groups[0][0], prompt, player)
-
-
-def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: DialoguePlayer) -> Prompt:
-    """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
-    content: PromptContent = row.prompt
-    if wanted.side == "user":
-        typed = player.reply(None)
-        if not typed:
-            raise DataError("a dialogue needs first words")
-        asked: list[dict[str, object]] = [{"role": "user", "content": typed}]
-        content = typed if tokenizer.chat_template is None else asked
-    plain = isinstance(content, str)
-    none = np.zeros(0, np.int32)
-    tokens = (tokenizer.encode(content) if content else none) if plain else tokenizer.apply_chat(content)
-    return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns)
-
-
-def _ended(conversation: Conversation, prompt: Prompt, player: DialoguePlayer) -> AnswerRow:
-    """The dialogue with its end; an answer that was cut has not been shown."""
+    # The dialogue with its end; an answer that was cut has not been shown
+    conversation = loop.groups[0][0]
     outcome = conversation.outcome
     turns = said_turns(conversation.messages)
     if conversation.stop == "max_tokens":
@@ -257,6 +228,21 @@ def _ended(conversation: Conversation, prompt: Prompt, player: DialoguePlayer) -
         stop=conversation.stop or "",
         fault="" if outcome is None else outcome.reason,
     )
+
+
+def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: _DialoguePlayer) -> Prompt:
+    """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
+    content: PromptContent = row.prompt
+    if wanted.side == "user":
+        typed = player.reply(None)
+        if not typed:
+            raise DataError("a dialogue needs first words")
+        asked: list[dict[str, object]] = [{"role": "user", "content": typed}]
+        content = typed if tokenizer.chat_template is None else asked
+    plain = isinstance(content, str)
+    none = np.zeros(0, np.int32)
+    tokens = (tokenizer.encode(content) if content else none) if plain else tokenizer.apply_chat(content)
+    return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns)
 
 
 def _settled(work: Callable[[], WorldTurn]) -> "Future[WorldTurn]":

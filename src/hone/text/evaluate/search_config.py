@@ -28,7 +28,6 @@ class SearchModelScorer(Config):
 
     @property
     def name(self) -> str:
-        """Name for display."""
         return self.path
 
 
@@ -45,11 +44,9 @@ class SearchVerifierScorer(Config):
 
     @property
     def name(self) -> str:
-        """Name for display."""
         return ", ".join(reward.name for reward in self.functions)
 
     def rewards(self, functions: Sequence[Reward]) -> RewardsConfig:
-        """Rewards with these functions."""
         return RewardsConfig(functions=list(functions), missing_allowed=1.0)
 
 
@@ -69,7 +66,6 @@ class SearchWorldModelScorer(Config):
 
     @property
     def name(self) -> str:
-        """Name for display."""
         return f"p({self.wanted}) under {self.path}"
 
 

@@ -7,7 +7,8 @@ that select after each step are searched for real. All plans answer the same pro
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,32 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams, generate
 from hone.core.judging import Scorer
 from hone.estimators.means import mean_interval, paired_difference
+from hone.models.language.token_policy import TokenPolicy
+from hone.rewards.config import Reward
+from hone.rewards.functions import extract_answer
+from hone.rewards.scorer import RewardScorer
 from hone.run.store.records import ORACLE, PlanScore, SearchRecord
-from hone.text.evaluate.search_scorers import score_texts, scorer_input
+from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.reward_members import ModelLoader, reward_scorer
+from hone.text.evaluate.search_config import (
+    SearchConfig,
+    SearchModelScorer,
+    SearchVerifierScorer,
+    SearchWorldModelScorer,
+)
+from hone.text.evaluate.search_scorers import (
+    AGGREGATES,
+    Decode,
+    ModelCandidateScorer,
+    VerifierCandidateScorer,
+    WorldModelCandidateScorer,
+    open_world_model_scorer,
+    score_texts,
+    scorer_input,
+)
+from hone.text.evaluate.text_eval import TextEvaluation
 from hone.text.search import estimates
-from hone.text.search.candidates import EMPTY, Candidate, extended
+from hone.text.search.candidates import EMPTY, Candidate, CandidateScorer, extended
 from hone.text.search.plans import BeamPlan, TreesPlan
 from hone.text.search.searching import Searching, SearchTools
 from hone.text.tasks.world import Prompt
@@ -91,13 +114,13 @@ class PlanValues:
 
     def row(self) -> PlanScore:
         """The row of the table, with its interval."""
-        found = mean_interval(self.values)
+        estimate = mean_interval(self.values)
         return PlanScore(
             plan=self.plan,
             family=self.family,
-            mean=found.mean,
-            low=found.low,
-            high=found.high,
+            mean=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
             drawn_tokens=self.drawn_tokens,
             scored_tokens=self.scored_tokens,
             seconds=self.seconds,
@@ -113,29 +136,44 @@ def sizes_up_to(pool: int, wanted: Sequence[int]) -> list[int]:
 def evaluate_search(
     session: GenerationSession, prompts: Sequence[Prompt], truth: Scorer, settings: SearchSettings
 ) -> SearchRecord:
-    """Search the answers of `prompts` by every plan; `truth` says which are right.
-
-    Raises DataError if no answer could be judged, or if `settings.tools.step` never occurs in the answers while a plan
-    selects after each step.
-    """
+    """Search the answers of `prompts` by every plan; `truth` says which are right. Raises DataError if no answer could
+    be judged, or if `settings.tools.step` never occurs in the answers while a plan selects after each step."""
     prompts, pool = _draw_pool(session, prompts, truth, settings)
     if settings.step_plans:
         _require_steps(pool, settings.tools.step)
-    plans = _pool_plans(pool, settings)
+    # Plans on whole answers, by family and size
+    answers = [[settings.tools.answer_of(text) for text in some] for some in pool.texts]
+    likeliest = np.array([[one.mean_logp for one in some] for some in pool.candidates])
+    families: dict[str, tuple[Callable[[int], Floats], bool]] = {
+        ORACLE: (lambda k: estimates.pass_at(pool.truth, k), False),
+        "majority": (lambda k: estimates.vote(answers, pool.truth, k, seed=settings.seed), False),
+        "likeliest": (lambda k: estimates.best_of(likeliest, pool.truth, k), False),
+    }
+    if pool.scores is not None:
+        scores = pool.scores
+        families["best_of"] = (lambda k: estimates.best_of(scores, pool.truth, k), True)
+        families["weighted_vote"] = (
+            lambda k: estimates.vote(answers, pool.truth, k, weights=scores, seed=settings.seed),
+            True,
+        )
+    sizes = [size for size in settings.sizes if size > 1]
+    plans = [_pool_plan(pool, ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
+    for family, (values, scored) in families.items():
+        plans += [_pool_plan(pool, family, size, values(size), scored=scored) for size in sizes]
     for plan in settings.step_plans:
         plans.append(_searched(session, plan, prompts, truth, settings))
-    told = [plan for plan in plans if not np.isnan(plan.values).any()]
+    judged = [plan for plan in plans if not np.isnan(plan.values).any()]
     lost = [
         f"{plan.plan}: {int(np.isnan(plan.values).sum())} selected answers could not be judged; it is left out"
         for plan in plans
         if np.isnan(plan.values).any()
     ]
-    notes = [] if settings.scorer_is_truth else [*_constant_note(pool), *hurting_notes(told)]
+    notes = [] if settings.scorer_is_truth else [*_constant_note(pool), *hurting_notes(judged)]
     return SearchRecord(
         problems=len(prompts),
         scorer=settings.scorer_name,
         auc=math.nan if pool.scores is None else auc(pool.scores, pool.truth),
-        plans=tuple(plan.row() for plan in told),
+        plans=tuple(plan.row() for plan in judged),
         notes=(*lost, *notes),
     )
 
@@ -193,16 +231,14 @@ def _constant_note(pool: _Pool) -> list[str]:
 
 def _worse(before: PlanValues, after: PlanValues) -> str:
     """The difference in words if `after` is worse on the same problems; empty otherwise."""
-    found = paired_difference(before.values, after.values)
-    if found.high >= 0:
+    paired = paired_difference(before.values, after.values)
+    if paired.high >= 0:
         return ""
     means = f"{after.values.mean():.3f} against {before.values.mean():.3f}"
-    return f"{means} (difference {found.difference:.3f}, 95% interval {found.low:.3f} to {found.high:.3f})"
+    return f"{means} (difference {paired.difference:.3f}, 95% interval {paired.low:.3f} to {paired.high:.3f})"
 
 
 # ---------------------------------------------------------------------------------------------------- whole answers
-
-
 def _draw_pool(
     session: GenerationSession, prompts: Sequence[Prompt], truth: Scorer, settings: SearchSettings
 ) -> tuple[list[Prompt], _Pool]:
@@ -225,9 +261,9 @@ def _draw_pool(
     scores, reads, scored_s = None, False, 0.0
     if settings.tools.scorer is not None:
         began = time.perf_counter()
-        found = settings.tools.scorer.score(list(zip(asked, whole, strict=True)))
+        scored = settings.tools.scorer.score(list(zip(asked, whole, strict=True)))
         scored_s = time.perf_counter() - began
-        scores, reads = np.stack([one.values for one in found]), any(one.tokens_read.any() for one in found)
+        scores, reads = np.stack([one.values for one in scored]), any(one.tokens_read.any() for one in scored)
     return [prompts[place] for place in kept], _Pool(
         candidates=[whole[place] for place in kept],
         texts=[[one.text for one in inputs[place]] for place in kept],
@@ -250,29 +286,6 @@ def _candidate(one: Completion) -> Candidate:
     return extended(EMPTY, one, finish=one.finish_reason)
 
 
-def _pool_plans(pool: _Pool, settings: SearchSettings) -> list[PlanValues]:
-    """Plans on whole answers, by family and size."""
-    answers = [[settings.tools.answer_of(text) for text in some] for some in pool.texts]
-    likeliest = np.array([[one.mean_logp for one in some] for some in pool.candidates])
-    families: dict[str, tuple[Callable[[int], Floats], bool]] = {
-        ORACLE: (lambda k: estimates.pass_at(pool.truth, k), False),
-        "majority": (lambda k: estimates.vote(answers, pool.truth, k, seed=settings.seed), False),
-        "likeliest": (lambda k: estimates.best_of(likeliest, pool.truth, k), False),
-    }
-    if pool.scores is not None:
-        scores = pool.scores
-        families["best_of"] = (lambda k: estimates.best_of(scores, pool.truth, k), True)
-        families["weighted_vote"] = (
-            lambda k: estimates.vote(answers, pool.truth, k, weights=scores, seed=settings.seed),
-            True,
-        )
-    sizes = [size for size in settings.sizes if size > 1]
-    found = [_pool_plan(pool, ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
-    for family, (values, scored) in families.items():
-        found += [_pool_plan(pool, family, size, values(size), scored=scored) for size in sizes]
-    return found
-
-
 def _pool_plan(pool: _Pool, family: str, size: int, values: Floats, *, scored: bool) -> PlanValues:
     share, read = size / pool.truth.shape[1], 0.0
     if scored and pool.scorer_reads:
@@ -288,8 +301,6 @@ def _pool_plan(pool: _Pool, family: str, size: int, values: Floats, *, scored: b
 
 
 # ----------------------------------------------------------------------------------------------------- step by step
-
-
 def _require_steps(pool: _Pool, step: str) -> None:
     texts = [text for some in pool.texts for text in some]
     if not any(step in text for text in texts):
@@ -310,9 +321,9 @@ def _searched(
 ) -> PlanValues:
     search = Searching(session, plan, settings.tools)
     began = time.perf_counter()
-    found = {one.request_id: one for one in generate(search, _requests(prompts, settings, samples=1))}
+    completions = {one.request_id: one for one in generate(search, _requests(prompts, settings, samples=1))}
     seconds = time.perf_counter() - began
-    inputs = [[scorer_input(prompt, _candidate(found[prompt.id]), settings.tools.decode)] for prompt in prompts]
+    inputs = [[scorer_input(prompt, _candidate(completions[prompt.id]), settings.tools.decode)] for prompt in prompts]
     family, _, size = str(plan).partition(":")
     costs = list(search.costs.values())
     return PlanValues(
@@ -323,3 +334,101 @@ def _searched(
         scored_tokens=float(np.mean([cost.scored_tokens for cost in costs])),
         seconds=seconds / len(prompts),
     )
+
+
+# ------------------------------------------------------------------------------------------ the search of an evaluation
+@dataclass(kw_only=True)
+class OpenedSearch:
+    """A search whose scorer is opened: the same problems and plans for any policy."""
+
+    config: SearchConfig
+    exam: TextEvaluation
+    load: ModelLoader
+    """Folder and data type of the weights -> reward model."""
+    opened: list[RewardScorer] = field(default_factory=list[RewardScorer])
+
+    def run(self, policy: TokenPolicy) -> SearchRecord:
+        """Search the answers of the evaluation's problems by every plan. Raises DataError as `evaluate_search`, and for
+        a scorer that cannot score these problems."""
+        config, evaluation = self.config, self.exam.config
+        decode = policy.tokenizer.decode
+        scorer = self.scorer(decode)
+        if isinstance(scorer, WorldModelCandidateScorer):
+            scorer.require_vocabulary(policy.tokenizer)
+        settings = SearchSettings(
+            pool=config.pool,
+            sizes=sizes_up_to(config.pool, [plan.answers for plan in config.plans]),
+            step_plans=config.step_plans,
+            sampling=SamplingParams(
+                max_tokens=evaluation.max_tokens, temperature=config.temperature, stop=tuple(evaluation.stop)
+            ),
+            tools=SearchTools(
+                decode=decode, scorer=scorer, answer_of=partial(extract_answer, pattern=config.answer), step=config.step
+            ),
+            scorer_name="" if config.scorer is None else config.scorer.name,
+            scorer_is_truth=isinstance(config.scorer, SearchVerifierScorer),
+            seed=evaluation.seed,
+        )
+        engine = make_engine(
+            policy,
+            slots=evaluation.max_concurrent,
+            longest_prompt=_longest(self.exam).tokens.size,
+            max_tokens=evaluation.max_tokens,
+            seed=evaluation.seed,
+        )
+        return evaluate_search(engine, self.exam.prompts, self.exam.scorer, settings)
+
+    def scorer(self, decode: Decode) -> CandidateScorer | None:
+        """The scorer of the config, checked. Raises HoneError."""
+        match self.config.scorer:
+            case None:
+                return None
+            case SearchModelScorer() as asked:
+                return self._model(asked, decode)
+            case SearchWorldModelScorer() as asked:
+                return open_world_model_scorer(asked, self.exam.prompts, self.exam.examples)
+            case SearchVerifierScorer() as asked:
+                whole = self._verifier(asked, asked.functions)
+                beginnings = self._verifier(asked, asked.beginnings) if asked.beginnings else whole
+                return VerifierCandidateScorer(
+                    prompts={prompt.id: prompt for prompt in self.exam.prompts},
+                    whole=whole,
+                    beginnings=beginnings,
+                    decode=decode,
+                )
+
+    def close(self) -> None:
+        """End the worker processes of the scorer."""
+        for scorer in self.opened:
+            scorer.close()
+        self.opened.clear()
+
+    def _model(self, asked: SearchModelScorer, decode: Decode) -> ModelCandidateScorer:
+        model = self.load(asked.path, asked.weights).model
+        limit, longest = model.decoder.config.max_positions, _longest(self.exam)
+        wanted = len(longest.tokens) + self.exam.config.max_tokens
+        if wanted > limit:
+            raise DataError(
+                f"evaluation.search.scorer.path = {asked.path}: the reward model reads {limit} tokens; prompt "
+                f"{longest.id} has {len(longest.tokens)} and an answer up to {self.exam.config.max_tokens}, together "
+                f"{wanted}; lower evaluation.max_tokens, or take a scorer with more positions"
+            )
+        return ModelCandidateScorer(
+            model=model,
+            decode=decode,
+            step=self.config.step if model.reads == "steps" else None,
+            aggregate=AGGREGATES[asked.steps],
+            context=limit,
+            micro_batch_tokens=asked.micro_batch_tokens,
+            name=asked.path,
+        )
+
+    def _verifier(self, asked: SearchVerifierScorer, functions: list[Reward]) -> RewardScorer:
+        scorer = reward_scorer(asked.rewards(functions), load=self.load)
+        self.opened.append(scorer)
+        scorer.check(self.exam.examples.column_names(), self.exam.examples.rows)
+        return scorer
+
+
+def _longest(exam: TextEvaluation) -> Prompt:
+    return max(exam.prompts, key=lambda prompt: len(prompt.tokens))

@@ -1,10 +1,11 @@
 """Scorers of search candidates: reward models by token ids, verifiers by text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hone.core.conversation import TranscriptBuilder
@@ -13,7 +14,13 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, Request
 from hone.core.judging import Scorer, ScorerInput
 from hone.core.ragged import Ints
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
+from hone.models.packing import pack_rows
+from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.evaluate.search_config import SearchWorldModelScorer
 from hone.text.search.candidates import Candidate, CandidateScores
+from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.step_rewards import separator_ends
 from hone.text.tasks.world import Prompt
 
@@ -26,7 +33,7 @@ AGGREGATES: Mapping[str, Callable[[NDArray[np.float64]], float]] = {
 """Probabilities of an answer's steps -> its score."""
 
 
-class ScalarScorer(Protocol):
+class _ScalarScorer(Protocol):
     """What is asked of a scalar-head model: see `models.language.scalar_head.ScalarHeadModel`."""
 
     def score_tokens(
@@ -36,12 +43,10 @@ class ScalarScorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCandidateScorer:
-    """A reward model as scorer: sigmoid of its number at the last token, or over the ends of steps, aggregated.
+    """A reward model as scorer: sigmoid of its number at the last token, or over the ends of steps, aggregated. A model
+    of steps is asked at the end of every step and at the last token, where an answer says that it is finished."""
 
-    A model of steps is asked at the end of every step and at the last token, where an answer says that it is finished.
-    """
-
-    model: ScalarScorer
+    model: _ScalarScorer
     decode: Decode
     step: str | None
     """Text that ends a step; None for a model of whole sequences."""
@@ -113,8 +118,8 @@ class VerifierCandidateScorer:
                 [scorer_input(self.prompts[request.id], some[n], self.decode) for n in chosen]
                 for (request, some), chosen in zip(asked, places, strict=True)
             ]
-            for value, chosen, found in zip(values, places, score_texts(scorer, inputs), strict=True):
-                value[chosen] = found
+            for value, chosen, scores in zip(values, places, score_texts(scorer, inputs), strict=True):
+                value[chosen] = scores
         return [CandidateScores(values=value, tokens_read=np.zeros(len(value), np.int64)) for value in values]
 
 
@@ -158,3 +163,106 @@ def scorer_input(prompt: Prompt, one: Candidate, decode: Decode) -> ScorerInput:
         transcript=transcript,
         id=prompt.id,
     )
+
+
+# ------------------------------------------------------------------------------------------------- a model of the world
+@dataclass(frozen=True, kw_only=True)
+class WorldModelCandidateScorer:
+    """A language model that knows what the environment says, as scorer of actions."""
+
+    model: TokenPolicy
+    prompts: Mapping[str, Prompt]
+    """Prompt of each request id."""
+    wanted: str
+    """Column with the answer of the environment that is wanted."""
+    micro_batch_tokens: int = 16384
+    name: str = "world model"
+    """Name in messages."""
+
+    def score(self, asked: Sequence[tuple[Request, Sequence[Candidate]]]) -> list[CandidateScores]:
+        """Probability of the wanted answer after each of the candidates for each request; a candidate that does not fit
+        into the model's context with that answer has no score. Equal candidates are read once."""
+        rows, starts, owners = list[NDArray[np.int32]](), list[int](), list[list[int]]()
+        for request, candidates in asked:
+            first = dict[bytes, int]()
+            for one in candidates:
+                if first.setdefault(one.tokens.tobytes(), len(rows)) == len(rows):
+                    reply = self._wanted_tokens(self.prompts[request.id], one)
+                    rows.append(np.concatenate([request.prompt, one.tokens, reply]).astype(np.int32))
+                    starts.append(len(request.prompt) + len(one.tokens))
+            owners.append([first[one.tokens.tobytes()] for one in candidates])
+        values = self._probabilities(rows, starts)
+        scores: list[CandidateScores] = []
+        for own in owners:
+            read = np.zeros(len(own), np.int64)
+            for place, row in enumerate(own):
+                read[place] = len(rows[row]) if row not in own[:place] else 0
+            scores.append(CandidateScores(values=values[own], tokens_read=read))
+        return scores
+
+    def require_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Raise DataError for a policy whose tokens are not the model's."""
+        if vocabulary_hash(tokenizer) != vocabulary_hash(self.model.tokenizer):
+            raise DataError(
+                f"evaluation.search.scorer.path = {self.name}: the world model has another vocabulary than the policy, "
+                "whose tokens it would read; give a model with the same tokenizer"
+            )
+
+    def _wanted_tokens(self, prompt: Prompt, one: Candidate) -> NDArray[np.int32]:
+        text, tokenizer = str(prompt.columns[self.wanted]), self.model.tokenizer
+        if isinstance(prompt.content, str):
+            return tokenizer.encode(text)
+        return tokenizer.continue_chat(prompt.content, [{"role": "user", "content": text}], answer=one.tokens)
+
+    @torch.no_grad()
+    def _probabilities(self, rows: Sequence[NDArray[np.int32]], starts: Sequence[int]) -> NDArray[np.float64]:
+        """`[rows]` probability of each row's tokens from its start on; NaN beyond the context."""
+        values = np.full(len(rows), np.nan)
+        limit = self.model.decoder.config.max_positions
+        fits = [place for place, row in enumerate(rows) if len(row) <= limit]
+        device = next(self.model.parameters()).device
+        for batch in _batches([len(rows[place]) for place in fits], self.micro_batch_tokens):
+            places = [fits[number] for number in batch]
+            packed = pack_rows([rows[place] for place in places], device=str(device))
+            begins = packed.offsets[:-1].tolist()
+            at = [np.arange(begin + starts[p], begin + len(rows[p])) for begin, p in zip(begins, places, strict=True)]
+            targets = torch.from_numpy(np.concatenate(at)).to(device)
+            logp = self.model.token_logprobs(packed, targets - 1, packed.tokens[targets]).logp.double().cpu().numpy()
+            owner = np.repeat(np.arange(len(places)), [len(one) for one in at])
+            values[places] = np.exp(np.bincount(owner, weights=logp, minlength=len(places)))
+        return values
+
+
+def open_world_model_scorer(
+    asked: SearchWorldModelScorer, prompts: Sequence[Prompt], examples: ExampleDataset
+) -> WorldModelCandidateScorer:
+    """The scorer of a config. Raises DataError for a folder that cannot be read, and for a column that is not there."""
+    where = "evaluation.search.scorer"
+    if asked.wanted not in examples.column_names():
+        raise DataError(
+            f"{where}.wanted = {asked.wanted!r}: {examples.source} has no such column; it has "
+            f"{', '.join(sorted(examples.column_names())) or 'none'}"
+        )
+    empty = [prompt.id for prompt in prompts if not str(prompt.columns[asked.wanted] or "")]
+    if empty:
+        raise DataError(f"{where}.wanted = {asked.wanted!r} is empty in {len(empty)} rows, such as {empty[0]}")
+    model = open_policy(ModelSource(path=asked.path, weights=asked.weights), seed=0, device="cpu", temperature=1.0)
+    return WorldModelCandidateScorer(
+        model=model.requires_grad_(requires_grad=False),
+        prompts={prompt.id: prompt for prompt in prompts},
+        wanted=asked.wanted,
+        micro_batch_tokens=asked.micro_batch_tokens,
+        name=asked.path,
+    )
+
+
+def _batches(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Places in their order, cut where the next one would exceed the budget of tokens."""
+    batch: list[int] = []
+    for place, size in enumerate(sizes):
+        if batch and sum(sizes[one] for one in batch) + size > budget:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

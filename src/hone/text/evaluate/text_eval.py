@@ -1,47 +1,55 @@
 """Evaluation of a token policy on held-out prompts: scores of all answers, and their mean with a 95% interval."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from hone.core.config import Config
 from hone.core.conversation import Turn, text_after_prompt
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError
-from hone.core.generation import GenerationSession, GenerationStats, SamplingParams
+from hone.core.errors import ConfigError, DataError
+from hone.core.generation import Completion, GenerationSession, GenerationStats, Request, SamplingParams
 from hone.core.judging import Scorer
+from hone.core.strict_json import Json
+from hone.credit.self_correction import answer_turns, correction_metrics
+from hone.engine.clients.openai import OpenAiClient, OpenAiCompletion, OpenAiRequest
 from hone.estimators.means import Estimate, mean_interval
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
-from hone.rewards.each_answer import EachAnswerScorer
-from hone.rewards.scorer import RewardScorer
+from hone.rewards.scorer import EachAnswerScorer, RewardScorer
+from hone.run.saved_config import config_tree, table_of
 from hone.run.store.evaluations import AnswerRow
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
-from hone.text.evaluate.dialogue_answers import dialogue_answers, prompt_text
 from hone.text.evaluate.dialogues import (
-    DialogueEvaluation,
     DialogueLimits,
     History,
     OpenedDialogue,
+    SecondAnswer,
     dialogue_context,
     dialogue_faults,
+    has_chats,
     open_dialogue,
+    prompt_text,
+    said_turns,
     with_world_reward,
 )
-from hone.text.evaluate.engine_actor import make_engine, make_prompts
+from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine, make_prompts
+from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.search_config import SearchConfig
-from hone.text.evaluate.second_answer import NudgedEvaluation, SecondAnswer, correction_shares, has_chats
-from hone.text.evaluate.streaming import StreamingEngine, StreamListener
-from hone.text.tasks.conversation import NO_LIMITS
+from hone.text.tasks.conversation import NO_LIMITS, Conversation, ConversationLimits
 from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.nudge import NudgeEnvironment
+from hone.text.tasks.reasoning_gym import PREFIX
+from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt, TextWorld
 
 
@@ -121,10 +129,11 @@ class GenerationReport:
 class ScoredAnswers:
     """Answers of an evaluation, in the order of the prompts."""
 
-    ids: Sequence[str]
+    ids: Sequence[str] = ()
     prompts: Sequence[str]
-    references: Sequence[str]
+    references: Sequence[str] = ()
     answers: Sequence[str]
+    """Texts after the prompts; of dialogues, of the last token row."""
     scores: NDArray[np.float64]
     """Score `[n]`; NaN if the answer could not be scored."""
     lengths: NDArray[np.int64]
@@ -188,6 +197,50 @@ class ScoredAnswers:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _DialogueEvaluation:
+    """Dialogues of an evaluation, ready to be led."""
+
+    dialogue: OpenedDialogue
+    tokenizer: Tokenizer
+    tokens: DialogueLimits
+
+    def check(self) -> list[str]:
+        """Check as `OpenedDialogue.check`."""
+        return self.dialogue.check(self.tokenizer, self.tokens)
+
+    def environment(self, prompts: Sequence[Prompt], *, seed: int) -> DialogueEnvironment:
+        return self.dialogue.environment(self.tokenizer, prompts, self.tokens, seed=seed)
+
+    def limits(self, slots: int) -> ConversationLimits:
+        """Limits of the loop of dialogues on an engine with `slots`."""
+        return ConversationLimits(context=self.tokens.context, slots=slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NudgedEvaluation:
+    """What an evaluation needs to have every prompt answered twice."""
+
+    environment: NudgeEnvironment
+    further_tokens: int
+    """Most tokens after the first answer."""
+    right_from: float
+
+    def shares(self, episodes: Episodes) -> Metrics:
+        """`eval/first_score`, and shares of the episodes that went from wrong to right and from right to wrong."""
+        turns = answer_turns(episodes)
+        metrics = correction_metrics(turns.first_score, turns.second_score, self.right_from)
+        return (
+            {
+                "eval/first_score": metrics["correction/first_score"],
+                "eval/wrong_to_right": metrics["correction/wrong_to_right"],
+                "eval/right_to_wrong": metrics["correction/right_to_wrong"],
+            }
+            if metrics
+            else {}
+        )
+
+
 @dataclass
 class TextEvaluation:
     """Prepared evaluation: the same questions for any policy, any number of times."""
@@ -198,9 +251,9 @@ class TextEvaluation:
     scorer: Scorer
     close: Callable[[], None]
     warnings: list[str]
-    twice: NudgedEvaluation | None = None
+    twice: _NudgedEvaluation | None = None
     """Every prompt is answered a second time after a nudge, and the second answer's score counts."""
-    dialogues: DialogueEvaluation | None = None
+    dialogues: _DialogueEvaluation | None = None
     """The world of a task with dialogues."""
 
     def evaluate(self, session: GenerationSession, decode: Callable[[NDArray[np.int32]], str]) -> ScoredAnswers:
@@ -226,32 +279,24 @@ class TextEvaluation:
         columns = [prompt.columns for prompt in self.prompts]
         ids = [prompt.id for prompt in self.prompts]
         references = [str(one.get("answer", one.get("ground_truth", ""))) for one in columns]
+        if twice is not None:
+            corrections = twice.shares(episodes)
+        else:
+            metrics = {} if dialogues is None else dialogues.pop_metrics()
+            corrections = {f"eval/{name}": value for name, value in metrics.items()}
         if dialogues is not None:
             shown = [prompt_text(prompt.content) for prompt in self.prompts]
-            found = dialogue_answers(world.conversations, episodes, shown, decode)
-            return ScoredAnswers(
-                ids=ids,
-                prompts=found.prompts,
-                references=references,
-                answers=found.answers,
-                turns=found.turns,
-                stops=found.stops,
-                faults=found.faults,
-                scores=found.scores,
-                lengths=found.lengths,
-                corrections=_further_metrics(episodes, twice, dialogues),
+            answers = dialogue_answers(world.conversations, episodes, shown, decode)
+        else:
+            texts = text_after_prompt(episodes, decode)
+            answers = ScoredAnswers(
+                prompts=[str(prompt.content) for prompt in self.prompts],
+                answers=[text for text, _ in texts],
+                turns=[turns for _, turns in texts],
+                scores=episodes.score,
+                lengths=episodes.lengths,
             )
-        texts = text_after_prompt(episodes, decode)
-        return ScoredAnswers(
-            ids=ids,
-            prompts=[_prompt_text(prompt) for prompt in self.prompts],
-            references=references,
-            answers=[text for text, _ in texts],
-            turns=[turns for _, turns in texts],
-            scores=episodes.score,
-            lengths=episodes.lengths,
-            corrections=_further_metrics(episodes, twice, dialogues),
-        )
+        return replace(answers, ids=ids, references=references, corrections=corrections)
 
     def evaluate_policy(self, policy: TokenPolicy, hearer: StreamListener | None = None) -> ScoredAnswers:
         """Evaluate a policy with a new engine; `hearer` receives the text during generation."""
@@ -265,7 +310,7 @@ class TextEvaluation:
         decode = policy.tokenizer.decode
         session: GenerationSession = engine
         if hearer is not None:
-            hearer.on_prompts([_prompt_text(prompt) for prompt in self.prompts])
+            hearer.on_prompts([str(prompt.content) for prompt in self.prompts])
             session = StreamingEngine(engine, decode, hearer)
         judged = self.evaluate(session, decode)
         return replace(
@@ -280,25 +325,39 @@ class TextEvaluation:
             self.dialogues.dialogue.write_protect(folder)
 
     def _longest_prompt(self) -> int:
-        """Most tokens before an answer."""
         if self.dialogues is not None:
             return self.dialogues.tokens.context - self.config.max_tokens
         longest = max(len(prompt.tokens) for prompt in self.prompts)
         return longest + (0 if self.twice is None else self.twice.further_tokens)
 
 
-def _further_metrics(
-    episodes: Episodes, twice: NudgedEvaluation | None, dialogues: DialogueEnvironment | None
-) -> Metrics:
-    """Metrics beyond the score, of prompts that are answered twice and of dialogues."""
-    if twice is not None:
-        return correction_shares(episodes, twice.right_from)
-    told = {} if dialogues is None else dialogues.pop_metrics()
-    return {f"eval/{name}": value for name, value in told.items()}
-
-
-def _prompt_text(prompt: Prompt) -> str:
-    return prompt.content if isinstance(prompt.content, str) else str(prompt.content)
+def dialogue_answers(
+    conversations: Sequence[Conversation],
+    episodes: Episodes,
+    prompts: Sequence[str],
+    decode: Callable[[NDArray[np.int32]], str],
+) -> ScoredAnswers:
+    """Dialogues and their scores. A dialogue that ended before its first answer has no episode, one whose history was
+    rewritten has several."""
+    pieces = np.array([len(one.rows) if one.turns else 0 for one in conversations], np.int64)
+    ends = np.cumsum(pieces)
+    texts = [text for text, _ in text_after_prompt(episodes, decode)]
+    scores = np.full(len(conversations), np.nan)
+    scores[pieces > 0] = episodes.score[ends[pieces > 0] - 1]
+    decisions = np.concatenate([[0], np.cumsum(episodes.lengths)])
+    outcomes = [one.outcome for one in conversations]
+    return ScoredAnswers(
+        prompts=[
+            prompt if one.opening is None else prompt_text(one.opening)
+            for prompt, one in zip(prompts, conversations, strict=True)
+        ],
+        answers=[texts[end - 1] if size else "" for end, size in zip(ends.tolist(), pieces.tolist(), strict=True)],
+        turns=[said_turns(one.messages) for one in conversations],
+        stops=[one.stop or "" for one in conversations],
+        faults=["" if one is None else one.reason for one in outcomes],
+        scores=scores,
+        lengths=decisions[ends] - decisions[ends - pieces],
+    )
 
 
 def prepare_evaluation(
@@ -311,22 +370,21 @@ def prepare_evaluation(
     second_answer: SecondAnswer | None = None,
     dialogue: OpenedDialogue | None = None,
 ) -> TextEvaluation:
-    """Lay out the prompts, of `examples` where they were read before; starts no engine or worker.
-
-    Raises ConfigError, DataError.
-    """
+    """Lay out the prompts, of `examples` where they were read before; starts no engine or worker. Raises ConfigError,
+    DataError."""
     dialogue = open_dialogue(config.task) if dialogue is None else dialogue
     if examples is None:
         examples = config.task.examples() if dialogue is None else dialogue.examples()
-    dialogues, told = None, tokenizer
+    dialogues, with_tools = None, tokenizer
     if dialogue is not None:
         context = dialogue_context(config.context, context)
         limits = DialogueLimits(max_tokens=config.max_tokens, context=context, history=config.history)
-        dialogues, told = DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
+        dialogues, with_tools = _DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
     room = context - config.max_tokens
+    further_tokens = 0
     if second_answer is not None:
-        room -= second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples))
-    prompts, notes = make_prompts(examples, config.task, told, room=room)
+        further_tokens = second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples))
+    prompts, notes = make_prompts(examples, config.task, with_tools, room=room - further_tokens)
     if dialogues is not None:
         notes += dialogues.check()
         dialogues.dialogue.check_pay(config.rewards)
@@ -339,9 +397,179 @@ def prepare_evaluation(
     return TextEvaluation(
         config=config, examples=examples, prompts=prompts, scorer=scorer, close=close, warnings=notes,
         dialogues=dialogues,
-        twice=None if second_answer is None else NudgedEvaluation(
+        twice=None if second_answer is None else _NudgedEvaluation(
             environment=second_answer.environment(tokenizer, prompts),
-            further_tokens=second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples)),
+            further_tokens=further_tokens,
             right_from=second_answer.right_from,
         ),
     )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------- asked evaluation
+
+FRESH_SEED_OFFSET = 1 << 29
+"""Added to the seed of an evaluation on other problems than the run's own."""
+DEFAULT_MAX_TOKENS = 256
+
+
+def evaluation_config(
+    run: Path | None, asked: EvaluationTask, *, problems: int, seed: int, search: SearchOptions = OWN_SEARCH
+) -> EvaluationConfig:
+    """The evaluation of a run's `[evaluation]`, with the task and rewards that were `asked` for in place of its own.
+
+    A run without `[evaluation]`, and a policy outside a run, can be asked for any task: rewards and limits are those
+    of the run's training, and the task's own scorer where there are none. With `seed` 0 the problems are the run's own;
+    another seed makes other problems, or selects others from a file.
+
+    Raises ConfigError if no task or no reward is known, DataError for a config that this version cannot read.
+    """
+    tree = {} if run is None else config_tree(run)
+    table = tree.get("evaluation")
+    own = cast("dict[str, Json]", table) if isinstance(table, dict) else {}
+    if not own and not asked.task:
+        where = "the policy is not in a run" if run is None else f"{run} was trained without [evaluation]"
+        raise ConfigError(f"{where}: name problems with --task FILE, or --task chain_sum (a reasoning-gym task)")
+    fields = {
+        **own,
+        "task": _task(own, tree, asked, problems),
+        "rewards": _rewards(own, tree, asked),
+        "max_tokens": asked.max_tokens or own.get("max_tokens") or table_of(tree, "rollout").get("max_tokens"),
+    }
+    fields["max_tokens"] = fields["max_tokens"] or DEFAULT_MAX_TOKENS
+    if search != OWN_SEARCH:
+        fields["search"] = {**table_of(own, "search"), **search.fields()}
+    try:
+        config = EvaluationConfig.model_validate(fields)
+    except ValidationError as error:
+        if search != OWN_SEARCH and all(one["loc"][:1] == ("search",) for one in error.errors()):
+            raise ConfigError(*(_search_fault(one) for one in error.errors())) from None
+        if asked == OWN_TASK and run is not None:
+            raise DataError(f"{run / 'config.json'}: the evaluation table cannot be read: {error}") from None
+        raise ConfigError(*(f"--task {asked.task}: {one['msg']}" for one in error.errors())) from None
+    fresh = FRESH_SEED_OFFSET + seed if seed else 0
+    task = config.task.model_copy(update={"size": problems, "seed": config.task.seed + fresh})
+    return config.model_copy(update={"task": task})
+
+
+def _search_fault(error: ErrorDetails) -> str:
+    """A fault of the search that was asked for: the option or key, and what is wrong."""
+    _, *place = error["loc"]
+    message = error["msg"].removeprefix("Value error, ")
+    if place[:1] == ["plans"]:
+        return f"--search: {'at least one plan is needed' if error['type'] == 'missing' else message}"
+    return f"search{''.join(f'.{part}' for part in place)}: {message}"
+
+
+def prompt_task(run: Path | None) -> tuple[TaskConfig | None, int]:
+    """Template of the prompts that a run was evaluated or trained with, and its limit of tokens."""
+    tree = {} if run is None else config_tree(run)
+    own = table_of(tree, "evaluation")
+    task = own.get("task") or tree.get("task")
+    limit = own.get("max_tokens") or table_of(tree, "rollout").get("max_tokens")
+    template = DialogueTaskConfig.model_validate(task) if isinstance(task, dict) else None
+    return template, limit if isinstance(limit, int) else DEFAULT_MAX_TOKENS
+
+
+def _task(own: Mapping[str, Json], tree: Mapping[str, Json], asked: EvaluationTask, problems: int) -> Json:
+    if not asked.task:
+        return own.get("task")
+    known = own.get("task") or tree.get("task")
+    before = cast("dict[str, Json]", known) if isinstance(known, dict) else {}
+    if before.get("source") == asked.source:
+        return before
+    template = str(before.get("template", "{prompt}"))
+    plain = template.count("{") == template.count("{prompt}")  # other columns belong to the other task
+    return {"source": asked.source, "size": problems, "template": template if plain else "{prompt}"}
+
+
+def _rewards(own: Mapping[str, Json], tree: Mapping[str, Json], asked: EvaluationTask) -> Json:
+    """The rewards that were asked for, else those of the evaluation, of the training, or of the task itself."""
+    known = own.get("rewards") or tree.get("rewards")
+    table = cast("dict[str, Json]", known) if isinstance(known, dict) else {}
+    if asked.rewards:
+        return {**table, "functions": [{"use": name} for name in asked.rewards]}
+    made = asked.source.startswith(PREFIX)
+    changed = asked.task and made and asked.source != table_of(own or tree, "task").get("source")
+    if changed or (not table and made):
+        return {**table, "functions": [{"use": "reasoning_gym"}]}
+    if not table:
+        raise ConfigError(f"--task {asked.task}: name the rewards: --rewards exact_match, --rewards file.py:name")
+    return table
+
+
+# --------------------------------------------------------------------------------------------------------------- server
+
+_END: Final = 256
+"""End token after the bytes of an answer, so that an empty answer has one decision."""
+
+
+def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAnswers:
+    """Send every prompt once, as text or as a conversation, and score the answers. `lengths` are tokens as the server
+    counts them. Raises ServerError as the client does."""
+    server = _ServerGenerator(client, exam.prompts)
+    judged = exam.evaluate(server, decode_bytes)
+    counted = [server.token_counts[f"{prompt.id}#{place}"] for place, prompt in enumerate(exam.prompts)]
+    return replace(judged, lengths=np.array(counted, np.int64))
+
+
+@dataclass
+class _ServerGenerator:
+    """Generator (`core.generation.GenerationSession`) for evaluation only."""
+
+    client: OpenAiClient
+    prompts: Sequence[Prompt]
+    token_counts: dict[str, int] = field(default_factory=dict[str, int])
+    """Tokens of each request's latest answer, as the server counts them."""
+    _answers: list[tuple[frozenset[str], Iterator[OpenAiCompletion]]] = field(
+        default_factory=list[tuple[frozenset[str], Iterator[OpenAiCompletion]]]
+    )
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Ask the questions of `requests`; the server keeps no rounds."""
+        del round
+        turns = {prompt.id: prompt.content for prompt in self.prompts}
+        questions = [
+            OpenAiRequest(
+                id=request.id,
+                prompt=turns[request.id.rpartition("#")[0]],
+                sampling=request.sampling,
+                samples=request.samples,
+            )
+            for request in requests
+        ]
+        self._answers.append((frozenset(one.id for one in requests), self.client.generate(questions)))
+
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        """The next answer of the earliest questions that are left. A server is waited for whatever `wake` says."""
+        del wake
+        for entry in [one for one in self._answers if request_ids is None or any(id_ in request_ids for id_ in one[0])]:
+            for completion in entry[1]:
+                self.token_counts[completion.request_id] = completion.completion_tokens
+                tokens = np.array([*completion.text.encode(), _END], np.int32)
+                nothing = np.full(len(tokens), np.nan, np.float32)
+                return Completion(
+                    request_id=completion.request_id,
+                    sample_index=completion.sample_index,
+                    tokens=tokens,
+                    logp=nothing,
+                    sampled_logp=nothing,
+                    version=np.zeros(len(tokens), np.int32),
+                    finish_reason="length" if completion.finish_reason == "length" else "stop",
+                )
+            self._answers.remove(entry)
+        return None
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        """Drop the questions that were asked together with these."""
+        self._answers = [
+            one for one in self._answers if request_ids is not None and not any(id_ in request_ids for id_ in one[0])
+        ]
+
+    def reset_stats(self) -> None:
+        """Nothing is counted but tokens."""
+
+
+def decode_bytes(tokens: NDArray[np.int32]) -> str:
+    return bytes(tokens[tokens != _END].astype(np.uint8)).decode("utf-8", errors="replace")

@@ -22,8 +22,7 @@ from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, Trainin
 from hone.run.store.records import CALIBRATION
 from hone.text.answer_data import AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record
-from hone.text.evaluate.scorer_scores import scores_of_answers
+from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record, scores_of_answers
 from hone.text.loss import chosen_logp
 from hone.text.open_text import TextInputs, opened_text_run
 from hone.text.preference.preference_job import PreferenceRunConfig, preference_job

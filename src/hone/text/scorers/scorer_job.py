@@ -39,11 +39,15 @@ from hone.run.loop import Recipe
 from hone.run.store.records import CALIBRATION
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
-from hone.text.evaluate.open_policy import ModelSource
-from hone.text.evaluate.open_scorer import load_scorer, open_scorer
-from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record
-from hone.text.evaluate.scorer_scores import held_out_scores, labelled_scores
-from hone.text.evaluate.scorer_selection import HeldOutKind
+from hone.text.evaluate.open_policy import ModelSource, load_scorer, open_scorer
+from hone.text.evaluate.scorer_eval import (
+    HeldOutKind,
+    ScorerReport,
+    evaluate_scores,
+    held_out_scores,
+    labelled_scores,
+    scorer_record,
+)
 from hone.text.flops import scorer_compute_cost
 from hone.text.learners import step_layout
 from hone.text.matmul_rate import matmul_rate

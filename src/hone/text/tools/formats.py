@@ -4,133 +4,269 @@ Parsing is pure. A fault anywhere in an answer means that none of its calls is m
 template: `check_round_trip` finds one that does not.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hone.core.conversation import Message
 from hone.core.dialogue import ToolCall, ToolSchema
 from hone.core.errors import ConfigError, DataError
-from hone.text.tools.call_text import (
-    CallAttempt,
-    CallFaultError,
-    call_of,
-    quoted,
-    read_json,
-    read_string,
-    sole_text_parameter,
-    write_json,
-)
-from hone.text.tools.qwen_xml_format import parse_qwen_xml, render_qwen_xml
-from hone.text.tools.schemas import argument_faults, unknown_tool
+from hone.core.strict_json import strict_json
+from hone.text.tools.schemas import argument_faults, quoted, unknown_tool
+
+# -------------------------------------------------------------------------------------------------------------- pieces
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CallAttempt:
+    """A place in an answer that is written as a call."""
+
+    start: int
+    end: int
+    """Its characters are `text[start:end]`."""
+    call: ToolCall | None = None
+    fault: str | None = None
+    """Reason why it cannot be read; exactly one of `call` and `fault` is set."""
+
+
+class _CallFaultError(ValueError):
+    """A call that cannot be read, in words for the model."""
+
+
+def _read_json(text: str, start: int) -> tuple[object, int]:
+    """The JSON value that begins at `start`, and the place after it. Raises _CallFaultError for text that is no JSON,
+    NaN and Infinity, a key that occurs twice, and half a surrogate pair."""
+    try:
+        _, end = _DECODER.raw_decode(text, start)
+        value = strict_json(text[start:end])
+        json.dumps(value, allow_nan=False)
+    except json.JSONDecodeError as error:
+        raise _CallFaultError(f"invalid JSON: {error.msg} at {quoted(text[error.pos :])}") from None
+    except (ValueError, RecursionError) as error:
+        raise _CallFaultError(f"invalid JSON: {error}") from None
+    return value, end
+
+
+def _write_json(value: object) -> str:
+    """A JSON value as chat templates write it: `", "` and `": "` between the parts, letters of all scripts as they are.
+    Raises ValueError for NaN and Infinity, TypeError for values that JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _call_of(name: object, arguments: object) -> ToolCall:
+    """A call whose parts were read from JSON. Raises _CallFaultError."""
+    if not isinstance(name, str) or not name:
+        raise _CallFaultError(f"the name of the tool is {quoted(repr(name))}, not text")
+    if not isinstance(arguments, dict):
+        raise _CallFaultError(f"the arguments of {name} are {quoted(repr(arguments))}, not an object")
+    return ToolCall(name=name, arguments=arguments)
+
+
+def _sole_text_parameter(tool: ToolSchema) -> str | None:
+    """Name of a tool's parameter if it has exactly one, which is a text that is required."""
+    properties: Mapping[str, Mapping[str, object]] = tool.parameters.get("properties", {})
+    names = list(properties)
+    if len(names) != 1 or properties[names[0]].get("type") != "string":
+        return None
+    return names[0] if names[0] in tool.parameters.get("required", ()) else None
+
+
+def _attempts(text: str, marks: tuple[str, str], read: Callable[[int], tuple[ToolCall, int]]) -> list[_CallAttempt]:
+    """Attempts from each opening mark on, whose call and end `read` gives; a faulty one ends at the next closing mark.
+    The last one may lack its end, where a stop string cut it."""
+    opening, closing = marks
+    attempts: list[_CallAttempt] = []
+    start = text.find(opening)
+    while start >= 0:
+        try:
+            call, end = read(start + len(opening))
+            attempts.append(_CallAttempt(start=start, end=end, call=call))
+        except _CallFaultError as fault:
+            close = text.find(closing, start)
+            end = len(text) if close < 0 else close + len(closing)
+            attempts.append(_CallAttempt(start=start, end=end, fault=str(fault)))
+        start = text.find(opening, end)
+    return attempts
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+# ------------------------------------------------------------------------------------------------------ qwen xml format
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\s*")
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>\s*(?=<parameter=|</function>)", re.DOTALL)
+_FUNCTION_END = re.compile(r"</function>\s*(?:</tool_call>|\Z)")
+_KINDS_OF: Mapping[type, set[str]] = {
+    type(None): {"null"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, str: {"string"},
+    list: {"array"},
+}  # fmt: skip
+"""Names of the JSON types of a value."""
+_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
+
+
+def _parse_qwen_xml(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAttempt]:
+    def read(place: int) -> tuple[ToolCall, int]:
+        function = _FUNCTION.match(text, place)
+        if function is None:
+            raise _CallFaultError(f"<function=NAME> is missing after {_OPEN}")
+        name, place = function.group(1).strip(), function.end()
+        schema = next((one for one in tools if one.name == name), None)
+        properties: Mapping[str, object] = {} if schema is None else schema.parameters.get("properties", {})
+        arguments: dict[str, object] = {}
+        while (parameter := _PARAMETER.match(text, place)) is not None:
+            key, place = parameter.group(1).strip(), parameter.end()
+            if key in arguments:
+                raise _CallFaultError(f"parameter {key!r} of {name} stands there twice")
+            arguments[key] = _qwen_value(parameter.group(2), properties.get(key, {}), f"{name}: parameter {key!r}")
+        end = _FUNCTION_END.match(text, place)
+        if end is None:
+            raise _CallFaultError(f"<parameter=...>, </parameter> or </function> is missing at {quoted(text[place:])}")
+        return _call_of(name, arguments), end.end()
+
+    return _attempts(text, (_OPEN, _CLOSE), read)
+
+
+def _render_qwen_xml(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+    """Calls as Qwen's templates write them, one after another."""
+    del tools
+    texts: list[str] = []
+    for call in calls:
+        values = {key: value if isinstance(value, str) else _write_json(value) for key, value in call.arguments.items()}
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        texts.append(f"{_OPEN}\n<function={call.name}>\n{parameters}</function>\n{_CLOSE}")
+    return "\n".join(texts)
+
+
+def _qwen_value(written: str, schema: object, where: str) -> object:
+    """The value of a parameter: text if its schema takes text and the value is no other JSON value that it takes."""
+    text = written.removeprefix("\n").removesuffix("\n")
+    kinds = _json_kinds(schema)
+    if kinds == {"string"}:
+        return text
+    try:
+        value = _json_value(text)
+        return text if "string" in kinds and not kinds & _KINDS_OF.get(type(value), {"object"}) else value
+    except _CallFaultError as fault:
+        if not kinds or "string" in kinds:
+            return text
+        raise _CallFaultError(f"{where} is {quoted(text)}, not {' or '.join(sorted(kinds))}: {fault}") from None
+
+
+def _json_value(text: str) -> object:
+    stripped = text.strip()
+    if stripped.lower() in _WORDS:  # templates write Python's True, False and None
+        return _WORDS[stripped.lower()]
+    value, end = _read_json(stripped, 0)
+    if end < len(stripped):
+        raise _CallFaultError(f"text after the value: {quoted(stripped[end:])}")
+    return value
+
+
+def _json_kinds(schema: Any) -> set[str]:  # noqa: ANN401 - a piece of a JSON schema
+    """Names of the JSON types that a schema takes; empty if it does not say."""
+    match schema:
+        case {"type": str(kind)}:
+            return {kind}
+        case {"type": list(kinds)}:
+            return {str(kind) for kind in kinds}
+        case {"enum": list(values)} if all(isinstance(one, str) for one in values):
+            return {"string"}
+        case {"anyOf": list(branches)} | {"oneOf": list(branches)}:
+            return set[str]().union(*(_json_kinds(branch) for branch in branches))
+        case _:
+            return set()
+
 
 # --------------------------------------------------------------------------------------------------------- json formats
 
-
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_SPACE = re.compile(r"\s*")
 _LLAMA_START = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name"\s*:)')
 _LLAMA_BETWEEN = re.compile(r"\s*;?\s*(?=\{)")
 
 
-def _parse_hermes(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
-    """Attempts between `<tool_call>` and `</tool_call>`; the last one may lack its end, where a stop string cut it."""
+def _parse_hermes(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAttempt]:
     del tools
-    found: list[CallAttempt] = []
-    start = text.find(_OPEN)
-    while start >= 0:
-        found.append(_hermes_attempt(text, start))
-        start = text.find(_OPEN, found[-1].end)
-    return found
+
+    def read(place: int) -> tuple[ToolCall, int]:
+        value, end = _read_json(text, _skip(text, place))
+        end = _skip(text, end)
+        if not text.startswith(_CLOSE, end) and end < len(text):
+            raise _CallFaultError(f"{_CLOSE} is missing after the JSON object")
+        return _from_object(value, "arguments"), min(len(text), end + len(_CLOSE))
+
+    return _attempts(text, (_OPEN, _CLOSE), read)
 
 
 def _render_hermes(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
     """Calls as Qwen's templates write them, one after another."""
     del tools
-    return "\n".join(f"{_OPEN}\n{write_json(_as_object(one, 'arguments'))}\n{_CLOSE}" for one in calls)
+    objects = ({"name": one.name, "arguments": dict(one.arguments)} for one in calls)
+    return "\n".join(f"{_OPEN}\n{_write_json(one)}\n{_CLOSE}" for one in objects)
 
 
-def _parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
+def _parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAttempt]:
     """Attempts of an answer that begins with `{"name":`, or with `<|python_tag|>` before it; none of any other."""
     del tools
     begin = _LLAMA_START.match(text)
     if begin is None:
         return []
-    found: list[CallAttempt] = []
+    attempts: list[_CallAttempt] = []
     place = begin.end()
     try:
         while place < len(text):
-            value, end = read_json(text, place)
-            found.append(CallAttempt(start=place, end=end, call=_from_object(value, "parameters")))
+            value, end = _read_json(text, place)
+            attempts.append(_CallAttempt(start=place, end=end, call=_from_object(value, "parameters")))
             between = _LLAMA_BETWEEN.match(text, end)
             if between is None:
                 break
             place = between.end()
-        if text[found[-1].end :].strip():
-            raise CallFaultError("text after a call; an answer is either text or calls")
-    except CallFaultError as fault:
-        return [CallAttempt(start=0, end=len(text), fault=str(fault))]
-    return found
+        if text[attempts[-1].end :].strip():
+            raise _CallFaultError("text after a call; an answer is either text or calls")
+    except _CallFaultError as fault:
+        return [_CallAttempt(start=0, end=len(text), fault=str(fault))]
+    return attempts
 
 
 def _render_llama3_json(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
     """Calls as Llama's template writes one, separated by `; `."""
     del tools
-    return "; ".join(write_json(_as_object(one, "parameters")) for one in calls)
-
-
-def _hermes_attempt(text: str, start: int) -> CallAttempt:
-    """The attempt that begins with the tag at `start`; a faulty one ends at the next closing tag."""
-    inner = start + len(_OPEN)
-    try:
-        value, end = read_json(text, _skip_space(text, inner))
-        end = _skip_space(text, end)
-        if not text.startswith(_CLOSE, end) and end < len(text):
-            raise CallFaultError(f"{_CLOSE} is missing after the JSON object")
-        call = _from_object(value, "arguments")
-        return CallAttempt(start=start, end=min(len(text), end + len(_CLOSE)), call=call)
-    except CallFaultError as fault:
-        close = text.find(_CLOSE, inner)
-        return CallAttempt(start=start, end=len(text) if close < 0 else close + len(_CLOSE), fault=str(fault))
-
-
-def _skip_space(text: str, place: int) -> int:
-    match = _SPACE.match(text, place)
-    return place if match is None else match.end()
-
-
-def _as_object(call: ToolCall, key: str) -> dict[str, object]:
-    return {"name": call.name, key: dict(call.arguments)}
+    return "; ".join(_write_json({"name": one.name, "parameters": dict(one.arguments)}) for one in calls)
 
 
 def _from_object(value: object, key: str) -> ToolCall:
     """The call of an object with `name` and the arguments under `key`; none means a call without arguments."""
     if not isinstance(value, dict) or "name" not in value:
-        raise CallFaultError(f'a call is an object {{"name": ..., "{key}": {{...}}}}')
+        raise _CallFaultError(f'a call is an object {{"name": ..., "{key}": {{...}}}}')
     extra = sorted(value.keys() - {"name", key})
     if extra:
-        raise CallFaultError(f'unknown key {extra[0]!r} in a call; its keys are "name" and "{key}"')
-    return call_of(value["name"], value.get(key, {}))
+        raise _CallFaultError(f'unknown key {extra[0]!r} in a call; its keys are "name" and "{key}"')
+    return _call_of(value["name"], value.get(key, {}))
 
 
 # ------------------------------------------------------------------------------------------------------- bracket format
-
 
 _NAME = re.compile(r"[^\s\[\]\"]+")
 _PLAIN = re.compile(r"[^\[\]\"{}\s](?:[^\[\]\"\n\r]*[^\[\]\"\s])?")
 """Text that stands in a bracket as it is: no brackets, quotes, line breaks or spaces at its ends."""
 
 
-def _parse_bracket(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
-    """Attempts from each `[` to its `]`; the last one may lack its end, where a stop string cut it."""
-    found: list[CallAttempt] = []
-    start = text.find("[")
-    while start >= 0:
-        found.append(_attempt(text, start, tools))
-        start = text.find("[", found[-1].end)
-    return found
+def _parse_bracket(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAttempt]:
+    def read(place: int) -> tuple[ToolCall, int]:
+        call, end = _read(text, place, tools)
+        end = _skip(text, end)
+        if end < len(text) and text[end] != "]":
+            raise _CallFaultError(f"] is missing at {quoted(text[end:])}")
+        return call, min(len(text), end + 1)
+
+    return _attempts(text, ("[", "]"), read)
 
 
 def _render_bracket(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
@@ -140,75 +276,63 @@ def _render_bracket(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -
 
 def _content(call: ToolCall, tools: Sequence[ToolSchema]) -> str:
     schema = next((one for one in tools if one.name == call.name), None)
-    parameter = None if schema is None else sole_text_parameter(schema)
+    parameter = None if schema is None else _sole_text_parameter(schema)
     if parameter is None or list(call.arguments) != [parameter]:
-        return f"{call.name} {write_json(dict(call.arguments))}" if call.arguments else call.name
+        return f"{call.name} {_write_json(dict(call.arguments))}" if call.arguments else call.name
     value = call.arguments[parameter]
     plain = isinstance(value, str) and _PLAIN.fullmatch(value)
-    written = str(value) if plain else write_json(value)
+    written = str(value) if plain else _write_json(value)
     return written if len(tools) == 1 else f"{call.name} {written}"
 
 
-def _attempt(text: str, start: int, tools: Sequence[ToolSchema]) -> CallAttempt:
-    try:
-        call, end = _read(text, start + 1, tools)
-        end = _skip(text, end)
-        if end < len(text) and text[end] != "]":
-            raise CallFaultError(f"] is missing at {quoted(text[end:])}")
-        return CallAttempt(start=start, end=min(len(text), end + 1), call=call)
-    except CallFaultError as fault:
-        close = text.find("]", start)
-        return CallAttempt(start=start, end=len(text) if close < 0 else close + 1, fault=str(fault))
-
-
 def _read(text: str, place: int, tools: Sequence[ToolSchema]) -> tuple[ToolCall, int]:
-    """The call whose content begins at `place`, and the place after it. Raises CallFaultError."""
-    only = sole_text_parameter(tools[0]) if len(tools) == 1 else None
+    """The call whose content begins at `place`, and the place after it. Raises _CallFaultError."""
+    only = _sole_text_parameter(tools[0]) if len(tools) == 1 else None
     if only is not None:
         value, end = _read_text(text, _skip(text, place))
         return ToolCall(name=tools[0].name, arguments={only: value}), end
     match = _NAME.match(text, _skip(text, place))
     if match is None:
-        raise CallFaultError("a bracket begins with the name of a tool")
+        raise _CallFaultError("a bracket begins with the name of a tool")
     schema = next((one for one in tools if one.name == match.group()), None)
     if schema is None:
-        raise CallFaultError(unknown_tool(match.group(), tools))
+        raise _CallFaultError(unknown_tool(match.group(), tools))
     place = _skip(text, match.end())
     if place == len(text) or text[place] == "]":
         return ToolCall(name=schema.name, arguments={}), place
-    parameter = sole_text_parameter(schema)
+    parameter = _sole_text_parameter(schema)
     if parameter is not None:
         value, end = _read_text(text, place)
         return ToolCall(name=schema.name, arguments={parameter: value}), end
-    arguments, end = read_json(text, place)
-    return call_of(schema.name, arguments), end
+    arguments, end = _read_json(text, place)
+    return _call_of(schema.name, arguments), end
 
 
 def _read_text(text: str, place: int) -> tuple[str, int]:
     """A JSON string, or the plain text up to `]`."""
     if text.startswith('"', place):
-        return read_string(text, place)
+        value, end = _read_json(text, place)
+        if not isinstance(value, str):
+            raise _CallFaultError(f"a JSON string was expected at {quoted(text[place:])}")
+        return value, end
     ends = [at for at in (text.find("]", place), text.find("[", place)) if at >= 0]
     end = min(ends, default=len(text))
     return text[place:end].rstrip(), end
 
 
-def _skip(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
-
-
 # -------------------------------------------------------------------------------------------------------------- formats
-
 
 _MARK = "\ue000"
 """A character that no template writes."""
 NO_CALL_MADE = "No tool was called."
 
 
+_FormatParser: TypeAlias = Callable[[str, Sequence[ToolSchema]], Sequence[_CallAttempt]]
+_FormatRenderer: TypeAlias = Callable[[Sequence[ToolCall], Sequence[ToolSchema]], str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedAnswer:
+class _ParsedAnswer:
     """An answer of a policy, taken apart."""
 
     content: str
@@ -219,55 +343,43 @@ class ParsedAnswer:
     """Every fault of the answer, in words for the model."""
 
 
-class FormatParser(Protocol):
-    """The attempts at a call in a text, in their order."""
-
-    def __call__(self, text: str, tools: Sequence[ToolSchema], /) -> Sequence[CallAttempt]:
-        """Attempts at a call, faulty ones included; never raises for any text."""
-        ...
-
-
-class FormatRenderer(Protocol):
-    """Writer of calls."""
-
-    def __call__(self, calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
-        """Text of the calls; `ToolFormat.render` checks that it can be read again."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """A way to write tool calls into an answer."""
 
     name: str
-    parser: FormatParser
-    renderer: FormatRenderer
+    parser: _FormatParser
+    """Attempts at a call, in their order, faulty ones included; never raises for any text."""
+    renderer: _FormatRenderer
+    """Text of calls; `render` checks that it can be read again."""
     call_end: str
     """Text that ends a call; a turn may stop after it. Empty where the end of the answer ends the call."""
 
-    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedAnswer:
-        """Take an answer apart.
-
-        Unknown tools, unreadable calls, and missing, unknown or mistyped arguments are faults; nothing is raised.
-        """
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> _ParsedAnswer:
+        """Take an answer apart. Unknown tools, unreadable calls, and missing, unknown or mistyped arguments are faults;
+        nothing is raised."""
         attempts = self.parser(text, tools)
         faults = [fault for one in attempts for fault in _faults(one, tools)]
         if faults:
-            return ParsedAnswer(content=text, fault=f"{'; '.join(dict.fromkeys(faults))}. {NO_CALL_MADE}")
+            return _ParsedAnswer(content=text, fault=f"{'; '.join(dict.fromkeys(faults))}. {NO_CALL_MADE}")
         content, end = "", 0
         for one in attempts:
             content, end = content + text[end : one.start], one.end
         calls = tuple(one.call for one in attempts if one.call is not None)
-        return ParsedAnswer(content=content + text[end:], calls=calls)
+        return _ParsedAnswer(content=content + text[end:], calls=calls)
 
     def render(self, calls: Sequence[ToolCall], tools: Sequence[ToolSchema]) -> str:
         """Text of some calls. Raises ValueError if the format cannot write them: their text would be read otherwise."""
         text = self.renderer(calls, tools)
         parsed = self.parse(text, tools)
         if not same_calls(parsed.calls, calls):
-            found = parsed.fault or f"it is read as {_described(parsed.calls)}"
-            raise ValueError(f"the format {self.name} cannot write {_described(calls)}: {found}")
+            reading = parsed.fault or f"it is read as {_described(parsed.calls)}"
+            raise ValueError(f"the format {self.name} cannot write {_described(calls)}: {reading}")
         return text
+
+    def example(self, tool: ToolSchema, tools: Sequence[ToolSchema]) -> str:
+        """Text of a call of `tool` with arguments of the types that it declares."""
+        return self.render([ToolCall(name=tool.name, arguments=_example_arguments(tool))], tools)
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
@@ -276,7 +388,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
         for one in (
             ToolFormat(name="hermes", parser=_parse_hermes, renderer=_render_hermes, call_end="</tool_call>"),
             ToolFormat(name="llama3_json", parser=_parse_llama3_json, renderer=_render_llama3_json, call_end=""),
-            ToolFormat(name="qwen_xml", parser=parse_qwen_xml, renderer=render_qwen_xml, call_end="</tool_call>"),
+            ToolFormat(name="qwen_xml", parser=_parse_qwen_xml, renderer=_render_qwen_xml, call_end="</tool_call>"),
             ToolFormat(name="bracket", parser=_parse_bracket, renderer=_render_bracket, call_end="]"),
         )
     }
@@ -289,7 +401,7 @@ def same_calls(ours: Sequence[ToolCall], theirs: Sequence[ToolCall]) -> bool:
     return [(one.name, _typed(one.arguments)) for one in ours] == [(one.name, _typed(one.arguments)) for one in theirs]
 
 
-class ChatRenderer(Protocol):
+class _ChatRenderer(Protocol):
     """A model's chat template."""
 
     def __call__(self, messages: Sequence[Message], /, *, add_generation_prompt: bool) -> str:
@@ -297,7 +409,7 @@ class ChatRenderer(Protocol):
         ...
 
 
-def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], render: ChatRenderer) -> None:
+def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], render: _ChatRenderer) -> None:
     """Check, without a model, that a chat template writes calls as a format reads them.
 
     One call of each tool is rendered by the template and parsed; bounds and patterns of its arguments do not count. A
@@ -308,23 +420,23 @@ def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], rende
     """
     faults: list[str] = []
     for tool in tools:
-        call = ToolCall(name=tool.name, arguments=example_arguments(tool))
+        call = ToolCall(name=tool.name, arguments=_example_arguments(tool))
         text = _text_of_call(call, render)
         if text is None:
             continue
         attempts = tool_format.parser(text, tools)
         if not _reads(attempts, call):
-            found = "; ".join(one.fault for one in attempts if one.fault) or "no such call was found"
+            reading = "; ".join(one.fault for one in attempts if one.fault) or "no such call was found"
             faults.append(
                 f"task.tools.format = {tool_format.name!r} does not read the calls that the chat template writes. The "
                 f"template writes {text!r}, the format writes {tool_format.renderer([call], tools)!r}; "
-                f"{found}{_suggestion(text, call, tools)}"
+                f"{reading}{_suggestion(text, call, tools)}"
             )
     if faults:
         raise ConfigError(*faults)
 
 
-def example_arguments(tool: ToolSchema) -> dict[str, object]:
+def _example_arguments(tool: ToolSchema) -> dict[str, object]:
     """Arguments of the types that a tool declares, one for each parameter that is required."""
     properties: Mapping[str, Mapping[str, object]] = tool.parameters.get("properties", {})
     return {name: _example(properties.get(name, {})) for name in tool.parameters.get("required", ())}
@@ -346,7 +458,7 @@ def _example(schema: Mapping[str, object]) -> object:
             return "x"
 
 
-def _text_of_call(call: ToolCall, render: ChatRenderer) -> str | None:
+def _text_of_call(call: ToolCall, render: _ChatRenderer) -> str | None:
     """Text that a template writes for an answer of one call; None if it writes none."""
     asked: list[Message] = [{"role": "user", "content": "a question"}]
     function = {"name": call.name, "arguments": dict(call.arguments)}
@@ -354,15 +466,15 @@ def _text_of_call(call: ToolCall, render: ChatRenderer) -> str | None:
     try:
         prompt = render(asked, add_generation_prompt=True)
         whole = render([*asked, called], add_generation_prompt=False)
-        said = render([*asked, {"role": "assistant", "content": _MARK}], add_generation_prompt=False)
+        marked = render([*asked, {"role": "assistant", "content": _MARK}], add_generation_prompt=False)
     except DataError:
         return None
-    before, _, after = said.partition(_MARK)
+    before, _, after = marked.partition(_MARK)
     text = whole.removeprefix(prompt) if whole.startswith(prompt) else whole.removeprefix(before)
     return text.removesuffix(after) if call.name in text else None
 
 
-def _reads(attempts: Sequence[CallAttempt], call: ToolCall) -> bool:
+def _reads(attempts: Sequence[_CallAttempt], call: ToolCall) -> bool:
     """Whether the attempts are that call and nothing else."""
     return same_calls([one.call for one in attempts if one.call is not None], [call]) and len(attempts) == 1
 
@@ -372,7 +484,7 @@ def _suggestion(text: str, call: ToolCall, tools: Sequence[ToolSchema]) -> str:
     return f". Formats that read it: {', '.join(fitting)}" if fitting else ""
 
 
-def _faults(attempt: CallAttempt, tools: Sequence[ToolSchema]) -> list[str]:
+def _faults(attempt: _CallAttempt, tools: Sequence[ToolSchema]) -> list[str]:
     if attempt.call is None:
         return [attempt.fault or "a call cannot be read"]
     tool = next((one for one in tools if one.name == attempt.call.name), None)

@@ -3,7 +3,7 @@
 A reference is `hone:calculator`, `hone:python`, `file.py:name`, `package.module:name`, or `mcp:` and a server's command
 or address (`hone.text.tools.mcp_tools`). A name is that of a function; of a list of functions; or of a class, of which
 every dialogue has an instance and every public method is a tool. A class with a method `reset` is an environment, as
-TRL's `environment_factory` takes one (`hone.text.tools.tool_world`).
+TRL's `environment_factory` takes one (`hone.text.tools.toolbox`).
 """
 
 import ast
@@ -14,22 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType, MethodType
-from typing import Any
+from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from hone.core.dialogue import ToolSchema
 from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError, did_you_mean
 from hone.process import user_files
 from hone.sandbox.frames import SandboxPolicy
-from hone.sandbox.run import SandboxResult, close_shared, no_rung_message, run_python, shared_sandbox
+from hone.sandbox.run import close_shared, no_rung_message, run_python, shared_sandbox
 from hone.text.tools.mcp_tools import PREFIX as MCP
-from hone.text.tools.mcp_tools import McpTools, load_server, option_faults
-from hone.text.tools.schemas import call_adapter, function_schema
+from hone.text.tools.mcp_tools import McpTools, option_faults
+from hone.text.tools.schemas import function_schema
 from hone.text.tools.toolbox import EnvironmentInstance, PythonTool, ToolBox, ToolResult
 
 # -------------------------------------------------------------------------------------------------------------- builtin
-
 
 _MAX_CHARACTERS = 200
 _MAX_DIGITS = 1000
@@ -44,10 +43,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = MappingP
     }
 )
 _UNARY: Mapping[type[ast.unaryop], Callable[[float], float]] = MappingProxyType(
-    {
-        ast.USub: operator.neg,
-        ast.UAdd: operator.pos,
-    }
+    {ast.USub: operator.neg, ast.UAdd: operator.pos}
 )
 
 
@@ -99,26 +95,11 @@ class SandboxedPython:
         result = run_python(code, self._policy)
         if result.verdict == "refused":
             raise ResourceError(f"hone:python: {result.error}")
-        return ToolResult(name="python", text=_program_text(result), failed=result.verdict != "ok")
-
-
-def check_sandbox(options: Mapping[str, Any]) -> None:
-    """Check that programs can be run here. Raises ResourceError that says why they cannot."""
-    unsafe = options.get("if_no_rung", "refuse")
-    if unsafe != "refuse":
-        return
-    report = shared_sandbox(SandboxPolicy()).probe()
-    close_shared()  # dialogues start their own
-    if not report.rung:
-        raise ResourceError(f"tool 'hone:python': {no_rung_message(report)}")
-
-
-def _program_text(result: SandboxResult) -> str:
-    """Output, value of the last line, standard error and the program's fault, in this order."""
-    parts = [result.stdout, result.shown, result.stderr]
-    if result.verdict != "ok":
-        parts.append(f"Error ({result.verdict}): {result.error}")
-    return "\n".join(part.rstrip("\n") for part in parts if part.strip())
+        parts = [result.stdout, result.shown, result.stderr]
+        if result.verdict != "ok":
+            parts.append(f"Error ({result.verdict}): {result.error}")
+        text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
+        return ToolResult(name="python", text=text, failed=result.verdict != "ok")
 
 
 def _value(node: ast.expr) -> float:
@@ -147,14 +128,10 @@ def _power(base: float, exponent: float) -> float:
 
 # -------------------------------------------------------------------------------------------------------------- loading
 
-
 _KIND = "tool"
 PYTHON_TOOL = "hone:python"
 BUILTIN_TOOLS: Mapping[str, str] = MappingProxyType(
-    {
-        "hone:calculator": "hone.text.tools.loading:calculator",
-        PYTHON_TOOL: "hone.text.tools.loading:SandboxedPython",
-    }
+    {"hone:calculator": "hone.text.tools.loading:calculator", PYTHON_TOOL: "hone.text.tools.loading:SandboxedPython"}
 )
 """Reference of a tool that comes with hone -> its function or class."""
 LIFECYCLE = ("reset", "get_reward", "close")
@@ -172,23 +149,21 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionTools:
+class _FunctionTools:
     """A function as a tool; dialogues share it."""
 
     tool: PythonTool
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Its schema."""
         return (self.tool.schema,)
 
     def open(self) -> ToolBox:
-        """Make the box of one dialogue."""
         return ToolBox([self.tool])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassTools:
+class _ClassTools:
     """A class with methods as tools; every dialogue has an instance of its own."""
 
     schemas: tuple[ToolSchema, ...]
@@ -208,7 +183,7 @@ class ClassTools:
                 f"tool {self.use.use!r}: making an instance failed with {user_files.describe_error(error)}",
                 user_files.user_traceback(error),
             ) from error
-        tools = [PythonTool(schema=one, adapter=call_adapter(attrgetter(one.name)(instance))) for one in self.schemas]
+        tools = [PythonTool(schema=one, adapter=TypeAdapter(attrgetter(one.name)(instance))) for one in self.schemas]
         bound = {name: attrgetter(name)(instance) for name in self.lifecycle}
         environments: list[EnvironmentInstance] = []
         if "reset" in bound:
@@ -218,7 +193,7 @@ class ClassTools:
         return ToolBox(tools, environments, [bound["close"]] if "close" in bound else [])
 
 
-LoadedTool = FunctionTools | ClassTools | McpTools
+LoadedTool = _FunctionTools | _ClassTools | McpTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +206,11 @@ class LoadedTools:
     def schemas(self) -> tuple[ToolSchema, ...]:
         """Schemas of all tools, in the order of the config."""
         return tuple(schema for one in self.parts for schema in one.schemas)
+
+    @property
+    def lifecycle(self) -> frozenset[str]:
+        """Names of `LIFECYCLE` that a class among them has."""
+        return frozenset(name for one in self.parts if isinstance(one, _ClassTools) for name in one.lifecycle)
 
     def open(self) -> ToolBox:
         """Make the tools of one dialogue. Raises UserCodeError if a class cannot be made."""
@@ -267,12 +247,10 @@ def check_references(uses: Sequence[ToolUse]) -> None:
 
 
 def load_tools(uses: Sequence[ToolUse]) -> LoadedTools:
-    """Import tools and check them.
-
-    Raises UserCodeError with all faults together: an import that fails, no such name, a parameter without a type hint,
-    two tools of one name, a tool called `reset`, options that a class does not take, an instance that cannot be made
-    (one is, and closed). Raises ResourceError for `hone:python` on a machine without a safe sandbox.
-    """
+    """Import tools and check them. Raises UserCodeError with all faults together: an import that fails, no such name, a
+    parameter without a type hint, two tools of one name, a tool called `reset`, options that a class does not take, an
+    instance that cannot be made (one is, and closed). Raises ResourceError for `hone:python` on a machine without a
+    safe sandbox."""
     faults: list[str] = []
     parts: list[LoadedTool] = []
     homes: list[tuple[str, str]] = []
@@ -297,9 +275,12 @@ def load_tools(uses: Sequence[ToolUse]) -> LoadedTools:
 def _loaded(one: ToolUse) -> tuple[Sequence[LoadedTool], list[str]]:
     """Tools of an entry, and its faults. Raises UserCodeError: an import fails, or a server cannot be reached."""
     if one.use.startswith(MCP):
-        return [load_server(one.use, one.options)], []
-    if one.use == PYTHON_TOOL:
-        check_sandbox(one.options)
+        return [McpTools.load(one.use, one.options)], []
+    if one.use == PYTHON_TOOL and one.options.get("if_no_rung", "refuse") == "refuse":
+        report = shared_sandbox(SandboxPolicy()).probe()
+        close_shared()  # dialogues start their own
+        if not report.rung:
+            raise ResourceError(f"tool 'hone:python': {no_rung_message(report)}")
     return _interpreted(one, user_files.load_reference(BUILTIN_TOOLS.get(one.use, one.use), kind=_KIND))
 
 
@@ -317,7 +298,7 @@ def _interpreted(one: ToolUse, found: object) -> tuple[list[LoadedTool], list[st
     schema, wrong = function_schema(found, name)
     if schema is None:
         return [], faults + wrong
-    return [FunctionTools(tool=PythonTool(schema=schema, adapter=call_adapter(found)))], faults + wrong
+    return [_FunctionTools(tool=PythonTool(schema=schema, adapter=TypeAdapter(cast("Any", found))))], faults + wrong
 
 
 def _class_tools(one: ToolUse, found: type) -> tuple[list[LoadedTool], list[str]]:
@@ -337,7 +318,7 @@ def _class_tools(one: ToolUse, found: type) -> tuple[list[LoadedTool], list[str]
     if not public:
         faults.append(f"{found.__name__} has no public method to be a tool")
     lifecycle = frozenset(LIFECYCLE) & methods.keys()
-    made = ClassTools(schemas=tuple(schemas), made=found, lifecycle=lifecycle, use=one)
+    made = _ClassTools(schemas=tuple(schemas), made=found, lifecycle=lifecycle, use=one)
     if not faults:
         made.open().close()  # a constructor that fails does so before work starts
     return [made], faults

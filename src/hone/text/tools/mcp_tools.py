@@ -12,7 +12,7 @@ import importlib.util
 import os
 import shlex
 import threading
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +33,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class McpServer:
+class _McpServer:
     """A server, as a config names it."""
 
     use: str
@@ -62,10 +62,10 @@ class McpServer:
         return Client(started, read_timeout_seconds=self.timeout_s)
 
 
-class McpConnection:
+class _McpConnection:
     """A session with a server, in a thread with an event loop of its own."""
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, server: _McpServer) -> None:
         self._server, self._stack = server, ExitStack()
         self._portal: BlockingPortal | None = None
         self._client: Client | None = None
@@ -99,17 +99,17 @@ class McpConnection:
 
     async def _list(self) -> list[ToolSchema]:
         assert self._client is not None
-        found: list[ToolSchema] = []
+        schemas: list[ToolSchema] = []
         cursor: str | None = None
         while True:
             page = await self._client.list_tools(cursor=cursor)
-            found += [
+            schemas += [
                 ToolSchema(name=one.name, description=one.description or "", parameters=one.input_schema)
                 for one in page.tools
             ]
             cursor = page.next_cursor
             if cursor is None:
-                return found
+                return schemas
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - an extra
@@ -132,11 +132,25 @@ class _McpTool:
     """Implements `ToolFunction`: one tool of a server."""
 
     schema: ToolSchema
-    server: McpServer
+    server: _McpServer
 
-    def start(self, arguments: Mapping[str, Any]) -> Awaitable[ToolResult]:
-        """Call the tool over this process's session with the server."""
-        return _call_tool(self.server, self.schema.name, arguments)
+    async def start(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the tool over this process's session with the server, which opens with the first call, and again after
+        it was lost. Raises ResourceError."""
+        with _lock:
+            connection = _connections.get(self.server)
+            if connection is None:
+                connection = _McpConnection(self.server)
+                connection.open()
+                _connections[self.server] = connection
+        try:
+            return await connection.call(self.schema.name, arguments)
+        except ResourceError:
+            with _lock:
+                if _connections.get(self.server) is connection:
+                    del _connections[self.server]
+            connection.close()
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +158,34 @@ class McpTools:
     """The tools of a server."""
 
     schemas: tuple[ToolSchema, ...]
-    server: McpServer
+    server: _McpServer
 
     def open(self) -> ToolBox:
         """Make the tools of one dialogue; the server is asked when one is called."""
         return ToolBox([_McpTool(schema=one, server=self.server) for one in self.schemas])
+
+    @classmethod
+    def load(cls, use: str, options: Mapping[str, Any]) -> "McpTools":
+        """Ask a server for its tools, over a session that ends. Raises UserCodeError with all faults."""
+        faults = option_faults(use, options)
+        if faults:
+            raise UserCodeError(*faults)
+        env = tuple((str(key), str(value)) for key, value in dict(options.get("env", {})).items())
+        server = _McpServer(
+            use=use, env=env, cwd=options.get("cwd"), timeout_s=float(options.get("timeout_s", _TIMEOUT_S))
+        )
+        connection = _McpConnection(server)
+        try:
+            connection.open()
+            schemas = connection.schemas()
+        except ResourceError as error:
+            raise UserCodeError(*error.messages) from None
+        finally:
+            connection.close()
+        faults = [f"tool {use!r}: {fault}" for schema in schemas for fault in check_schema(schema)]
+        if faults or not schemas:
+            raise UserCodeError(*(faults or [f"tool {use!r}: the server has no tools"]))
+        return cls(schemas=tuple(schemas), server=server)
 
 
 def option_faults(use: str, options: Mapping[str, Any]) -> list[str]:
@@ -167,56 +204,9 @@ def option_faults(use: str, options: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def load_server(use: str, options: Mapping[str, Any]) -> McpTools:
-    """Ask a server for its tools, over a session that ends. Raises UserCodeError with all faults."""
-    faults = option_faults(use, options)
-    if faults:
-        raise UserCodeError(*faults)
-    env = tuple((str(key), str(value)) for key, value in dict(options.get("env", {})).items())
-    server = McpServer(use=use, env=env, cwd=options.get("cwd"), timeout_s=float(options.get("timeout_s", _TIMEOUT_S)))
-    connection = McpConnection(server)
-    try:
-        connection.open()
-        schemas = connection.schemas()
-    except ResourceError as error:
-        raise UserCodeError(*error.messages) from None
-    finally:
-        connection.close()
-    faults = [f"tool {use!r}: {fault}" for schema in schemas for fault in check_schema(schema)]
-    if faults or not schemas:
-        raise UserCodeError(*(faults or [f"tool {use!r}: the server has no tools"]))
-    return McpTools(schemas=tuple(schemas), server=server)
-
-
-_connections: dict[McpServer, McpConnection] = {}
-_of_the_parent: list[dict[McpServer, McpConnection]] = []
+_connections: dict[_McpServer, _McpConnection] = {}
+_of_the_parent: list[dict[_McpServer, _McpConnection]] = []
 _lock = threading.Lock()
-
-
-def _connection_of(server: McpServer) -> McpConnection:
-    """This process's session with a server, opened with the first call. Raises ResourceError."""
-    with _lock:
-        if server not in _connections:
-            connection = McpConnection(server)
-            connection.open()
-            _connections[server] = connection
-        return _connections[server]
-
-
-async def _call_tool(server: McpServer, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    try:
-        return await _connection_of(server).call(name, arguments)
-    except ResourceError:
-        _forget_connection(server)
-        raise
-
-
-def _forget_connection(server: McpServer) -> None:
-    """End this process's session with a server that was lost; the next call opens another."""
-    with _lock:
-        connection = _connections.pop(server, None)
-    if connection is not None:
-        connection.close()
 
 
 def close_connections() -> None:

@@ -12,7 +12,16 @@ from referencing import Registry
 
 from hone.core.dialogue import ToolCall, ToolSchema
 from hone.core.errors import did_you_mean
-from hone.text.tools.call_text import quoted
+
+# ------------------------------------------------------------------------------------------------------------ call text
+
+_SHOWN = 60
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text, in quotes."""
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")
 _RESERVED = {"reset": "`reset` begins an episode of an environment, and a policy never calls it"}
@@ -28,7 +37,7 @@ def function_schema(function: Callable[..., object], name: str) -> tuple[ToolSch
     The description is the docstring up to its first section; descriptions of parameters are those of a Google-style
     section `Args:`, or of `Annotated[..., Field(description=...)]`.
     """
-    faults = name_faults(name)
+    faults = _name_faults(name)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # written in C, without one
@@ -41,21 +50,15 @@ def function_schema(function: Callable[..., object], name: str) -> tuple[ToolSch
     if faults:
         return None, faults
     try:
-        found = call_adapter(function).json_schema(mode="validation")
+        schema = TypeAdapter[Any](cast("Any", function)).json_schema(mode="validation")
     except (PydanticUserError, NameError) as error:
         first = str(error).partition("\n")[0]
         return None, [f"tool {name}: a type hint cannot be written as JSON ({first})"]
     description, arguments = docstring_parts(inspect.getdoc(function) or "")
-    return ToolSchema(name=name, description=description, parameters=_plain_schema(found, arguments)), []
+    return ToolSchema(name=name, description=description, parameters=_plain_schema(schema, arguments)), []
 
 
-def call_adapter(function: Callable[..., object]) -> TypeAdapter[Any]:
-    """Checker of a function's arguments by its type hints; it calls the function with `ArgsKwargs`."""
-    return TypeAdapter(cast("Any", function))
-
-
-def name_faults(name: str) -> list[str]:
-    """Faults of a tool's name."""
+def _name_faults(name: str) -> list[str]:
     if name in _RESERVED:
         return [f"a tool is called {name!r}: {_RESERVED[name]}; give it another name"]
     if not _NAME.fullmatch(name):
@@ -101,7 +104,7 @@ def check_schema(tool: ToolSchema) -> list[str]:
         jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
     except jsonschema.SchemaError as error:
         return [f"tool {tool.name}: its schema is none: {error.message}"]
-    return name_faults(tool.name)
+    return _name_faults(tool.name)
 
 
 def _sentence(name: str, error: jsonschema.ValidationError) -> str:

@@ -31,12 +31,9 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer, character_tokenizer
-from hone.text.serving.capture.agent_messages import answer_message, for_template
-from hone.text.serving.capture.capture_app import CaptureRoutes
-from hone.text.serving.capture.capture_desk import CaptureDesk
-from hone.text.serving.capture.capture_server import CaptureServer
-from hone.text.serving.capture.capture_world import CaptureLimits, CaptureWorld
-from hone.text.serving.capture.dialogue_tree import DialogueTree
+from hone.text.serving.capture.capture_app import CaptureRoutes, CaptureServer
+from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld
+from hone.text.serving.capture.dialogue_tree import DialogueTree, answer_message, for_template
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.tools.formats import TOOL_FORMATS
 

@@ -11,12 +11,19 @@ from dataclasses import dataclass, replace
 from hone.core.conversation import Message
 from hone.core.random import generator
 from hone.rewards.judges.config import RevisionConfig
-from hone.rewards.judges.fence import fence, nonce_of
-from hone.rewards.judges.questions import SYSTEM, prompt_text
-from hone.rewards.judges.requests import JudgeReply, JudgeRequest
-from hone.rewards.judges.verdicts import TextField, VerdictError, describe_format, read_verdict
-from hone.text.evaluate.judges.client import JudgeClient, JudgeFault
-from hone.text.evaluate.judges.open_client import open_client
+from hone.rewards.judges.questions import (
+    SYSTEM,
+    JudgeReply,
+    JudgeRequest,
+    TextField,
+    VerdictError,
+    describe_format,
+    fence,
+    nonce_of,
+    prompt_text,
+    read_verdict,
+)
+from hone.text.evaluate.judges.client import JudgeClient, JudgeFault, open_client
 
 CRITICISE = (
     "Criticise the answer to the prompt by this principle: {principle}\n\nSay in a few sentences in which way the "
@@ -30,7 +37,7 @@ REVISION = TextField("revision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RevisionRound:
+class _RevisionRound:
     """One round: the principle, the criticism, and the answer after it."""
 
     principle: str
@@ -47,13 +54,12 @@ class AnswerRevision:
     prompt: str | Sequence[Message]
     answer: str
     """The draft."""
-    rounds: tuple[RevisionRound, ...] = ()
+    rounds: tuple[_RevisionRound, ...] = ()
     fault: str = ""
     """Why a round is missing; the answer then stays as the rounds before left it."""
 
     @property
     def revised(self) -> str:
-        """The answer after the last round."""
         return self.rounds[-1].revised if self.rounds else self.answer
 
     def preference_row(self) -> dict[str, object] | None:
@@ -78,35 +84,31 @@ class AnswerReviser:
         """Return the drafts with their rounds. Raises LostResourceError where the budget is spent."""
         revisions = list(drafts)
         for number in range(self.config.rounds):
-            revisions = self._round(revisions, number)
+            principles = [self._principle(draft, number) for draft in revisions]
+            criticisms = self._replies(
+                [
+                    None if draft.fault else self._request(draft, CRITICISE.format(principle=principle), {})
+                    for draft, principle in zip(revisions, principles, strict=True)
+                ]
+            )
+            asked = [
+                None
+                if not isinstance(criticism, JudgeReply)
+                else replace(
+                    self._request(draft, REVISE.format(principle=principle), {"criticism": criticism.text}),
+                    fields=(REVISION,),
+                )
+                for draft, principle, criticism in zip(revisions, principles, criticisms, strict=True)
+            ]
+            revised = self._replies(asked)
+            revisions = [
+                _with_round(draft, principle, criticism, reply)
+                for draft, principle, criticism, reply in zip(revisions, principles, criticisms, revised, strict=True)
+            ]
         return revisions
 
     def close(self) -> None:
-        """End requests under way."""
         self.client.close()
-
-    def _round(self, drafts: Sequence[AnswerRevision], number: int) -> list[AnswerRevision]:
-        principles = [self._principle(draft, number) for draft in drafts]
-        criticisms = self._replies(
-            [
-                None if draft.fault else self._request(draft, CRITICISE.format(principle=principle), {})
-                for draft, principle in zip(drafts, principles, strict=True)
-            ]
-        )
-        asked = [
-            None
-            if not isinstance(criticism, JudgeReply)
-            else replace(
-                self._request(draft, REVISE.format(principle=principle), {"criticism": criticism.text}),
-                fields=(REVISION,),
-            )
-            for draft, principle, criticism in zip(drafts, principles, criticisms, strict=True)
-        ]
-        revised = self._replies(asked)
-        return [
-            _with_round(draft, principle, criticism, reply)
-            for draft, principle, criticism, reply in zip(drafts, principles, criticisms, revised, strict=True)
-        ]
 
     def _principle(self, draft: AnswerRevision, number: int) -> str:
         count = len(self.config.principles)
@@ -160,5 +162,5 @@ def _with_round(
         revised = str(read_verdict(reply.text, (REVISION,), "json")[REVISION.name])
     except VerdictError as error:
         return replace(draft, fault=str(error))
-    one = RevisionRound(principle=principle, criticism=criticism.text, revised=revised)
+    one = _RevisionRound(principle=principle, criticism=criticism.text, revised=revised)
     return replace(draft, rounds=(*draft.rounds, one))

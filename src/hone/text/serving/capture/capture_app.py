@@ -8,11 +8,14 @@ GET  /v1/models, /sessions/ID/v1/models, /health
 
 import asyncio
 import math
+import socket
+import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,13 +23,12 @@ from starlette.routing import Route
 
 from hone.core.clock import Clock
 from hone.core.dialogue import SessionReport
+from hone.core.errors import ResourceError
 from hone.core.strict_json import strict_json
-from hone.text.serving.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
-from hone.text.serving.completions.api_errors import ApiError, error_of, unsupported
-from hone.text.serving.completions.app import IGNORED
-from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt, chat_messages
-from hone.text.serving.completions.error_responses import error_response
-from hone.text.serving.completions.fields import ChatFields, read_body
+from hone.text.serving.capture.capture_world import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
+from hone.text.serving.completions.app import IGNORED, error_response
+from hone.text.serving.completions.asked import AskedPrompt, asked_answers, chat_messages
+from hone.text.serving.completions.fields import ApiError, ChatFields
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 
@@ -49,39 +51,28 @@ class _AgentReply:
         body = self._writer().whole([self._results()], self._version())
         for choice, answer in zip(body["choices"], self.answers, strict=True):
             choice["message"] = {**choice["message"], **answer.message}
-            choice["finish_reason"] = _finish(choice, answer)
+            if answer.message.get("tool_calls"):
+                choice["finish_reason"] = "tool_calls"
         return body
 
     def events(self) -> Iterator[str]:
-        """The same as server-sent events."""
         writer, body = self._writer(), self.whole()
         head = writer.chunk_head(self._version())
         for choice in body["choices"]:
             number, message = choice["index"], choice["message"]
             calls = [{"index": place, **call} for place, call in enumerate(message.get("tool_calls", ()))]
             delta = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
-            said = {"index": number, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
+            begin = {"index": number, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
             end = {"index": number, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-            yield writer.chunk(head, [said])
+            yield writer.chunk(head, [begin])
             yield writer.chunk(head, [end])
         if writer.asked.usage:
             yield writer.chunk(head, [], usage=body["usage"])
         yield DONE
 
     def _writer(self) -> ReplyWriter:
-        fields = self.fields
-        asked = AskedAnswers(
-            id=self.id,
-            prompts=[self._results().asked],
-            samples=len(self.answers),
-            stop=fields.stops,
-            keep_stop=bool(fields.include_stop_str_in_output),
-            top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-            stream=bool(fields.stream),
-            usage=fields.stream_options is not None and fields.stream_options.include_usage,
-            token_ids=bool(fields.return_token_ids),
-            messages=({"role": "user"},),
-        )
+        asked = asked_answers(self.fields, self.id, [self._results().asked], self.fields.top)
+        asked = replace(asked, messages=({"role": "user"},))
         return ReplyWriter(served=self.served, asked=asked, created=self.created)
 
     def _results(self) -> PromptResults:
@@ -92,12 +83,7 @@ class _AgentReply:
         return max(int(one.completion.version[-1]) for one in self.answers)
 
 
-def _finish(choice: Mapping[str, Any], answer: AgentAnswer) -> str:
-    return "tool_calls" if answer.message.get("tool_calls") else choice["finish_reason"]
-
-
 # ---------------------------------------------------------------------------------------------------------- capture app
-
 
 MODEL_NAME: Final = "policy"
 SESSION_HEADER: Final = "x-session-id"
@@ -114,7 +100,6 @@ class CaptureRoutes:
     served: ServedModel
 
     def app(self) -> Starlette:
-        """The application."""
         chat, models = "/v1/chat/completions", "/v1/models"
         return Starlette(
             routes=[
@@ -129,7 +114,7 @@ class CaptureRoutes:
 
     async def chat(self, call: Request) -> Response:
         """Answer a chat completion with what the policy draws."""
-        fields = read_body(await call.body(), ChatFields)
+        fields = ChatFields.read(await call.body())
         session, role = _session(call)
         asked = [_agent_request(fields, session, role) for _ in range(fields.n or 1)]
         for one in asked:
@@ -146,14 +131,12 @@ class CaptureRoutes:
         return JSONResponse(reply.whole(), headers=headers)
 
     async def reward(self, call: Request) -> Response:
-        """End a session with its reward."""
         reported = ReportedSession(_report(await call.body(), call.path_params["session"]))
         self.desk.put(reported)
         await asyncio.wrap_future(reported.taken)
         return JSONResponse({"session": reported.report.session, "reward": reported.report.score})
 
     async def models(self, call: Request) -> Response:
-        """The policy, as a list."""
         del call
         model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "hone"}
         return JSONResponse({"object": "list", "data": [{**model, "max_model_len": self.served.context}]})
@@ -171,7 +154,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         try:
             return await handler(call)
         except Exception as error:  # noqa: BLE001 - every failure has a status and words for its agent
-            return error_response(error_of(error))
+            return error_response(ApiError.of(error))
 
     return guarded
 
@@ -193,19 +176,19 @@ def _session(call: Request) -> tuple[str, str]:
 
 def _agent_request(fields: ChatFields, session: str, role: str) -> AgentRequest:
     if faults := fields.neutral_faults():
-        raise unsupported(faults[0][0], "; ".join(text for _, text in faults))
+        raise ApiError.unsupported(faults[0][0], "; ".join(text for _, text in faults))
     messages = chat_messages(fields.messages)
     if messages[-1]["role"] == "assistant":
-        raise unsupported("messages", "the last message is the assistant's: nothing is to be answered")
+        raise ApiError.unsupported("messages", "the last message is the assistant's: nothing is to be answered")
     offered = [] if fields.tool_choice == "none" else fields.tools or []
     return AgentRequest(
         session=session,
         messages=messages,
         tools=tuple(one.model_dump(exclude_none=True) for one in offered),
         role=role,
-        max_tokens=fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens,
+        max_tokens=fields.most_tokens,
         stop=fields.stops,
-        top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else 0,
+        top_logprobs=fields.top or 0,
     )
 
 
@@ -218,13 +201,13 @@ def _report(raw: bytes, session: str) -> SessionReport:
     reward, group = table.get("reward"), table.get("group", "")
     number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
     if "reward" not in table or (reward is not None and not number):
-        told = f"reward must be a finite number, or null for no score; got {table.get('reward')!r}"
-        raise ApiError(400, told, param="reward", code="invalid_value")
+        message = f"reward must be a finite number, or null for no score; got {table.get('reward')!r}"
+        raise ApiError(400, message, param="reward", code="invalid_value")
     if not isinstance(group, str):
         raise ApiError(400, f"group must be a text, got {group!r}", param="group", code="invalid_value")
     if unknown := sorted(set(table) - {"reward", "group"}):
-        told = f"unknown: {', '.join(unknown)}; known: reward, group"
-        raise ApiError(400, told, param=unknown[0], code="unknown_field")
+        message = f"unknown: {', '.join(unknown)}; known: reward, group"
+        raise ApiError(400, message, param=unknown[0], code="unknown_field")
     return SessionReport(session=session, score=None if reward is None else float(reward), group=group)
 
 
@@ -241,3 +224,62 @@ async def _until_gone(call: Request, asked: Sequence[AgentRequest]) -> list[Agen
         answers.cancel()
         gone.cancel()
         await asyncio.gather(answers, gone, return_exceptions=True)
+
+
+# ------------------------------------------------------------------------------------------------------- capture server
+
+_STARTING_S = 20.0
+
+
+@dataclass(eq=False)
+class CaptureServer:
+    """Serves an application on a loopback address from `start` to `close`."""
+
+    host: str
+    port: int
+    """0: any free one."""
+    _thread: threading.Thread | None = None
+    _server: uvicorn.Server | None = None
+    _socket: socket.socket | None = field(default=None, repr=False)
+
+    def bind(self) -> str:
+        """Take the address, and return it as a URL. Raises ResourceError if something else has it."""
+        bound = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((self.host, self.port))
+        except OSError as error:
+            bound.close()
+            raise ResourceError(
+                f"cannot listen at {self.host}:{self.port}: {error.strerror}; end what listens there, or give another "
+                "port (0: any free one)"
+            ) from None
+        self._socket = bound
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{name}:{bound.getsockname()[1]}"
+
+    def start(self, app: Starlette) -> None:
+        """Serve `app` at the address. Raises ResourceError if the server does not come up."""
+        assert self._socket is not None, "bind the address first"
+        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        self._server = server
+        self._thread = threading.Thread(target=server.run, args=([self._socket],), daemon=True, name="hone-capture")
+        self._thread.start()
+        pause = threading.Event()
+        for _ in range(int(_STARTING_S / 0.01)):
+            if server.started or not self._thread.is_alive():
+                break
+            pause.wait(0.01)
+        if not server.started:
+            raise ResourceError(f"the server at {self.host}:{self.port} did not start in {_STARTING_S:g} s")
+
+    def close(self) -> None:
+        """End the server and its thread, and give the address back."""
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(_STARTING_S)
+        if self._socket is not None:
+            self._socket.close()
+        self._server = self._thread = self._socket = None

@@ -1,44 +1,263 @@
 """Episodes of agents that call the policy by its address: one step's sessions, from their requests to columns."""
 
+import queue
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.clock import Clock
-from hone.core.conversation import TranscriptBuilder, build_columns
+from hone.core.conversation import Message, TranscriptBuilder, build_columns
 from hone.core.credit import Metrics
-from hone.core.dialogue import DialogueOutcome, SessionDriver, SessionReport
+from hone.core.dialogue import DialogueOutcome, PlannedSession, SessionDriver, SessionReport, StopReason
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, LostResourceError
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
 from hone.core.judging import ScoreBatch, Scorer, ScorerInput
 from hone.core.ragged import ranges
+from hone.core.random import generator, permutation
 from hone.core.state import State, integer, substate
 from hone.models.language.tokenizers import Tokenizer
-from hone.text.serving.capture.agent_messages import answer_message
-from hone.text.serving.capture.capture_desk import (
-    AgentAnswer,
-    AgentRequest,
-    CaptureDesk,
-    DeskEvent,
-    ReportedSession,
-    refuse,
-)
-from hone.text.serving.capture.capture_step import Admission, CapturedSession, CaptureStep
-from hone.text.serving.capture.dialogue_tree import PlannedAnswer
-from hone.text.serving.capture.session_plan import SessionPlan
-from hone.text.serving.completions.api_errors import ApiError, error_of
-from hone.text.serving.completions.token_text import without_stop
+from hone.text.serving.capture.dialogue_tree import DialogueTree, PlannedAnswer, answer_message
+from hone.text.serving.completions.fields import ApiError
+from hone.text.serving.completions.served_model import without_stop
 from hone.text.tools.formats import ToolFormat
 
-# ----------------------------------------------------------------------------------------------------- capture episodes
+# --------------------------------------------------------------------------------------------------------- capture desk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedEpisodes:
+class AgentAnswer:
+    """The answer to a request of an agent."""
+
+    completion: Completion
+    message: Message
+    """The answer as the agent sees it."""
+    prompt: NDArray[np.int32]
+    """`[n]` all tokens before it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AgentRequest:
+    """A request for one answer, as an agent made it."""
+
+    session: str
+    messages: tuple[Message, ...]
+    role: str = ""
+    """Which of an agent's parts asks; empty where it has one."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the agent offers, as OpenAI's protocol has them."""
+    top_logprobs: int = 0
+    answer: "Future[AgentAnswer]" = field(default_factory=lambda: Future[AgentAnswer]())
+    """Cancelled once nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReportedSession:
+    """A report that waits to be taken."""
+
+    report: SessionReport
+    taken: "Future[None]" = field(default_factory=lambda: Future[None]())
+    """Done once the report was taken; has a ApiError where its session is not under way."""
+
+
+DeskEvent: TypeAlias = AgentRequest | ReportedSession
+
+
+class CaptureDesk:
+    """Hands requests and reports to the owner of the engine, in the order in which they came; for any thread."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[DeskEvent] = queue.SimpleQueue()
+        self._closed = ""
+
+    def put(self, event: DeskEvent) -> None:
+        """Queue an event. After `close` it is refused at once."""
+        if self._closed:
+            _refuse(event, ApiError(503, self._closed, code="training_ended"))
+        else:
+            self._events.put(event)
+
+    def has_events(self) -> bool:
+        return not self._events.empty()
+
+    def take(self, wait_s: float) -> list[DeskEvent]:
+        """All events that wait; waits at most `wait_s` seconds for the first one."""
+        events: list[DeskEvent] = []
+        try:
+            events.append(self._events.get(timeout=wait_s) if wait_s > 0 else self._events.get_nowait())
+            while True:
+                events.append(self._events.get_nowait())
+        except queue.Empty:
+            return events
+
+    def close(self, reason: str) -> None:
+        """Refuse everything that waits, and all that comes."""
+        self._closed = reason
+        for event in self.take(0):
+            _refuse(event, ApiError(503, reason, code="training_ended"))
+
+
+def _refuse(event: DeskEvent, error: ApiError) -> None:
+    """Tell whoever waits for an event that it is refused."""
+    waiting: Future[AgentAnswer] | Future[None] = event.answer if isinstance(event, AgentRequest) else event.taken
+    if waiting.set_running_or_notify_cancel():
+        waiting.set_exception(error)
+
+
+# --------------------------------------------------------------------------------------------------------- capture step
+
+Admission = Literal["now", "later", "unknown", "ended"]
+"""`later`: the session belongs to a later step."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _CapturedSession:
+    """One dialogue of an agent."""
+
+    id: str
+    planned: PlannedSession | None = None
+    tree: DialogueTree = field(default_factory=DialogueTree)
+    report: SessionReport | None = None
+    timed_out: bool = False
+    requests: int = 0
+    abandoned: int = 0
+    """Answers whose agent had gone."""
+    in_flight: int = 0
+    """Requests that wait for their answers."""
+    heard_s: float
+    """Time of the latest request, answer or report."""
+
+    @property
+    def ended(self) -> bool:
+        """True once it was reported, or is no longer waited for."""
+        return self.timed_out or self.report is not None
+
+    @property
+    def group(self) -> str:
+        """Name of the question that it is about: as planned, as reported, or by its first request."""
+        if self.planned is not None:
+            return self.planned.group
+        return (self.report.group if self.report is not None else "") or self.tree.opening
+
+    @property
+    def failure(self) -> str:
+        """Why it has no score; empty where nothing failed."""
+        if self.timed_out:
+            return "the agent neither asked nor reported in time"
+        return "" if self.report is None else self.report.error
+
+    @property
+    def stop(self) -> StopReason:
+        return "deadline" if self.timed_out else "world_died" if self.failure else "done"
+
+    @property
+    def without_roles(self) -> frozenset[str]:
+        return frozenset() if self.report is None else self.report.without_roles
+
+    @property
+    def status(self) -> ScoreStatus:
+        if self.timed_out:
+            return ScoreStatus.TIMEOUT
+        return ScoreStatus.ERROR if self.failure else ScoreStatus.SCORED
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _CaptureStep:
+    """The sessions of a step: those that were planned, or the first `count` that come."""
+
+    count: int
+    deadline_s: float
+    planned: Sequence[PlannedSession] = ()
+    sessions: dict[str, _CapturedSession] = field(default_factory=dict[str, _CapturedSession])
+    began_s: float
+
+    def __post_init__(self) -> None:
+        for one in self.planned:
+            self.sessions[one.id] = _CapturedSession(id=one.id, planned=one, heard_s=self.began_s)
+
+    @property
+    def complete(self) -> bool:
+        """True once every session has begun and ended."""
+        return len(self.sessions) == self.count and all(one.ended for one in self.sessions.values())
+
+    @property
+    def heard_s(self) -> float:
+        """Time at which a session was last heard of."""
+        return max((one.heard_s for one in self.sessions.values()), default=self.began_s)
+
+    @property
+    def missing(self) -> int:
+        """Number of sessions that are yet to begin."""
+        return self.count - len(self.sessions)
+
+    def admit(self, session: str, now_s: float, *, asks: bool) -> Admission:
+        """Let a session take part, at its first request; `asks`: it is one, and not a report."""
+        known = self.sessions.get(session)
+        if known is not None and not known.ended:
+            known.heard_s = now_s
+            return "now"
+        if self.planned:
+            return "unknown" if known is None else "ended"
+        if not asks:
+            return "unknown" if known is None else "ended"
+        if known is not None or not self.missing:
+            return "later"
+        self.sessions[session] = _CapturedSession(id=session, heard_s=now_s)
+        return "now"
+
+    def expire(self, now_s: float) -> list[_CapturedSession]:
+        """End the sessions that neither asked nor reported for `deadline_s` seconds, and return them."""
+        late = [
+            one
+            for one in self.sessions.values()
+            if not one.ended and not one.in_flight and now_s - one.heard_s > self.deadline_s
+        ]
+        for one in late:
+            one.timed_out = True
+        return late
+
+    def ordered(self) -> list[_CapturedSession]:
+        """The sessions in an order that does not depend on time: as planned, else by id."""
+        sessions = list(self.sessions.values())
+        return sessions if self.planned else sorted(sessions, key=lambda one: one.id)
+
+
+# --------------------------------------------------------------------------------------------------------- session plan
+@dataclass(eq=False, kw_only=True)
+class SessionPlan:
+    """Plans `per_step` rows, `samples` sessions each, in a fresh order of the dataset every epoch. Its state is the
+    number of rows that were asked."""
+
+    rows: Sequence[Mapping[str, Any]]
+    ids: Sequence[str]
+    per_step: int
+    samples: int
+    seed: int
+    asked: int = 0
+
+    def next_sessions(self) -> list[PlannedSession]:
+        sessions: list[PlannedSession] = []
+        for number in range(self.asked, self.asked + self.per_step):
+            epoch, place = divmod(number, len(self.rows))
+            row = int(permutation(self.seed, "prompts", epoch, count=len(self.rows))[place])
+            seeds = generator(self.seed, "sessions", self.ids[row], number).integers(2**31, size=self.samples)
+            sessions += [
+                PlannedSession(id=f"{number}-{sample}", group=str(number), columns=self.rows[row], seed=int(seed))
+                for sample, seed in enumerate(seeds)
+            ]
+        self.asked += self.per_step
+        return sessions
+
+
+# ----------------------------------------------------------------------------------------------------- capture episodes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CapturedEpisodes:
     """Episodes of a step, and what is told about its sessions."""
 
     episodes: Episodes
@@ -47,12 +266,10 @@ class CapturedEpisodes:
     notes: tuple[str, ...]
 
 
-def _captured_episodes(step: CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> CapturedEpisodes:
+def _captured_episodes(step: _CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> _CapturedEpisodes:
     """Rows of all sessions with an answer; rows of one session share group, score and status, and differ in `part`.
-
     Groups are numbered from `first_group` on, sessions from `first_id` on. Raises LostResourceError if no session has
-    an answer.
-    """
+    an answer."""
     sessions = step.ordered()
     rows = {one.id: one.tree.rows(without=one.without_roles) for one in sessions}
     heard = [one for one in sessions if rows[one.id]]
@@ -68,24 +285,24 @@ def _captured_episodes(step: CaptureStep, scorer: Scorer, *, first_group: int, f
         scores=scores,
         first_id=first_id,
     )
-    return CapturedEpisodes(
+    return _CapturedEpisodes(
         episodes=episodes, groups=len(names), metrics=_metrics(sessions, rows), notes=tuple(_notes(sessions))
     )
 
 
-def _scorer_input(session: CapturedSession, rows: Sequence[TranscriptBuilder]) -> ScorerInput:
+def _scorer_input(session: _CapturedSession, rows: Sequence[TranscriptBuilder]) -> ScorerInput:
     """The session as rewards see it: the way to its last answer, with what was reported as its world's reward."""
     answers = session.tree.answers
     last = answers[-1]
     opening = next(place for place, one in enumerate(last.history) if one["role"] == "assistant")
-    said = last.history[opening:]
-    turns = sum(one["role"] == "assistant" for one in said)
+    messages = last.history[opening:]
+    turns = sum(one["role"] == "assistant" for one in messages)
     score = None if session.report is None else session.report.score
     return ScorerInput(
         prompt=list(last.history[:opening]),
         text=str(last.history[-1]["content"]),
         columns={} if session.planned is None else session.planned.columns,
-        messages=said,
+        messages=messages,
         transcript=rows[-1],
         id=session.id,
         dialogue=DialogueOutcome(
@@ -98,11 +315,7 @@ def _scorer_input(session: CapturedSession, rows: Sequence[TranscriptBuilder]) -
 
 
 def _columns(
-    rows: Sequence[Sequence[TranscriptBuilder]],
-    *,
-    group: NDArray[np.int64],
-    scores: ScoreBatch,
-    first_id: int,
+    rows: Sequence[Sequence[TranscriptBuilder]], *, group: NDArray[np.int64], scores: ScoreBatch, first_id: int
 ) -> Episodes:
     """Columns of the rows of each of S sessions; `group` and `scores` are `[S]`."""
     columns = build_columns([row for session in rows for row in session])
@@ -131,7 +344,7 @@ def _columns(
     )
 
 
-def _metrics(sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[TranscriptBuilder]]) -> Metrics:
+def _metrics(sessions: Sequence[_CapturedSession], rows: Mapping[str, Sequence[TranscriptBuilder]]) -> Metrics:
     count = len(sessions)
     facts: dict[str, list[float]] = {}
     for one in sessions:
@@ -147,7 +360,7 @@ def _metrics(sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[Tr
     }
 
 
-def _notes(sessions: Sequence[CapturedSession]) -> list[str]:
+def _notes(sessions: Sequence[_CapturedSession]) -> list[str]:
     """One note on sessions that failed, with the reasons; one on sessions that fell silent."""
     failed = [one for one in sessions if one.failure and not one.timed_out]
     silent = [one for one in sessions if one.timed_out]
@@ -165,7 +378,6 @@ def _notes(sessions: Sequence[CapturedSession]) -> list[str]:
 
 # -------------------------------------------------------------------------------------------------------- capture world
 
-
 _TICK_S: Final = 0.05
 """Longest wait between two looks at deadlines and at the driver."""
 
@@ -175,7 +387,7 @@ class _RequestInFlight:
     """A request of an agent that the engine answers."""
 
     asked: AgentRequest
-    session: CapturedSession
+    session: _CapturedSession
     planned: PlannedAnswer
 
 
@@ -195,11 +407,9 @@ class CaptureLimits:
 
 @dataclass(eq=False, kw_only=True)
 class CaptureWorld:
-    """Answers the requests of agents with what the policy draws, until every session of a step was reported.
-
-    Implements `RolloutEnvironment`. Without a plan, the first sessions that come take part, and others wait for the
-    next step: all answers of a step are drawn by one policy.
-    """
+    """Answers the requests of agents with what the policy draws, until every session of a step was reported. Implements
+    `RolloutEnvironment`. Without a plan, the first sessions that come take part, and others wait for the next step: all
+    answers of a step are drawn by one policy."""
 
     desk: CaptureDesk
     tokenizer: Tokenizer
@@ -230,30 +440,28 @@ class CaptureWorld:
         session.reset_stats()
         planned = () if self.plan is None else self.plan.next_sessions()
         now = self.clock.monotonic_s()
-        step = CaptureStep(count=self.limits.sessions, planned=planned, deadline_s=self.limits.deadline_s, began_s=now)
+        step = _CaptureStep(count=self.limits.sessions, planned=planned, deadline_s=self.limits.deadline_s, began_s=now)
         if self.driver is not None:
-            self.driver.begin(planned, self.session_address, self._report)
+            self.driver.begin(planned, self.session_address, lambda report: self.desk.put(ReportedSession(report)))
         try:
             self._hold(session, step)
         finally:
             session.cancel(self._in_flight)
             for one in self._in_flight.values():
-                refuse(one.asked, ApiError(503, "the step ended before this answer", code="step_ended"))
+                _refuse(one.asked, ApiError(503, "the step ended before this answer", code="step_ended"))
             self._in_flight.clear()
         first = self.steps * self.limits.sessions
         self.steps += 1
-        found = _captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
-        self._groups += found.groups
-        self._metrics = found.metrics
-        self._notes += found.notes
-        return found.episodes
+        captured = _captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
+        self._groups += captured.groups
+        self._metrics = captured.metrics
+        self._notes += captured.notes
+        return captured.episodes
 
     def session_address(self, session: str) -> str:
-        """Base URL of a session's requests."""
         return f"{self.address}/sessions/{session}/v1"
 
     def metrics(self) -> Metrics:
-        """Metrics of the latest step."""
         return self._metrics
 
     def notes(self) -> list[str]:
@@ -275,12 +483,9 @@ class CaptureWorld:
             self.plan.asked = integer(state, "asked")
         self.scorer.restore(substate(state, "judge"))
 
-    def _report(self, report: SessionReport) -> None:
-        self.desk.put(ReportedSession(report))
-
     # ------------------------------------------------------------------------------------------- one step
 
-    def _hold(self, engine: GenerationSession, step: CaptureStep) -> None:
+    def _hold(self, engine: GenerationSession, step: _CaptureStep) -> None:
         """Answer requests until all sessions of the step ended."""
         waiting, self._waiting = self._waiting, []
         for event in waiting:
@@ -294,7 +499,7 @@ class CaptureWorld:
                     self._deliver(completion)
             self._expire(step)
 
-    def _take(self, engine: GenerationSession, step: CaptureStep, event: DeskEvent) -> None:
+    def _take(self, engine: GenerationSession, step: _CaptureStep, event: DeskEvent) -> None:
         now, asks = self.clock.monotonic_s(), isinstance(event, AgentRequest)
         if isinstance(event, AgentRequest) and event.answer.cancelled():
             return  # its agent has gone while it waited
@@ -303,53 +508,54 @@ class CaptureWorld:
         if admission == "later":
             self._waiting.append(event)
         elif admission != "now":
-            refuse(event, _not_under_way(name, admission))
+            ended = admission == "ended"
+            why, code = (
+                ("has ended", "session_ended") if ended else ("is not under way in this step", "unknown_session")
+            )
+            _refuse(event, ApiError(410 if ended else 404, f"session {name!r} {why}", code=code))
         elif isinstance(event, AgentRequest):
             self._ask(engine, event, step.sessions[name])
         elif event.taken.set_running_or_notify_cancel():
             self._end(engine, step.sessions[name], event.report)
             event.taken.set_result(None)
 
-    def _ask(self, engine: GenerationSession, asked: AgentRequest, session: CapturedSession) -> None:
+    def _ask(self, engine: GenerationSession, asked: AgentRequest, session: _CapturedSession) -> None:
         """Hand a request to the engine, or refuse it."""
         try:
             planned = session.tree.plan(asked.messages, self.tokenizer, tools=asked.tools, role=asked.role)
-            request = self._request(asked, session, planned)
+            room = self.limits.context - len(planned.prompt)
+            most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
+            if most < 1:
+                message = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
+                raise ApiError(400, message, code="context_length_exceeded")
+            stop, top = (*self.sampling.stop, *asked.stop), asked.top_logprobs
+            sampling = replace(self.sampling, max_tokens=most, stop=stop, top_logprobs=top)
+            request = Request(
+                id=f"{session.id}:{planned.key}",
+                prompt=planned.prompt,
+                samples=1,
+                sampling=sampling,
+                after=None if planned.before is None else planned.before.completion.request_id,
+                keep_s=self.limits.deadline_s,
+            )
             engine.submit([request], round=self.steps)
         except (DataError, ApiError) as error:
-            refuse(asked, error_of(error))
+            _refuse(asked, ApiError.of(error))
             return
         session.requests += 1
         session.in_flight += 1
         self._in_flight[request.id] = _RequestInFlight(asked, session, planned)
 
-    def _end(self, engine: GenerationSession, session: CapturedSession, report: SessionReport) -> None:
+    def _end(self, engine: GenerationSession, session: _CapturedSession, report: SessionReport) -> None:
         """End a session: its requests are cancelled, and its turns need not be kept."""
         session.report = report
         left = [id_ for id_, one in self._in_flight.items() if one.session is session]
         engine.cancel([*left, *(one.completion.request_id for one in session.tree.answers)])
         for id_ in left:
-            told = f"session {session.id!r} was reported before this answer"
-            ended = ApiError(410, told, code="session_ended")
-            refuse(self._in_flight.pop(id_).asked, ended)
+            message = f"session {session.id!r} was reported before this answer"
+            ended = ApiError(410, message, code="session_ended")
+            _refuse(self._in_flight.pop(id_).asked, ended)
         session.in_flight = 0
-
-    def _request(self, asked: AgentRequest, session: CapturedSession, planned: PlannedAnswer) -> Request:
-        room = self.limits.context - len(planned.prompt)
-        most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
-        if most < 1:
-            told = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
-            raise ApiError(400, told, code="context_length_exceeded")
-        stop, top = (*self.sampling.stop, *asked.stop), asked.top_logprobs
-        sampling = replace(self.sampling, max_tokens=most, stop=stop, top_logprobs=top)
-        return Request(
-            id=f"{session.id}:{planned.key}",
-            prompt=planned.prompt,
-            samples=1,
-            sampling=sampling,
-            after=None if planned.before is None else planned.before.completion.request_id,
-            keep_s=self.limits.deadline_s,
-        )
 
     def _deliver(self, completion: Completion) -> None:
         """Give an answer to its agent, and keep it; one whose agent has gone is dropped."""
@@ -367,7 +573,7 @@ class CaptureWorld:
         answer = AgentAnswer(completion=completion, message=message, prompt=one.planned.prompt)
         one.asked.answer.set_result(answer)
 
-    def _expire(self, step: CaptureStep) -> None:
+    def _expire(self, step: _CaptureStep) -> None:
         now = self.clock.monotonic_s()
         step.expire(now)
         if self.driver is not None:
@@ -377,9 +583,3 @@ class CaptureWorld:
                 f"{len(step.sessions)} of {step.count} sessions began in {self.limits.patience_s:g} s; start agents "
                 f"with base_url = {self.session_address('ID')}, a new ID for each dialogue"
             )
-
-
-def _not_under_way(session: str, admission: Admission) -> ApiError:
-    if admission == "ended":
-        return ApiError(410, f"session {session!r} has ended", code="session_ended")
-    return ApiError(404, f"session {session!r} is not under way in this step", code="unknown_session")

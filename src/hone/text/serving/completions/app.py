@@ -8,7 +8,7 @@ import hmac
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -17,20 +17,28 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hone.core.clock import Clock
-from hone.text.serving.completions.answering import AnswerDesk
-from hone.text.serving.completions.api_errors import ApiError, error_of
 from hone.text.serving.completions.asked import AskedAnswers, CallIdentity, asked_chat, asked_texts, chat_messages
-from hone.text.serving.completions.error_responses import error_response
 from hone.text.serving.completions.fields import (
+    ApiError,
     ChatFields,
     DetokenizeFields,
     SamplingFields,
     TextFields,
     TokenizeFields,
-    read_body,
 )
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
+from hone.text.serving.completions.service import AnswerDesk
+
+# ------------------------------------------------------------------------------------------------------ error responses
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The response with the error's status, headers and body."""
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+# ------------------------------------------------------------------------------------------------------------------ app
 
 IGNORED: Final = "x-hone-ignored-fields"
 """Response header that names fields of the request without effect."""
@@ -39,14 +47,6 @@ REQUEST_ID: Final = "x-request-id"
 AnswerT = TypeVar("AnswerT")
 _CLOSED: Final = 499
 """Status that is counted for a client that went away."""
-
-
-class AnswerListener(Protocol):
-    """Listener of answered requests, in the server's event loop."""
-
-    def answered(self, call: Request, asked: AskedAnswers, results: Sequence[PromptResults]) -> None:
-        """A reply is about to be sent; `results` hold the tokens that were drawn, with log-probabilities."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,10 @@ class CompletionRoutes:
     desk: AnswerDesk
     clock: Clock
     rules: ServingRules = field(default_factory=ServingRules)
-    listener: AnswerListener | None = None
     draining: bool = False
     """True once the server stops: `/health` says so, and balancers send nobody any more."""
 
     def app(self) -> Starlette:
-        """The application."""
         posts = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
@@ -91,20 +89,17 @@ class CompletionRoutes:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def completions(self, call: Request) -> Response:
-        """Continue texts."""
-        fields = read_body(await self._body(call), TextFields)
+        fields = TextFields.read(await self._body(call))
         headers, identity = self._headers(call, fields)
         return await self._answer(call, asked_texts(fields, self.served, identity), headers)
 
     async def chat(self, call: Request) -> Response:
-        """Answer a chat."""
-        fields = read_body(await self._body(call), ChatFields)
+        fields = ChatFields.read(await self._body(call))
         headers, identity = self._headers(call, fields)
         return await self._answer(call, asked_chat(fields, self.served, identity), headers)
 
     async def tokenize(self, call: Request) -> Response:
-        """Token ids of a text or of a chat."""
-        fields = read_body(await self._body(call), TokenizeFields)
+        fields = TokenizeFields.read(await self._body(call))
         tokenizer = self.served.tokenizer
         if (fields.prompt is None) == (fields.messages is None):
             raise ApiError(400, "give exactly one of prompt and messages", param="prompt", code="invalid_value")
@@ -117,16 +112,14 @@ class CompletionRoutes:
 
     async def detokenize(self, call: Request) -> Response:
         """Text of token ids, special tokens by their names."""
-        fields = read_body(await self._body(call), DetokenizeFields)
+        fields = DetokenizeFields.read(await self._body(call))
         return JSONResponse({"prompt": self.served.tokenizer.decode(fields.tokens, special=True)})
 
     async def models(self, call: Request) -> Response:
-        """The served model, as a list."""
         del call
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, call: Request) -> Response:
-        """The served model by its name."""
         name = call.path_params["name"]
         if name != self.served.name:
             raise ApiError(404, f"model {name!r} is not served here", param="model", code="model_not_found")
@@ -139,7 +132,6 @@ class CompletionRoutes:
         return JSONResponse(status, status_code=503 if self.draining else 200)
 
     async def metrics(self, call: Request) -> Response:
-        """Prometheus's text."""
         del call
         engine = self.desk.service.engine
         held = await asyncio.to_thread(lambda: engine.held_pages)  # waits for a pass
@@ -157,28 +149,19 @@ class CompletionRoutes:
         if asked.stream:
             return await self._streamed(call, asked, writer, headers)
         results = await _unless_gone(call, self.desk.whole(asked))
-        if self.listener is not None:
-            self.listener.answered(call, asked, results)
         return JSONResponse(writer.whole(results, self._version(results)), headers=headers)
 
     async def _streamed(
         self, call: Request, asked: AskedAnswers, writer: ReplyWriter, headers: dict[str, str]
     ) -> Response:
         """A stream, whose first event is awaited, so that a fault is a status of its own."""
-        events = self.desk.stream(asked, writer, self._heard(call, asked))
+        events = self.desk.stream(asked, writer)
         try:
             first = await _unless_gone(call, anext(events))
         except BaseException:
             await events.aclose()
             raise
         return _EventStream(first, events, headers)
-
-    def _heard(self, call: Request, asked: AskedAnswers) -> Callable[[Sequence[PromptResults]], None]:
-        def answered(results: Sequence[PromptResults]) -> None:
-            if self.listener is not None:
-                self.listener.answered(call, asked, results)
-
-        return answered
 
     def _version(self, results: Sequence[PromptResults]) -> int:
         drawn = [int(one.version[-1]) for result in results for one in result.completions.values()]
@@ -192,28 +175,25 @@ class CompletionRoutes:
         async def guarded(call: Request) -> Response:
             began_s = self.clock.monotonic_s()
             try:
-                self._check_key(call)
+                kind, _, key = call.headers.get("authorization", "").partition(" ")
+                wanted = self.rules.api_key
+                if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(key.encode(), wanted.encode())):
+                    raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
                 response = await handler(call)
             except Exception as error:  # noqa: BLE001 - every failure has a status and words for its client
-                response = error_response(error_of(error))
+                response = error_response(ApiError.of(error))
             self.desk.counters.count_response(path, response.status_code, self.clock.monotonic_s() - began_s)
             return response
 
         return guarded
 
-    def _check_key(self, call: Request) -> None:
-        kind, _, given = call.headers.get("authorization", "").partition(" ")
-        wanted = self.rules.api_key
-        if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(given.encode(), wanted.encode())):
-            raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
-
     async def _body(self, call: Request) -> bytes:
-        most, found = self.rules.most_body_bytes, bytearray()
+        most, body = self.rules.most_body_bytes, bytearray()
         async for piece in call.stream():
-            found += piece
-            if len(found) > most:
+            body += piece
+            if len(body) > most:
                 raise ApiError(413, f"the body has more than {most} bytes", code="too_large")
-        return bytes(found)
+        return bytes(body)
 
     def _headers(self, call: Request, fields: SamplingFields) -> tuple[dict[str, str], CallIdentity]:
         """Headers of the response, and what identifies the call. Raises ApiError for unknown fields under `strict`."""
@@ -221,8 +201,8 @@ class CompletionRoutes:
         headers = {REQUEST_ID: identity.given or identity.id}
         if unknown := fields.unknown:
             if self.rules.strict:
-                told = f"unknown fields: {', '.join(unknown)}; this server was started with --strict"
-                raise ApiError(400, told, param=unknown[0], code="unknown_field")
+                message = f"unknown fields: {', '.join(unknown)}; this server was started with --strict"
+                raise ApiError(400, message, param=unknown[0], code="unknown_field")
             headers[IGNORED] = ", ".join(unknown)
         return headers, identity
 
@@ -282,5 +262,5 @@ async def _chained(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]
 async def _not_found(call: Request, error: Exception) -> Response:
     del error
     known = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /metrics"
-    told = f"{call.method} {call.url.path} is not served; served: {known}"
-    return error_response(ApiError(404, told, code="not_found"))
+    message = f"{call.method} {call.url.path} is not served; served: {known}"
+    return error_response(ApiError(404, message, code="not_found"))

@@ -1,20 +1,151 @@
-"""From the fields of a request to prompts and engine requests: what is drawn, and the key of the draws."""
+"""From the fields of a request to prompts and engine requests: what is drawn, by which key, and calls of tools."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.conversation import Message
-from hone.core.dialogue import ToolSchema
+from hone.core.dialogue import ToolCall, ToolSchema
+from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.core.generation import Request, SamplingParams, ScoreRequest
-from hone.text.serving.completions.api_errors import ApiError, unsupported
-from hone.text.serving.completions.fields import MAX_PROMPTS, ChatFields, ChatMessage, SamplingFields, TextFields
+from hone.models.language.tokenizers import Tokenizer
+from hone.text.serving.completions.fields import (
+    MAX_PROMPTS,
+    ApiError,
+    ChatFields,
+    ChatMessage,
+    SamplingFields,
+    TextFields,
+    ToolChoice,
+    ToolFields,
+)
 from hone.text.serving.completions.served_model import ServedModel
-from hone.text.serving.completions.tool_calls import begun_call, told_of_tools, tool_schemas, with_objects
+from hone.text.tools.formats import TOOL_FORMATS, ToolFormat, check_round_trip
+
+# ----------------------------------------------------------------------------------------------------------- tool calls
+
+_PROBE: Final = ToolSchema(
+    name="probe_of_tools",
+    description="Finds out what the chat template does with tools.",
+    parameters={"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+)
+
+
+def find_format(tokenizer: Tokenizer, name: str = "") -> ToolFormat | None:
+    """The format in which a chat template writes calls: `name`, or the only one that reads them back; None for a
+    template that describes no tools, or whose calls no format or several read. Raises ConfigError for an unknown
+    `name`.
+    """
+    if name:
+        if name not in TOOL_FORMATS:
+            raise ConfigError(f"--tool-format: no format {name!r}{did_you_mean(name, list(TOOL_FORMATS))}")
+        return TOOL_FORMATS[name]
+    with_probe = replace(tokenizer, tools=(_PROBE.as_function(),))
+    try:
+        if tokenizer.chat_template is None or _PROBE.name not in with_probe.render_chat(
+            [{"role": "user", "content": "a"}]
+        ):
+            return None
+    except DataError:
+        return None
+    fitting = [one for one in TOOL_FORMATS.values() if _reads(one, with_probe)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def told_of_tools(tokenizer: Tokenizer, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> Tokenizer:
+    """The tokenizer whose chat template is told of `tools`. Raises ApiError where it has none."""
+    if not tools:
+        return tokenizer
+    if tool_format is None:
+        raise ApiError.unsupported(
+            "tools",
+            "the chat template of this model describes no tools, or its calls are in no known format; start the server "
+            f"with --tool-format ({', '.join(TOOL_FORMATS)}) if it was trained with one",
+        )
+    return replace(tokenizer, tools=tuple(one.as_function() for one in tools))
+
+
+def _tool_schemas(given: Sequence[ToolFields]) -> tuple[ToolSchema, ...]:
+    """Tools of a request. Raises ApiError for two of one name."""
+    names = [one.function.name for one in given]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ApiError(400, f"two tools have the name {twice[0]!r}", param="tools", code="invalid_value")
+    nothing: Mapping[str, Any] = {"type": "object", "properties": {}}
+    return tuple(
+        ToolSchema(
+            name=one.function.name,
+            description=one.function.description or "",
+            parameters=one.function.parameters or nothing,
+        )
+        for one in given
+    )
+
+
+def _begun_call(choice: str | ToolChoice | None, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> str:
+    """Text with which an answer begins that has to call a tool: up to the name of the tool, and that name where one is
+    chosen. Empty where the model decides. Raises ApiError for a tool that is not among `tools`."""
+    if not isinstance(choice, ToolChoice) and choice != "required":
+        return ""
+    name = choice.function.name if isinstance(choice, ToolChoice) else (tools[0].name if len(tools) == 1 else "")
+    tool = next((one for one in tools if not name or one.name == name), None)
+    if tool is None or tool_format is None:
+        asked = f"the tool {name!r}" if name else "a call"
+        raise ApiError(
+            400, f"tool_choice asks for {asked}, which is not in tools", param="tool_choice", code="invalid_value"
+        )
+    text = tool_format.example(tool, tools)
+    return text[: text.index(tool.name) + len(name)]
+
+
+def _with_objects(message: Message, place: int) -> Message:
+    """A message whose calls have their arguments as objects, as chat templates read them; OpenAI sends them as text.
+    Raises ApiError for arguments that are no JSON object."""
+    calls = cast("Sequence[Mapping[str, Any]] | None", message.get("tool_calls"))
+    if not calls:
+        return message
+    objects: list[Mapping[str, Any]] = []
+    for number, call in enumerate(calls):
+        function = cast("Mapping[str, Any]", call.get("function") or {})
+        arguments = _object(function.get("arguments"))
+        if arguments is None:
+            where = f"messages[{place}].tool_calls[{number}].function.arguments"
+            raise ApiError(400, f"{where} must be a JSON object", param=where, code="invalid_value")
+        objects.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": objects}
+
+
+def call_shapes(calls: Sequence[ToolCall], answer: str, *, ascii_only: bool = False) -> list[dict[str, Any]]:
+    """Calls in OpenAI's shape; `answer` names the answer, and is a part of their ids."""
+    texts = [json.dumps(dict(one.arguments), ensure_ascii=ascii_only) for one in calls]
+    return [
+        {"id": f"call_{answer}_{place}", "type": "function", "function": {"name": one.name, "arguments": text}}
+        for place, (one, text) in enumerate(zip(calls, texts, strict=True))
+    ]
+
+
+def _reads(tool_format: ToolFormat, told: Tokenizer) -> bool:
+    try:
+        check_round_trip(tool_format, [_PROBE], told.render_chat)
+    except (ConfigError, DataError):
+        return False
+    return True
+
+
+def _object(value: object) -> Mapping[str, Any] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except ValueError:
+            return None
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- asked
 
 _DEFAULT_TOKENS = 16
 """`max_tokens` of a completion that does not say it, as in OpenAI's protocol."""
@@ -74,46 +205,40 @@ def asked_texts(fields: TextFields, served: ServedModel, call: CallIdentity) -> 
     prompts = _prompts(fields, served)
     echoed_scores = bool(fields.echo) and fields.logprobs is not None
     if fields.stream and fields.echo:
-        raise unsupported("echo", "echo together with stream is not served")
+        raise ApiError.unsupported("echo", "echo together with stream is not served")
     if fields.max_tokens == 0 and not fields.echo:
         raise ApiError(400, "max_tokens = 0 without echo asks for nothing", param="max_tokens", code="invalid_value")
-    found: list[AskedPrompt] = []
+    asked: list[AskedPrompt] = []
     for place, (tokens, text) in enumerate(prompts):
         most = _most_tokens(fields.max_tokens, len(tokens), served, default=_DEFAULT_TOKENS)
         sampling = _sampling(fields, most, fields.logprobs)
         request = None if not most else _request(fields, call, place, tokens, sampling)
         scored = _scored(tokens, sampling) if echoed_scores else None
-        found.append(AskedPrompt(tokens=tokens, text=text, request=request, scored=scored))
-    return AskedAnswers(
-        id=call.id,
-        prompts=found,
-        samples=fields.n or 1,
-        stop=fields.stops,
-        keep_stop=bool(fields.include_stop_str_in_output),
-        top_logprobs=fields.logprobs,
-        stream=bool(fields.stream),
-        usage=fields.stream_options is not None and fields.stream_options.include_usage,
-        token_ids=bool(fields.return_token_ids),
-        echo=bool(fields.echo),
-    )
+        asked.append(AskedPrompt(tokens=tokens, text=text, request=request, scored=scored))
+    return replace(asked_answers(fields, call.id, asked, fields.logprobs), echo=bool(fields.echo))
 
 
 def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> AskedAnswers:
     """Read a body of `/v1/chat/completions`. Raises ApiError; DataError for messages that the chat template refuses."""
     _refuse_faults(fields, served)
     messages = chat_messages(fields.messages)
-    tools = () if fields.tool_choice == "none" else tool_schemas(fields.tools or ())
+    tools = () if fields.tool_choice == "none" else _tool_schemas(fields.tools or ())
     tokens = told_of_tools(served.tokenizer, tools, served.tool_format).apply_chat(messages)
-    begun = begun_call(fields.tool_choice, tools, served.tool_format)
+    begun = _begun_call(fields.tool_choice, tools, served.tool_format)
     if begun:
         tokens = np.concatenate([tokens, served.tokenizer.encode(begun)])
-    given = fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens
-    most = _most_tokens(given, len(tokens), served, default=served.context)
-    top = (fields.top_logprobs or 0) if fields.logprobs else None
-    request = _request(fields, call, 0, tokens, _sampling(fields, most, top))
+    most = _most_tokens(fields.most_tokens, len(tokens), served, default=served.context)
+    request = _request(fields, call, 0, tokens, _sampling(fields, most, fields.top))
+    prompts = [AskedPrompt(tokens=tokens, text="", request=request)]
+    asked = asked_answers(fields, call.id, prompts, fields.top)
+    return replace(asked, messages=messages, tools=tools, begun=begun)
+
+
+def asked_answers(fields: SamplingFields, id_: str, prompts: Sequence[AskedPrompt], top: int | None) -> AskedAnswers:
+    """What a body asks for, but for what only texts or only chats have; `top` as in `AskedAnswers`."""
     return AskedAnswers(
-        id=call.id,
-        prompts=[AskedPrompt(tokens=tokens, text="", request=request)],
+        id=id_,
+        prompts=prompts,
         samples=fields.n or 1,
         stop=fields.stops,
         keep_stop=bool(fields.include_stop_str_in_output),
@@ -121,30 +246,27 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
         stream=bool(fields.stream),
         usage=fields.stream_options is not None and fields.stream_options.include_usage,
         token_ids=bool(fields.return_token_ids),
-        messages=messages,
-        tools=tools,
-        begun=begun,
     )
 
 
-def chat_messages(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
+def chat_messages(bodies: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Messages as chat templates take them: contents as text. Raises ApiError for images and sounds."""
-    found: list[Message] = []
-    for place, one in enumerate(given):
+    messages: list[Message] = []
+    for place, one in enumerate(bodies):
         message = one.model_dump(exclude_none=True)
         if isinstance(one.content, list):
             texts = [part.text for part in one.content if part.type == "text" and part.text is not None]
             if len(texts) < len(one.content):
                 kinds = ", ".join(sorted({part.type for part in one.content if part.type != "text"})) or "empty"
-                raise unsupported(
+                raise ApiError.unsupported(
                     f"messages[{place}].content", f"the model reads text, and the content has parts: {kinds}"
                 )
             message["content"] = "".join(texts)
         message.setdefault("content", "")
         if one.role == "developer":
             message["role"] = "system"
-        found.append(with_objects(message, place))
-    return tuple(found)
+        messages.append(_with_objects(message, place))
+    return tuple(messages)
 
 
 def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
@@ -158,16 +280,15 @@ def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
     if "" in fields.stops:
         raise ApiError(400, "stop: an empty text would end every answer at once", param="stop", code="invalid_value")
     if faults := fields.neutral_faults():
-        raise unsupported(faults[0][0], "; ".join(message for _, message in faults))
+        raise ApiError.unsupported(faults[0][0], "; ".join(message for _, message in faults))
 
 
 def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.int32], str]]:
-    """Ids and text of each prompt."""
-    given = fields.prompt
-    listed = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
+    prompt = fields.prompt
+    listed = [prompt] if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else list(prompt)
     if len(listed) > MAX_PROMPTS:
         raise ApiError(400, f"{len(listed)} prompts in one request; at most {MAX_PROMPTS}", param="prompt")
-    found: list[tuple[NDArray[np.int32], str]] = []
+    encoded: list[tuple[NDArray[np.int32], str]] = []
     for place, one in enumerate(cast("list[str | list[int]]", listed)):
         if isinstance(one, str):
             tokens, text = served.tokenizer.encode(one), one
@@ -177,8 +298,8 @@ def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.i
         if not len(tokens):
             where = f"prompt[{place}]" if len(listed) > 1 else "prompt"
             raise ApiError(400, f"{where} is empty; it needs at least one token", param="prompt", code="invalid_value")
-        found.append((tokens, text))
-    return found
+        encoded.append((tokens, text))
+    return encoded
 
 
 def _most_tokens(given: int | None, prompt: int, served: ServedModel, *, default: int) -> int:

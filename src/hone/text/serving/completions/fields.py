@@ -4,13 +4,75 @@ A field that is not here is kept apart: the response names it, and `--strict` re
 served is refused as soon as it asks for something.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hone.core.errors import ConfigError, DataError, DivergedError, HoneError
 from hone.core.strict_json import strict_json
-from hone.text.serving.completions.api_errors import ApiError, faults_of
+
+# ----------------------------------------------------------------------------------------------------------- api errors
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request that is not answered: status, message, the field at fault, and a code for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def kind(self) -> str:
+        """The `type` of OpenAI's errors."""
+        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        """`{"error": {"message", "type", "param", "code"}}`."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @classmethod
+    def unsupported(cls, param: str, message: str) -> "ApiError":
+        """An error for a field that this server knows and does not have."""
+        return cls(400, message, param=param, code="unsupported")
+
+    @classmethod
+    def of(cls, error: Exception) -> "ApiError":
+        """The error of HTTP for a failure: faults of the request are 400, the model's and the server's 500."""
+        if isinstance(error, cls):
+            return error
+        if isinstance(error, DivergedError):
+            return cls(500, str(error), code="model_diverged")
+        if isinstance(error, ConfigError | DataError):
+            return cls(400, str(error), code="invalid_value")
+        if isinstance(error, HoneError):
+            return cls(503, str(error), code="unavailable")
+        return cls(500, f"the server failed: {type(error).__name__}: {error}", code="internal_error")
+
+
+def _path(loc: Sequence[str | int]) -> str:
+    """`messages[0].content`, without the names of alternatives that pydantic adds."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "list"):
+            path += f".{part}" if path else part
+    return path or "body"
+
+
+# --------------------------------------------------------------------------------------------------------------- fields
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -29,8 +91,28 @@ class _Body(BaseModel):
         """Names of fields that have no effect here."""
         return sorted(self.model_extra or {})
 
+    @classmethod
+    def read(cls, raw: bytes) -> Self:
+        """The fields of a body. Raises ApiError with every fault; its `param` is the first field at fault."""
+        try:
+            tree = strict_json(raw)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+        if not isinstance(tree, Mapping):
+            raise ApiError(400, f"the body must be an object, found {type(tree).__name__}", code="invalid_json")
+        try:
+            return cls.model_validate(cast("Mapping[str, object]", tree))
+        except ValidationError as error:
+            faults = [
+                (_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False, include_input=False)
+            ]
+            message = "; ".join(f"{path}: {text}" for path, text in dict.fromkeys(faults))
+            missing = all(fault["type"] == "missing" for fault in error.errors(include_input=False))
+            code = "missing_required_parameter" if missing else "invalid_value"
+            raise ApiError(400, message, param=faults[0][0], code=code) from None
 
-class StreamOptions(_Body):
+
+class _StreamOptions(_Body):
     """Options of a streamed response."""
 
     include_usage: bool = False
@@ -55,7 +137,7 @@ class SamplingFields(_Body):
     seed: int | None = None
     """With it, equal requests get equal answers."""
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = None
     """vLLM's: answer with the token ids of prompt and answers, too."""
     include_stop_str_in_output: bool | None = None
@@ -90,7 +172,6 @@ class SamplingFields(_Body):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -118,7 +199,7 @@ class TextFields(SamplingFields):
         return faults
 
 
-class TextPart(_Body):
+class _TextPart(_Body):
     """A part of a message's content."""
 
     type: str
@@ -129,13 +210,13 @@ class ChatMessage(_Body):
     """A message of a chat; further fields reach the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[_TextPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
-class FunctionFields(_Body):
+class _FunctionFields(_Body):
     """A tool's function."""
 
     name: str
@@ -148,10 +229,10 @@ class ToolFields(_Body):
     """A tool that the model may call."""
 
     type: Literal["function"]
-    function: FunctionFields
+    function: _FunctionFields
 
 
-class ChosenFunction(_Body):
+class _ChosenFunction(_Body):
     """The function of a tool choice."""
 
     name: str
@@ -161,7 +242,7 @@ class ToolChoice(_Body):
     """The tool that is to be called."""
 
     type: Literal["function"]
-    function: ChosenFunction
+    function: _ChosenFunction
 
 
 class ChatFields(SamplingFields):
@@ -178,8 +259,16 @@ class ChatFields(SamplingFields):
     """`required`, or a tool: the answer begins as a call does."""
     parallel_tool_calls: bool | None = None
 
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens beside the log-probabilities; None: no log-probabilities are asked for."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
     def neutral_faults(self) -> list[tuple[str, str]]:
-        """As above, and those of chats."""
         faults = super().neutral_faults()
         if self.top_logprobs and not self.logprobs:
             faults.append(("top_logprobs", "top_logprobs needs logprobs = true"))
@@ -200,20 +289,3 @@ class DetokenizeFields(_Body):
 
     model: str | None = None
     tokens: TokenIds
-
-
-FieldsT = TypeVar("FieldsT", bound=_Body)
-
-
-def read_body(raw: bytes, kind: type[FieldsT]) -> FieldsT:
-    """The fields of a body. Raises ApiError with every fault."""
-    try:
-        tree = strict_json(raw)
-    except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(tree, Mapping):
-        raise ApiError(400, f"the body must be an object, found {type(tree).__name__}", code="invalid_json")
-    try:
-        return kind.model_validate(cast("Mapping[str, object]", tree))
-    except ValidationError as error:
-        raise faults_of(error) from None

@@ -7,20 +7,17 @@ from typing import Any, Final
 
 from hone.core.generation import Completion, FinishReason, LikeliestTokens, ScoreResult
 from hone.engine.engine import DrawnToken
-from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt
-from hone.text.serving.completions.served_model import ServedModel
-from hone.text.serving.completions.token_text import GrowingText, TokenText, without_stop
-from hone.text.serving.completions.tool_calls import call_shapes, parsed_answer
+from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt, call_shapes
+from hone.text.serving.completions.served_model import GrowingText, ServedModel, TokenText, without_stop
 
 # ------------------------------------------------------------------------------------------------------- logprob shapes
-
 
 TokenPair = tuple[int, float]
 """Id and log-probability, nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredToken:
+class _ScoredToken:
     """One token with its log-probability, and the likeliest ones in its place."""
 
     token: int
@@ -29,25 +26,14 @@ class ScoredToken:
     likeliest: Sequence[TokenPair] = ()
 
 
-def _tokens_of_completion(completion: Completion) -> list[ScoredToken]:
-    """The tokens of an answer."""
+def _tokens_of_completion(completion: Completion) -> list[_ScoredToken]:
     return _scored(completion.tokens.tolist(), completion.logp.tolist(), completion.likeliest)
 
 
-def _tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list[ScoredToken]:
-    """The tokens of a prompt; the first one has no log-probability."""
-    first = ScoredToken(token=tokens[0], logp=None)
-    if scored is None:
-        return [first]
-    return [first, *_scored(tokens[1:], scored.logp.tolist(), scored.likeliest)]
-
-
-def _text_logprobs(names: TokenText, tokens: Sequence[ScoredToken], *, start: int = 0) -> dict[str, Any]:
-    """`logprobs` of `/v1/completions`; `start`: character of the text at which the first token begins.
-
-    A position's likeliest tokens are named with the token itself, as OpenAI does, so that a client sees whether it is
-    the likeliest.
-    """
+def _text_logprobs(names: TokenText, tokens: Sequence[_ScoredToken], *, start: int = 0) -> dict[str, Any]:
+    """`logprobs` of `/v1/completions`; `start`: character of the text at which the first token begins. A position's
+    likeliest tokens are named with the token itself, as OpenAI does, so that a client sees whether it is the
+    likeliest."""
     return {
         "tokens": [names.label(one.token) for one in tokens],
         "token_logprobs": [one.logp for one in tokens],
@@ -56,7 +42,7 @@ def _text_logprobs(names: TokenText, tokens: Sequence[ScoredToken], *, start: in
     }
 
 
-def _chat_logprobs(names: TokenText, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+def _chat_logprobs(names: TokenText, tokens: Sequence[_ScoredToken]) -> dict[str, Any]:
     """`logprobs` of `/v1/chat/completions`; `bytes` have the halves of characters that `token` cannot show."""
     content = [
         {**_entry(names, one.token, one.logp), "top_logprobs": [_entry(names, *pair) for pair in one.likeliest]}
@@ -65,24 +51,24 @@ def _chat_logprobs(names: TokenText, tokens: Sequence[ScoredToken]) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def _scored(tokens: Sequence[int], logp: Sequence[float], likeliest: LikeliestTokens | None) -> list[ScoredToken]:
+def _scored(tokens: Sequence[int], logp: Sequence[float], likeliest: LikeliestTokens | None) -> list[_ScoredToken]:
     if likeliest is None:
-        return [ScoredToken(token=token, logp=value) for token, value in zip(tokens, logp, strict=True)]
+        return [_ScoredToken(token=token, logp=value) for token, value in zip(tokens, logp, strict=True)]
     columns = zip(tokens, logp, likeliest.tokens.tolist(), likeliest.logp.tolist(), strict=True)
     return [
-        ScoredToken(token=token, logp=value, likeliest=list(zip(ids, values, strict=True)))
+        _ScoredToken(token=token, logp=value, likeliest=list(zip(ids, values, strict=True)))
         for token, value, ids, values in columns
     ]
 
 
-def _top(names: TokenText, one: ScoredToken) -> Mapping[str, float] | None:
+def _top(names: TokenText, one: _ScoredToken) -> Mapping[str, float] | None:
     """Likeliest tokens by name, the likeliest first, and the token itself; of two with one name the likelier stays."""
     if one.logp is None:
         return None
-    found: dict[str, float] = {}
+    logps: dict[str, float] = {}
     for token, logp in (*one.likeliest, (one.token, one.logp)):
-        found.setdefault(names.label(token), logp)
-    return found
+        logps.setdefault(names.label(token), logp)
+    return logps
 
 
 def _entry(names: TokenText, token: int, logp: float | None) -> dict[str, Any]:
@@ -92,16 +78,10 @@ def _entry(names: TokenText, token: int, logp: float | None) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------------- replies
 
-
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
 CALLED: Final = "tool_calls"
 """Reason to end of an answer that calls tools."""
 DONE: Final = "data: [DONE]\n\n"
-
-
-def error_event(body: Mapping[str, Any]) -> str:
-    """The event that ends a stream which failed after it had begun."""
-    return f"data: {json.dumps(body)}\n\n"
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +120,6 @@ class ReplyWriter:
         return reply
 
     def usage(self, results: Sequence[PromptResults]) -> dict[str, int]:
-        """Counts of tokens."""
         read = sum(len(result.asked.tokens) for result in results)
         drawn = sum(len(one.tokens) for result in results for one in result.completions.values())
         return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
@@ -155,7 +134,9 @@ class ReplyWriter:
     def content_and_calls(self, number: int, completion: Completion) -> tuple[str | None, list[dict[str, Any]]]:
         """Content of a chat's answer, and its calls in OpenAI's shape; None for calls without any text."""
         text = self.asked.begun + self.answer_text(completion)
-        parsed = parsed_answer(text, self.asked.tools, self.served.tool_format)
+        if not self.asked.tools or self.served.tool_format is None:
+            return text, []
+        parsed = self.served.tool_format.parse(text, self.asked.tools)
         calls = call_shapes(parsed.calls, f"{self.asked.id}_{number}")
         return ((parsed.content.strip() or None) if calls else parsed.content), calls
 
@@ -164,7 +145,6 @@ class ReplyWriter:
         return f"data: {json.dumps(self._head(version, chunk=True))[:-1]}"
 
     def chunk(self, head: str, choices: Sequence[Mapping[str, Any]], *, usage: Mapping[str, int] | None = None) -> str:
-        """One event of a stream."""
         counts = f', "usage": {json.dumps(usage)}' if self.asked.usage else ""
         return f'{head}, "choices": {json.dumps(choices)}{counts}}}\n\n'
 
@@ -180,11 +160,11 @@ class ReplyWriter:
 
     def _answers(self, results: Sequence[PromptResults]) -> list[tuple[PromptResults, Completion | None]]:
         """Each answer with its prompt, in the order of choices; None where nothing was to be drawn."""
-        found: list[tuple[PromptResults, Completion | None]] = []
+        answers: list[tuple[PromptResults, Completion | None]] = []
         for result in results:
             samples = [result.completions[number] for number in sorted(result.completions)]
-            found += [(result, one) for one in (samples or [None] * self.asked.samples)]
-        return found
+            answers += [(result, one) for one in (samples or [None] * self.asked.samples)]
+        return answers
 
     def _text_choice(self, number: int, result: PromptResults, one: Completion | None) -> dict[str, Any]:
         before = result.asked.text if self.asked.echo else ""
@@ -195,7 +175,12 @@ class ReplyWriter:
             "finish_reason": "length" if one is None else FINISH_REASONS[one.finish_reason],
         }
         if self.asked.top_logprobs is not None:
-            tokens = _tokens_of_prompt(result.asked.tokens.tolist(), result.scored) if self.asked.echo else []
+            tokens: list[_ScoredToken] = []
+            if self.asked.echo:
+                first, *rest = result.asked.tokens.tolist()
+                tokens.append(_ScoredToken(token=first, logp=None))
+                if result.scored is not None:
+                    tokens += _scored(rest, result.scored.logp.tolist(), result.scored.likeliest)
             tokens += [] if one is None else _tokens_of_completion(one)
             choice["logprobs"] = _text_logprobs(self.served.token_text, tokens)
         if self.asked.token_ids:
@@ -228,7 +213,7 @@ class StreamedChoice:
     number: int
     """Index of the choice."""
     text: GrowingText = field(init=False)
-    _drawn: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    _drawn: list[_ScoredToken] = field(default_factory=list[_ScoredToken])
     _waiting: str = ""
     """Text that is certain and was not sent."""
     _told: int = 0
@@ -245,9 +230,8 @@ class StreamedChoice:
         return self._choice({"role": "assistant", "content": "", "refusal": None}) if self.writer.chat else None
 
     def add(self, one: DrawnToken) -> None:
-        """Take up a token."""
         pairs = [] if one.likeliest is None else list(zip(*(column.tolist() for column in one.likeliest), strict=True))
-        self._drawn[one.position :] = [ScoredToken(token=one.token, logp=one.logp, likeliest=pairs)]
+        self._drawn[one.position :] = [_ScoredToken(token=one.token, logp=one.logp, likeliest=pairs)]
         self._waiting += self.text.add(one.position, one.token)
 
     def piece(self) -> dict[str, Any] | None:

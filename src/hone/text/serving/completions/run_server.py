@@ -1,20 +1,191 @@
-"""A server process: from an opened model to a listening port, until a signal; then requests in progress end first."""
+"""A server process: from a model's folder or run to a listening port, until a signal; then requests in progress end."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
+import torch
 import uvicorn
+from torch import Tensor
 
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError, HoneError
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.open_engine import EngineGuarantees
+from hone.models.language.token_policy import TokenPolicy
+from hone.process.machine_memory import memory_limit_bytes
 from hone.run.http.listening import QuietSignals, listening, signals_end_quietly
-from hone.text.serving.completions.answering import AnswerDesk
+from hone.run.saved_config import is_control
+from hone.run.store.checkpoints import CheckpointFolder
+from hone.run.store.folder import open_run
+from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
-from hone.text.serving.completions.counters import ServingCounters
-from hone.text.serving.completions.open_served import CheckpointFollower, OpenedModel
-from hone.text.serving.completions.service import EngineService
+from hone.text.serving.completions.asked import find_format
+from hone.text.serving.completions.served_model import ServedModel
+from hone.text.serving.completions.service import AnswerDesk, EngineService
+
+# ---------------------------------------------------------------------------------------------------------- open served
+
+
+_SHOWN: Final = 12
+"""Digits of a hash in a fingerprint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSource:
+    """What is served, and how."""
+
+    policy: Path
+    """A model folder."""
+    run: Path | None
+    """Run that the folder belongs to."""
+    name: str
+    """Name under which clients ask for it."""
+    device: str
+    slots: int
+    """Answers that are written at the same time."""
+    context: int
+    """Most tokens of a prompt and its answer; 0: the model's."""
+    seed: int
+    tool_format: str = ""
+    """Format of the model's tool calls by name; empty: the one in which its chat template writes them."""
+
+    @property
+    def step(self) -> int | None:
+        """Step of the checkpoint; None for a model folder outside of one."""
+        _, _, number = self.policy.absolute().parent.name.partition("step_")
+        return int(number) if number.isdecimal() and self.run is not None else None
+
+
+@dataclass(slots=True, eq=False)
+class OpenedModel:
+    """An engine over a policy, with what clients are told of it."""
+
+    source: ServedSource
+    policy: TokenPolicy
+    engine: EmbeddedEngine
+    served: ServedModel
+    fingerprints: dict[int, str]
+    """By version."""
+
+    def take_over(self, fresh: TokenPolicy, version: int) -> None:
+        """Replace the weights, in place, by those of `fresh`. Call it between two passes of the engine. Raises
+        DataError for weights of other shapes, DivergedError as `publish` does; the old ones are served then."""
+        mine, theirs = self.policy.decoder.stored_tensors(), fresh.decoder.stored_tensors()
+        if {name: one.shape for name, one in mine.items()} != {name: one.shape for name, one in theirs.items()}:
+            raise DataError(f"the checkpoint of step {version} has weights of other shapes than the served model")
+        before, old = {name: tensor.detach().clone() for name, tensor in mine.items()}, self.engine.version
+        self.fingerprints[version] = _fingerprint(self.source.name, version, fresh.fingerprint())
+        try:
+            self._publish(theirs, version)
+        except HoneError:
+            self._publish(before, old)
+            raise
+
+    def _publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        with torch.no_grad():
+            for name, tensor in self.policy.decoder.stored_tensors().items():
+                tensor.copy_(weights[name])
+        self.engine.publish(version)
+
+
+def _fingerprint(run: str, step: int | None, weight_hash: str) -> str:
+    """`run@step-hash` of served weights; without the step where the folder is not a checkpoint's."""
+    return f"{run}{'' if step is None else f'@{step}'}-{weight_hash[:_SHOWN]}"
+
+
+def open_served(source: ServedSource) -> OpenedModel:
+    """Open a model and its engine. Raises ConfigError, DataError and ResourceError."""
+    if is_control(source.policy):
+        raise ConfigError(f"{source.policy} is a control policy; hone serve is for language models")
+    policy = open_policy(ModelSource(path=str(source.policy)), seed=0, device=source.device, temperature=1.0)
+    most = policy.decoder.config.max_positions
+    context = source.context or most
+    if not 2 <= context <= most:
+        raise ConfigError(f"--context must be 2 to {most}, the positions of the model, got {context}")
+    free = torch.cuda.mem_get_info(source.device)[0] if source.device.startswith("cuda") else memory_limit_bytes()
+    guarantees = EngineGuarantees(cache_bytes=None if free is None else free // 2)
+    engine = make_engine(
+        policy, slots=source.slots, longest_prompt=context - 1, max_tokens=1, seed=source.seed, guarantees=guarantees
+    )
+    step = source.step
+    known = {step or 0: _fingerprint(source.name, step, policy.fingerprint())}
+    engine.publish(step or 0)
+    served = ServedModel(
+        name=source.name,
+        tokenizer=policy.tokenizer,
+        context=context,
+        fingerprint_of=lambda version: known[version],
+        tool_format=find_format(policy.tokenizer, source.tool_format),
+    )
+    return OpenedModel(source, policy, engine, served, known)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CheckpointFollower:
+    """Thread that takes up each newer checkpoint of a run: read beside the passes, published between two of them."""
+
+    opened: OpenedModel
+    service: EngineService
+    tell: Callable[[str], None]
+    """Receives one line about each checkpoint."""
+    every_s: float = 2.0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _refused: set[int] = field(default_factory=set[int])
+    """Steps that could not be taken up, told once each."""
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._watch, name="hone-serve-follow", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def look(self) -> bool:
+        """Take up the newest checkpoint if it is newer than the served one; returns whether it did."""
+        checkpoints = self._checkpoints
+        newest = max(checkpoints.steps(), default=0)
+        if newest <= self.opened.engine.version or newest in self._refused:
+            return False
+        try:
+            checkpoint = checkpoints.at(newest)
+            source = self.opened.source
+            fresh = open_policy(
+                ModelSource(path=str(checkpoint.policy_folder)), seed=0, device=source.device, temperature=1.0
+            )
+            self.service.replace_weights(lambda: self.opened.take_over(fresh, checkpoint.step)).result()
+        except HoneError as error:
+            if checkpoints.steps()[-1:] == [newest]:  # otherwise the run has saved and pruned meanwhile
+                self._refused.add(newest)
+                self.tell(f"step {newest} is not served, the one before is: {error}")
+            return False
+        self.tell(f"serving {self.opened.served.fingerprint_of(newest)}")
+        return True
+
+    @property
+    def _checkpoints(self) -> CheckpointFolder:
+        assert self.opened.source.run is not None
+        return open_run(self.opened.source.run, clock=SystemClock()).checkpoints()
+
+    def _watch(self) -> None:
+        fault = ""
+        while not self._stop.wait(self.every_s):
+            try:
+                self.look()
+            except HoneError as error:
+                if str(error) != fault:
+                    self.tell(f"new checkpoints cannot be seen: {error}")
+                fault = str(error)
+
+
+# ----------------------------------------------------------------------------------------------------------- run server
 
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -67,7 +238,6 @@ def make_routes(opened: OpenedModel, service: EngineService, place: ServerPlace)
     clock = SystemClock()
     desk = AnswerDesk(
         service=service,
-        counters=ServingCounters(),
         clock=clock,
         deadline_s=place.deadline_s,
         most_samples=opened.source.slots + place.queue,
@@ -76,10 +246,8 @@ def make_routes(opened: OpenedModel, service: EngineService, place: ServerPlace)
 
 
 def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests in progress end first. `tell` receives lines for the user.
-
-    Raises ConfigError as `place.check`, ResourceError where the port is taken.
-    """
+    """Serve until SIGTERM or Ctrl-C; requests in progress end first. `tell` receives lines for the user. Raises
+    ConfigError as `place.check`, ResourceError where the port is taken."""
     place.check()
     service = EngineService(opened.engine)
     routes = make_routes(opened, service, place)

@@ -1,20 +1,123 @@
-"""The model that a server offers: its name, tokenizer and context, and the fingerprint of each version."""
+"""The model that a server offers, with the bytes and names of its tokens, and text that only grows as it is written."""
 
-from collections.abc import Callable
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import cache
+from typing import Final, cast
 
 from hone.models.language.tokenizers import Tokenizer
-from hone.text.serving.completions.token_text import TokenText
+from hone.text.evaluate.engine_actor import IncrementalDetokenizer
 from hone.text.tools.formats import ToolFormat
 
-_SHOWN: Final = 12
-"""Digits of a hash in a fingerprint."""
+# ----------------------------------------------------------------------------------------------------------- token text
+
+_BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+"""A byte as SentencePiece's vocabularies write it."""
 
 
-def fingerprint(run: str, step: int | None, weight_hash: str) -> str:
-    """`run@step-hash` of served weights; without the step where the folder is not a checkpoint's."""
-    return f"{run}{'' if step is None else f'@{step}'}-{weight_hash[:_SHOWN]}"
+class TokenText:
+    """Bytes of a tokenizer's tokens: a token may be a part of a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        decoder = cast("Mapping[str, object]", json.loads(tokenizer.backend.to_str())).get("decoder")
+        kinds = set(_kinds(decoder))
+        self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
+        self._special = set(tokenizer.backend.get_added_tokens_decoder())
+        self._known: dict[int, bytes] = {}
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes that a token adds to a text; a special token's name."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self._bytes(token)
+        return known
+
+    def label(self, token: int) -> str:
+        """Text of a token; `bytes:\\xe2\\x82` for one that is not whole characters, as OpenAI writes it. So tokens
+        that differ have labels that differ."""
+        raw = self.bytes_of(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def offsets(self, tokens: Sequence[int], start: int = 0) -> list[int]:
+        """`[n]` character of the text at which each token begins, counted from `start`; special tokens take no room."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(start)
+            start += 0 if token in self._special else len(decoder.decode(self.bytes_of(token)))
+        return offsets
+
+    def _bytes(self, token: int) -> bytes:
+        name = self.tokenizer.backend.id_to_token(token) or ""
+        if token in self._special:
+            return name.encode()
+        if self._byte_level:
+            table = _bytes_of_letters()
+            return bytes(table[letter] for letter in name) if all(letter in table for letter in name) else name.encode()
+        if self._byte_fallback and (match := _BYTE.fullmatch(name)):
+            return bytes([int(match[1], 16)])
+        # Twice, because some tokenizers drop a leading space of a text.
+        return self.tokenizer.decode([token, token])[len(self.tokenizer.decode([token])) :].encode()
+
+
+class GrowingText:
+    """Text of an answer as it may be sent: whole characters, and nothing that may be the beginning of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer.decode)
+        self._stop = tuple(stop)
+        self._held = ""
+        self.sent = ""
+
+    def add(self, place: int, token: int) -> str:
+        """Set token number `place`; returns the text that is certain now, one token behind."""
+        self._held += self._detokenizer.add(place, token)
+        held = self._held
+        starts = (length for one in self._stop for length in range(1, len(one)) if held.endswith(one[:length]))
+        return self._send(len(held) - max(starts, default=0))
+
+    def finish(self, whole: str) -> str:
+        self._held = whole[len(self.sent) :]
+        return self._send(len(self._held))
+
+    def _send(self, count: int) -> str:
+        text, self._held = self._held[:count], self._held[count:]
+        self.sent += text
+        return text
+
+
+def without_stop(text: str, stop: Sequence[str]) -> str:
+    """The text of an answer that ended with a stop string, without it."""
+    ends = [len(text) - len(one) for one in stop if text.endswith(one)]
+    return text[: min(ends)] if ends else text
+
+
+def _kinds(decoder: object) -> Iterator[str]:
+    """Kinds of a tokenizer's decoders, those of a sequence included."""
+    if isinstance(decoder, dict):
+        table = cast("Mapping[str, object]", decoder)
+        yield str(table.get("type"))
+        for inner in cast("list[object]", table.get("decoders") or []):
+            yield from _kinds(inner)
+
+
+@cache
+def _bytes_of_letters() -> dict[str, int]:
+    """The letters in which byte-level vocabularies write bytes (GPT-2)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+# --------------------------------------------------------------------------------------------------------- served model
 
 
 @dataclass(eq=False, kw_only=True)

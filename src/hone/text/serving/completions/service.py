@@ -5,67 +5,39 @@ results, whoever ran the pass.
 """
 
 import asyncio
+import json
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from hone.core.clock import Clock
 from hone.core.errors import DivergedError, HoneError
 from hone.core.generation import Completion, Request, ScoreRequest, ScoreResult
-from hone.engine.engine import DrawnToken, TokenObserver
+from hone.engine.engine import DrawnToken, EmbeddedEngine
+from hone.run.http.listening import SecondsHistogram
+from hone.text.serving.completions.asked import AskedAnswers
+from hone.text.serving.completions.fields import ApiError
+from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter, StreamedChoice
 
 _CLOSING: Final = "the server is shutting down"
 _PAUSED_S: Final = 0.005
 """Interval at which a paused engine is looked at again."""
 
 
-class ServedEngine(Protocol):
-    """What the service needs of an engine (`hone.engine.engine.EmbeddedEngine` has it)."""
-
-    observer: TokenObserver | None
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def paused(self) -> bool: ...
-    @property
-    def held_pages(self) -> int: ...
-    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None: ...
-    def submit_scores(self, texts: Sequence[ScoreRequest]) -> list[int]: ...
-    def step(self) -> None: ...
-    def poll(self, request_ids: Collection[str] | None = None) -> Completion | None: ...
-    def poll_scores(self, orders: Collection[int]) -> dict[int, ScoreResult]: ...
-    def has_requests(self, request_ids: Collection[str] | None = None) -> bool: ...
-    def cancel(self, request_ids: Collection[str] | None = None) -> None: ...
-    def cancel_scores(self, orders: Collection[int]) -> None: ...
+AnswerEvent: TypeAlias = list[DrawnToken] | Completion | ScoreResult | Exception
+"""Tokens that a pass sampled for a request, in the order of its samples; a result; or why there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTokens:
-    """Tokens of one request that a pass sampled, in the order of its samples."""
-
-    tokens: list[DrawnToken]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFailure:
-    """The request cannot be answered: it was refused, or the engine failed."""
-
-    error: Exception
-
-
-AnswerEvent: TypeAlias = DrawnTokens | Completion | ScoreResult | EngineFailure
-
-
-AnswerQueue: TypeAlias = "asyncio.Queue[tuple[Ticket, AnswerEvent]]"
+AnswerQueue: TypeAlias = "asyncio.Queue[tuple[_Ticket, AnswerEvent]]"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Ticket:
+class _Ticket:
     """A request (or a text to be scored) in progress. Tickets of one client's request share a queue of results."""
 
     work: Request | ScoreRequest
@@ -90,40 +62,39 @@ class Ticket:
 class EngineService:
     """Owner of an engine's passes for any number of handlers. `start` it once, and `close` it."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: EmbeddedEngine) -> None:
         self.engine = engine
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
         self._thread: threading.Thread | None = None
         # From here on: touched by the service's own thread only.
-        self._open: dict[str, Ticket] = {}
-        self._scoring: dict[int, Ticket] = {}
-        self._held: list[Ticket] = []
+        self._open: dict[str, _Ticket] = {}
+        self._scoring: dict[int, _Ticket] = {}
+        self._held: list[_Ticket] = []
         """Tickets that wait for new weights."""
         self._replacing: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._drawn: deque[DrawnToken] = deque()
         """Tokens that passes of any thread sampled."""
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="hone-serve-engine", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Cancel what is in progress and end the thread; whoever waits gets an EngineFailure."""
+        """Cancel what is in progress and end the thread; whoever waits gets an exception."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: _Ticket) -> None:
         """Begin a request. Results, faults of the request included, go to the ticket's queue. Ids are unique among the
         requests in progress. Raises HoneError once the service closes."""
         self._send(partial(self._begin, ticket))
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: _Ticket) -> None:
         """End a request, and free its pages; without effect if it has ended."""
         with suppress(HoneError):  # a service that closes cancels everything
             self._send(partial(self._drop, ticket))
@@ -167,7 +138,7 @@ class EngineService:
     def _busy(self) -> bool:
         return bool(self._open or self._scoring or self._replacing)
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin(self, ticket: _Ticket) -> None:
         if self._replacing:
             self._held.append(ticket)
             return
@@ -180,12 +151,12 @@ class EngineService:
                 (ticket.order,) = self.engine.submit_scores([ticket.work])
                 self._scoring[ticket.order] = ticket
         except HoneError as error:
-            _deliver([(ticket, EngineFailure(error))])
+            _deliver([(ticket, error)])
             return
         if ticket.streamed:
             self.engine.observer = self._drawn.extend
 
-    def _drop(self, ticket: Ticket) -> None:
+    def _drop(self, ticket: _Ticket) -> None:
         self._held = [one for one in self._held if one is not ticket]
         if isinstance(ticket.work, Request):
             if self._open.get(ticket.work.id) is ticket:
@@ -194,7 +165,7 @@ class EngineService:
         elif self._scoring.pop(ticket.order, None) is not None:
             self.engine.cancel_scores([ticket.order])
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _forget(self, ticket: _Ticket) -> None:
         assert isinstance(ticket.work, Request)
         del self._open[ticket.work.id]
         if ticket.streamed and not any(one.streamed for one in self._open.values()):
@@ -211,12 +182,12 @@ class EngineService:
 
     def _hand_out(self) -> None:
         """Deliver what finished, behind the tokens sampled until then."""
-        finished: list[tuple[Ticket, AnswerEvent]] = []
+        finished: list[tuple[_Ticket, AnswerEvent]] = []
         while self._open and (completion := self.engine.poll(self._open.keys())) is not None:
             finished.append((self._open[completion.request_id], completion))
         if self._scoring:
-            found = self.engine.poll_scores(list(self._scoring))
-            finished += [(self._scoring.pop(order), result) for order, result in found.items()]
+            scored = self.engine.poll_scores(list(self._scoring))
+            finished += [(self._scoring.pop(order), result) for order, result in scored.items()]
         events = [*self._take_drawn(), *finished]
         for ticket, event in finished:
             if isinstance(event, Completion):
@@ -227,13 +198,13 @@ class EngineService:
         if self._open and not self.engine.has_requests(self._open.keys()):
             self._fail(HoneError("the engine dropped the request: whoever shares it cancelled everything"))
 
-    def _take_drawn(self) -> list[tuple[Ticket, AnswerEvent]]:
-        found: dict[str, list[DrawnToken]] = {}
+    def _take_drawn(self) -> list[tuple[_Ticket, AnswerEvent]]:
+        drawn: dict[str, list[DrawnToken]] = {}
         while self._drawn:
             one = self._drawn.popleft()
-            found.setdefault(one.request_id, []).append(one)
-        tickets = ((self._open.get(name), tokens) for name, tokens in found.items())
-        return [(ticket, DrawnTokens(tokens)) for ticket, tokens in tickets if ticket is not None and ticket.streamed]
+            drawn.setdefault(one.request_id, []).append(one)
+        tickets = ((self._open.get(name), tokens) for name, tokens in drawn.items())
+        return [(ticket, tokens) for ticket, tokens in tickets if ticket is not None and ticket.streamed]
 
     def _replace(self) -> None:
         load, done = self._replacing.popleft()
@@ -256,15 +227,15 @@ class EngineService:
         self._drawn.clear()
         tickets = [*self._open.values(), *self._scoring.values(), *self._held]
         self._open, self._scoring, self._held = {}, {}, []
-        _deliver([(ticket, EngineFailure(error)) for ticket in tickets])
+        _deliver([(ticket, error) for ticket in tickets])
         for _, done in self._replacing:
             done.set_exception(error)
         self._replacing.clear()
 
 
-def _deliver(events: Sequence[tuple[Ticket, AnswerEvent]]) -> None:
+def _deliver(events: Sequence[tuple[_Ticket, AnswerEvent]]) -> None:
     """Put events into their queues: one wake-up of each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, AnswerEvent]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Ticket, AnswerEvent]]] = {}
     for ticket, event in events:
         by_loop.setdefault(ticket.loop, []).append((ticket, event))
     for loop, mine in by_loop.items():
@@ -272,6 +243,208 @@ def _deliver(events: Sequence[tuple[Ticket, AnswerEvent]]) -> None:
             loop.call_soon_threadsafe(_put, mine)
 
 
-def _put(events: Sequence[tuple[Ticket, AnswerEvent]]) -> None:
+def _put(events: Sequence[tuple[_Ticket, AnswerEvent]]) -> None:
     for ticket, event in events:
         ticket.queue.put_nowait((ticket, event))
+
+
+# ------------------------------------------------------------------------------------------------------------- counters
+
+_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class _ServingCounters:
+    """Counts since the server began."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.responses: Counter[tuple[str, int]] = Counter()
+        """By path and status; a request whose client went away counts as 499."""
+        self.prompt_tokens = 0
+        self.drawn_tokens = 0
+        self.first_token = SecondsHistogram(_BOUNDS_S)
+        """From a request to its first token, of streamed ones."""
+        self.request = SecondsHistogram(_BOUNDS_S)
+        """From a request to its reply, or to the first event of a stream."""
+
+    def count_tokens(self, *, prompt: int, drawn: int) -> None:
+        """Count the tokens of an answered request."""
+        with self._lock:
+            self.prompt_tokens += prompt
+            self.drawn_tokens += drawn
+
+    def count_response(self, path: str, status: int, seconds: float) -> None:
+        with self._lock:
+            self.responses[path, status] += 1
+            self.request.add(seconds)
+
+    def text(self, gauges: Sequence[tuple[str, str, float]]) -> str:
+        """Prometheus's text format; `gauges`: name, help and value of what is measured now."""
+        with self._lock:
+            return "\n".join(self._lines(gauges)) + "\n"
+
+    def _lines(self, gauges: Sequence[tuple[str, str, float]]) -> Iterator[str]:
+        yield from _head("hone_requests_total", "counter", "Responses by path and status.")
+        for (path, status), count in sorted(self.responses.items()):
+            yield f'hone_requests_total{{path="{path}",status="{status}"}} {count}'
+        totals: Mapping[str, tuple[str, int]] = {
+            "hone_prompt_tokens_total": ("Tokens of answered prompts.", self.prompt_tokens),
+            "hone_generated_tokens_total": ("Tokens sampled for answers.", self.drawn_tokens),
+        }
+        for name, (meaning, value) in totals.items():
+            yield from _head(name, "counter", meaning)
+            yield f"{name} {value}"
+        for name, meaning, value in gauges:
+            yield from _head(name, "gauge", meaning)
+            yield f"{name} {value:g}"
+        yield from _head("hone_time_to_first_token_seconds", "histogram", "Until the first token of a stream.")
+        yield from self.first_token.lines("hone_time_to_first_token_seconds")
+        yield from _head("hone_request_seconds", "histogram", "Until the reply, or the first event of a stream.")
+        yield from self.request.lines("hone_request_seconds")
+
+
+def _head(name: str, kind: str, told: str) -> list[str]:
+    return [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
+
+
+# ------------------------------------------------------------------------------------------------------------ answering
+@dataclass(slots=True, eq=False, kw_only=True)
+class _AnswersInProgress:
+    """One client's request, as far as it is answered."""
+
+    results: list[PromptResults]
+    queue: AnswerQueue = field(default_factory=lambda: asyncio.Queue[tuple[_Ticket, AnswerEvent]]())
+    tickets: list[_Ticket] = field(default_factory=list[_Ticket])
+    left: int = 0
+    """Completions and scores that are still to come."""
+
+    def take(self, ticket: _Ticket, event: AnswerEvent) -> None:
+        """Take up a result. Raises ApiError for a failure."""
+        result = self.results[ticket.place]
+        if isinstance(event, Exception):
+            raise ApiError.of(event)
+        if isinstance(event, Completion):
+            result.completions[event.sample_index] = event
+            self.left -= 1
+        elif isinstance(event, ScoreResult):
+            result.scored = event
+            self.left -= 1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AnswerDesk:
+    """Runs requests on a service, under a deadline and a limit on answers in progress."""
+
+    service: EngineService
+    clock: Clock
+    deadline_s: float
+    most_samples: int
+    """Largest number of answers in progress; what exceeds it is refused with 429."""
+    samples: int = 0
+    """Answers in progress."""
+    counters: _ServingCounters = field(default_factory=_ServingCounters)
+
+    async def whole(self, asked: AskedAnswers) -> list[PromptResults]:
+        """The results of all prompts. Raises ApiError; cancelling the task frees what the engine holds."""
+        progress = _AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
+        async with aclosing(self._batches(asked, progress)) as batches:
+            async for _ in batches:
+                pass
+        return progress.results
+
+    async def stream(self, asked: AskedAnswers, writer: ReplyWriter) -> AsyncGenerator[str]:
+        """The events of a stream. A fault before the first event is an ApiError, a later one an event. Closing it frees
+        what the engine holds."""
+        began_s, head = self.clock.monotonic_s(), writer.chunk_head(self.service.engine.version)
+        progress = _AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
+        choices = [StreamedChoice(writer, number) for number in range(asked.samples * len(asked.prompts))]
+        batches = self._batches(asked, progress)
+        first = True
+        try:
+            async for batch in batches:
+                pieces = _pieces(batch, choices, asked.samples)
+                if first:
+                    self.counters.first_token.add(self.clock.monotonic_s() - began_s)
+                    pieces = [*(piece for one in choices if (piece := one.begin()) is not None), *pieces]
+                    first = False
+                if pieces:  # clients read the first choice of an event only
+                    yield "".join(writer.chunk(head, [piece]) for piece in pieces)
+        except ApiError as error:
+            if first:
+                raise
+            yield f"data: {json.dumps(error.body())}\n\n"
+            return
+        finally:
+            await batches.aclose()
+        if asked.usage:
+            yield writer.chunk(head, [], usage=writer.usage(progress.results))
+        yield DONE
+
+    async def _batches(
+        self, asked: AskedAnswers, progress: _AnswersInProgress
+    ) -> AsyncGenerator[list[tuple[_Ticket, AnswerEvent]]]:
+        """Results of a request, taken up by `progress`, in batches of all that have come. Raises ApiError."""
+        until = asyncio.get_running_loop().time() + self.deadline_s
+        with self._answering(asked, progress):
+            while progress.left:
+                batch = [await self._next(progress, until)]
+                while not progress.queue.empty():
+                    batch.append(progress.queue.get_nowait())
+                for ticket, event in batch:
+                    progress.take(ticket, event)
+                yield batch
+        drawn = sum(len(one.tokens) for result in progress.results for one in result.completions.values())
+        self.counters.count_tokens(prompt=sum(len(result.asked.tokens) for result in progress.results), drawn=drawn)
+
+    async def _next(self, progress: _AnswersInProgress, until: float) -> tuple[_Ticket, AnswerEvent]:
+        try:
+            async with asyncio.timeout_at(until):
+                return await progress.queue.get()
+        except TimeoutError:
+            message = f"not answered within {self.deadline_s:g} s, the deadline of this server; ask for fewer tokens"
+            raise ApiError(408, message, code="deadline") from None
+
+    @contextmanager
+    def _answering(self, asked: AskedAnswers, progress: _AnswersInProgress) -> Iterator[None]:
+        """A request in progress; what has not ended is cancelled at the end."""
+        queue, loop = progress.queue, asyncio.get_running_loop()
+        for place, one in enumerate(asked.prompts):
+            for work in filter(None, (one.request, one.scored)):
+                streamed = asked.stream and work is one.request
+                progress.tickets.append(_Ticket(work=work, queue=queue, loop=loop, place=place, streamed=streamed))
+        progress.left = wanted = sum(ticket.samples for ticket in progress.tickets)
+        if self.samples and self.samples + wanted > self.most_samples:
+            wait_s = max(1, round(self.counters.request.mean_s))
+            raise ApiError(
+                429,
+                f"{self.samples} answers are in progress, of {self.most_samples} at most; retry in {wait_s} s",
+                code="overloaded",
+                headers={"Retry-After": str(wait_s)},
+            )
+        self.samples += wanted
+        try:
+            for ticket in progress.tickets:
+                self.service.submit(ticket)
+            yield
+        finally:
+            self.samples -= wanted
+            if progress.left:
+                for ticket in progress.tickets:
+                    self.service.cancel(ticket)
+
+
+def _pieces(
+    batch: Sequence[tuple[_Ticket, AnswerEvent]], choices: Sequence[StreamedChoice], samples: int
+) -> list[dict[str, Any]]:
+    """Choices of the chunk that a batch makes; `samples` choices belong to each prompt."""
+    drawn: dict[int, StreamedChoice] = {}
+    ended: list[dict[str, Any]] = []
+    for ticket, event in batch:
+        first = ticket.place * samples
+        for one in event if isinstance(event, list) else ():
+            drawn[first + one.sample_index] = choice = choices[first + one.sample_index]
+            choice.add(one)
+        if isinstance(event, Completion):
+            drawn.pop(first + event.sample_index, None)
+            ended += choices[first + event.sample_index].finish(event)
+    return [*(piece for one in drawn.values() if (piece := one.piece()) is not None), *ended]

@@ -8,13 +8,11 @@ import pytest
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, ResourceError
-from hone.rewards.code import rows
-from hone.rewards.code.hidden_tests import code_tests, extract_program, visible_code_tests
-from hone.rewards.code.rows import read_tests
+from hone.rewards import code_tests as rows
+from hone.rewards.code_tests import code_tests, extract_program, read_tests, visible_code_tests
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch
 from hone.rewards.references import ReferenceRule, missing_rows
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox, SandboxReport, close_shared
 

@@ -1,16 +1,18 @@
-"""Worlds in processes: one zygote, from which a process is forked for each dialogue, and deadlines on every answer.
+"""Hosts of worlds: one zygote, from which a process is forked for each dialogue; or threads, for worlds of hone's own.
 
 A thread talks to the zygote. A world that hangs, dies or floods its channel costs its own dialogue; if the zygote
 itself is lost, the dialogues that are open are, and the next one starts another.
 """
 
+import asyncio
+import contextlib
 import itertools
 import os
 import select
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,11 +21,21 @@ from hone.core.dialogue import PolicyTurn, WorldTurn
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError, ResourceError, UserCodeError
 from hone.process.child import ChildLostError, ChildProcess, LineParser
-from hone.process.user_files import describe_error
+from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, encode, unpack
 from hone.text.dialogues.config import DialogueWorldConfig
-from hone.text.dialogues.hosted import WorldDescription, WorldSpec
-from hone.text.dialogues.protocol import Json, WorldContractError, WorldFaultError, said_to_json, turn_from_json
+from hone.text.dialogues.hosted import (
+    HostedDialogue,
+    Json,
+    LoadedWorld,
+    WorldContractError,
+    WorldDescription,
+    WorldFaultError,
+    WorldSpec,
+    checked,
+    load_world,
+    turn_from_json,
+)
 
 _WAIT_S: Final = 0.5
 """Longest sleep of the thread when no deadline is near."""
@@ -91,7 +103,7 @@ class ProcessHost:
 
     def answer(self, dialogue: int, said: PolicyTurn) -> "Future[WorldTurn]":
         first = not self._description.begins and dialogue not in self._living
-        return self._ask(dialogue, "first" if first else "answer", said_to_json(said), self._config.deadline_s)
+        return self._ask(dialogue, "first" if first else "answer", asdict(said), self._config.deadline_s)
 
     def end(self, dialogue: int) -> None:
         with self._lock:
@@ -167,7 +179,26 @@ class ProcessHost:
 
     def _start(self) -> None:
         """Start the zygote and the thread; the caller holds the lock. Raises UserCodeError, ResourceError."""
-        self._child, reply = _started(self._spec, self._config, self._read_only, self._clock)
+        config = self._config
+        child = ChildProcess("hone.text.dialogues.zygote", LineParser(), clock=self._clock)
+        child.start()
+        hello = {
+            "world": self._spec.to_json(),
+            "confined": config.confined,
+            "read_only": self._read_only,
+            "memory_bytes": config.memory_bytes,
+        }
+        child.send(encode(hello))
+        try:
+            reply = cast("Json", decode(child.receive(config.start_deadline_s)))
+        except ChildLostError as lost:
+            child.kill()
+            slow = f"took longer than task.world.start_deadline_s = {config.start_deadline_s:g} s"
+            raise ResourceError(f"importing {self._spec.name}: {slow if lost.timeout else lost}") from None
+        if "refused" in reply:
+            child.kill()
+            raise UserCodeError(*reply["refused"])
+        self._child = child
         self._description = WorldDescription.from_json(reply["ready"])
         self.warnings = [
             f"worlds are not fully confined: {gap}; task.world.confined = false silences this" for gap in reply["gaps"]
@@ -199,7 +230,18 @@ class ProcessHost:
                     self._lost(child, f"the process of all worlds ended: {reply}")
                     return
                 self._settle(reply)
-            self._expire()
+            now = self._clock.monotonic_s()
+            with self._lock:
+                late = {number: one for number, one in self._pending.items() if one.limit_s <= now}
+                for number in late:
+                    del self._pending[number]
+                    self._living.discard(number)
+                    self._lines.append(b"%d kill {}\n" % number)
+                if late:
+                    self._wake()
+            for one in late.values():
+                reason = f"{one.verb} gave no answer within {one.deadline_s:g} s, and its process was killed"
+                _fail(one.future, WorldFaultError(reason, status=ScoreStatus.TIMEOUT))
 
     def _sleep(self, child: ChildProcess[bytes]) -> set[int]:
         """Wait for something to read or to send, or for a deadline; the descriptors that are ready."""
@@ -230,20 +272,6 @@ class ProcessHost:
         else:
             pending.future.set_result(result)
 
-    def _expire(self) -> None:
-        now = self._clock.monotonic_s()
-        with self._lock:
-            late = {number: one for number, one in self._pending.items() if one.limit_s <= now}
-            for number in late:
-                del self._pending[number]
-                self._living.discard(number)
-                self._lines.append(b"%d kill {}\n" % number)
-            if late:
-                self._wake()
-        for one in late.values():
-            reason = f"{one.verb} gave no answer within {one.deadline_s:g} s, and its process was killed"
-            _fail(one.future, WorldFaultError(reason, status=ScoreStatus.TIMEOUT))
-
     def _lost(self, child: ChildProcess[bytes], reason: str) -> None:
         with self._lock:
             self._child = self._thread = None
@@ -251,31 +279,6 @@ class ProcessHost:
         child.kill()
         for pending in self._take_pending():
             _fail(pending.future, WorldFaultError(reason))
-
-
-def _started(
-    spec: WorldSpec, config: DialogueWorldConfig, read_only: Sequence[str], clock: Clock
-) -> tuple[ChildProcess[bytes], Json]:
-    """A zygote that has imported the world, and what it says of it. Raises UserCodeError, ResourceError."""
-    child = ChildProcess("hone.text.dialogues.zygote", LineParser(), clock=clock)
-    child.start()
-    hello = {
-        "world": spec.to_json(),
-        "confined": config.confined,
-        "read_only": list(read_only),
-        "memory_bytes": config.memory_bytes,
-    }
-    child.send(encode(hello))
-    try:
-        reply = cast("Json", decode(child.receive(config.start_deadline_s)))
-    except ChildLostError as lost:
-        child.kill()
-        slow = f"took longer than task.world.start_deadline_s = {config.start_deadline_s:g} s"
-        raise ResourceError(f"importing {spec.name}: {slow if lost.timeout else lost}") from None
-    if "refused" in reply:
-        child.kill()
-        raise UserCodeError(*reply["refused"])
-    return child, reply
 
 
 def _message(body: bytes) -> Json:
@@ -306,3 +309,104 @@ def _fail(future: "Future[Any]", error: Exception) -> None:
         future.set_exception(error)
     except InvalidStateError:
         return  # it was answered meanwhile
+
+
+# ---------------------------------------------------------------------------------------------------------- thread host
+
+_THREADS: Final = 256
+"""Worlds that answer at the same time; threads start as they are needed."""
+
+
+class ThreadHost:
+    """Implements `WorldHost`: plain methods run in a pool of threads, coroutines in one event loop. A thread cannot be
+    killed: an answer after its deadline is ignored, and counted."""
+
+    def __init__(self, spec: WorldSpec, config: DialogueWorldConfig) -> None:
+        self._spec, self._config = spec, config
+        self.warnings: list[str] = []
+        self._world: LoadedWorld | None = None
+        self._dialogues: dict[int, HostedDialogue] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._late, self._numbers = 0, itertools.count()
+
+    def describe(self) -> WorldDescription:
+        """Import the world, and tell what it is like. Raises UserCodeError."""
+        return self._loaded().describe()
+
+    def write_protect(self, folder: Path) -> None:
+        """Nothing: the code is hone's own."""
+        del folder
+
+    def rows(self, size: int, seed: int) -> list[dict[str, object]] | None:
+        """The rows that the world brings, or None. Raises UserCodeError."""
+        return self._loaded().rows(size, seed)
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def begin(self, dialogue: int, columns: Mapping[str, object], seed: int) -> "Future[WorldTurn]":
+        hosted = HostedDialogue(self._loaded().new)
+        self._dialogues[dialogue] = hosted
+        return self._call(lambda: hosted.begin(dict(columns), seed), "begin")
+
+    def answer(self, dialogue: int, said: PolicyTurn) -> "Future[WorldTurn]":
+        hosted = self._dialogues.setdefault(dialogue, HostedDialogue(self._loaded().new))
+        return self._call(lambda: hosted.answer(said), "answer")
+
+    def end(self, dialogue: int) -> None:
+        hosted = self._dialogues.pop(dialogue, None)
+        if hosted is not None and self._pool is not None:
+            with contextlib.suppress(RuntimeError):  # the pool ended
+                self._pool.submit(hosted.close)
+
+    def late_answers(self) -> int:
+        late, self._late = self._late, 0
+        return late
+
+    def close(self) -> None:
+        loop, self._loop = self._loop, None
+        pool, self._pool = self._pool, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _loaded(self) -> LoadedWorld:
+        if self._world is None:
+            self._world = load_world(self._spec)
+        return self._world
+
+    def _call(self, method: Callable[[], Json | Awaitable[object]], name: str) -> "Future[WorldTurn]":
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="world")
+            self._thread = threading.Thread(target=self._loop.run_forever, name="worlds", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self._turn(method, name), self._loop)
+
+    async def _turn(self, method: Callable[[], Json | Awaitable[object]], name: str) -> WorldTurn:
+        """The world's turn. Raises WorldFaultError."""
+        given_up = threading.Event()
+
+        def call() -> Json | Awaitable[object]:
+            result = method()
+            self._late += given_up.is_set()
+            return result
+
+        try:
+            async with asyncio.timeout(self._config.deadline_s):
+                result = await asyncio.get_running_loop().run_in_executor(self._pool, call)
+                turn = result if isinstance(result, dict) else checked(await result, name)
+                return turn_from_json(cast("Json", turn))
+        except TimeoutError:
+            given_up.set()
+            reason = f"{name} gave no answer within {self._config.deadline_s:g} s"
+            raise WorldFaultError(reason, status=ScoreStatus.TIMEOUT) from None
+        except WorldContractError as error:
+            raise WorldFaultError(str(error)) from None
+        except Exception as error:  # noqa: BLE001 - whatever the world raises
+            raise WorldFaultError(describe_error(error), traceback=user_traceback(error)) from None
