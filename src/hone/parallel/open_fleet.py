@@ -26,13 +26,11 @@ def require_ray() -> None:
         raise ResourceError("[cluster] needs Ray: pip install 'hone-rl[ray]', or leave the table out")
 
 
-def check_cluster(config: ClusterConfig | None) -> list[str]:
+def check_room(config: ClusterConfig) -> list[str]:
     """Warnings of a cluster that is to be used; Ray is not started.
 
     Raises ResourceError with all faults: no Ray, and a fleet that this machine has no room for.
     """
-    if config is None:
-        return []
 
     def require_room() -> None:
         here = NodeRoom(

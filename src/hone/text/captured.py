@@ -10,13 +10,12 @@ from hone.core.errors import ConfigError, ResourceError
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import check_cluster
 from hone.rewards.scorer import RewardScorer
 from hone.sources.live import LiveSource
 from hone.text.adapters.verifiers import VerifiersDriver
 from hone.text.evaluate.dialogues import dialogue_context
 from hone.text.evaluate.engine_actor import EngineActor
-from hone.text.fleet import generating_cluster
+from hone.text.fleet import check_cluster, generating_cluster
 from hone.text.live import engine_actor
 from hone.text.open_text import TextInputs
 from hone.text.rl_config import TextRunConfig

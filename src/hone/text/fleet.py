@@ -1,17 +1,16 @@
 """Replicas that generate a run's answers, wired: the engine of a run with `[cluster]`."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hone.core.errors import ConfigError
 from hone.engine.clients.config import ServerEngine
-from hone.engine.fleet.flat_weights import layout_of
-from hone.engine.fleet.fleet_engine import FleetEngine
-from hone.engine.fleet.replica import ReplicaSettings
 from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import open_fleet
 from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.rollout_config import RolloutConfig
+
+if TYPE_CHECKING:
+    from hone.engine.fleet.fleet_engine import FleetEngine
 
 _TWO_ENGINES: Final = (
     "[cluster] starts replicas of hone's own engine, and rollout.runner names servers that run already; leave out one "
@@ -21,11 +20,15 @@ _TWO_ENGINES: Final = (
 
 def open_text_fleet(
     policy: TokenPolicy, rollout: RolloutConfig, cluster: ClusterConfig, longest: int, *, seed: int
-) -> FleetEngine:
+) -> "FleetEngine":
     """The fleet of a run for prompts of at most `longest` tokens. Raises ConfigError for a server as `rollout.runner`,
     ResourceError where Ray is not installed."""
     if isinstance(rollout.runner, ServerEngine):
         raise ConfigError(_TWO_ENGINES)
+    from hone.engine.fleet.flat_weights import layout_of  # noqa: PLC0415 - runs with replicas only
+    from hone.engine.fleet.replica import ReplicaSettings  # noqa: PLC0415 - as above
+    from hone.parallel.open_fleet import open_fleet  # noqa: PLC0415 - as above
+
     decoder, text = policy.decoder, tokenizer_rules(policy)
     settings = ReplicaSettings(
         layout=layout_of(decoder.stored_tensors()),
@@ -42,6 +45,16 @@ def open_text_fleet(
         kv_cache=rollout.kv_cache,
     )
     return open_fleet(cluster, decoder, settings)
+
+
+def check_cluster(cluster: ClusterConfig | None) -> list[str]:
+    """Warnings of a cluster that is to be used; Ray is not started. Raises ResourceError with all faults: no Ray, and a
+    fleet that this machine has no room for."""
+    if cluster is None:
+        return []
+    from hone.parallel.open_fleet import check_room  # noqa: PLC0415 - runs with replicas only
+
+    return check_room(cluster)
 
 
 def generating_cluster(rollout: RolloutConfig, cluster: ClusterConfig | None) -> ClusterConfig | None:

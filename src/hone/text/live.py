@@ -13,7 +13,6 @@ from hone.engine.open_engine import EngineGuarantees
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import check_cluster
 from hone.rewards.config import RewardsConfig
 from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
@@ -25,7 +24,7 @@ from hone.text.evaluate.dialogues import DialogueLimits, dialogue_context, open_
 from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
 from hone.text.evaluate.reward_models import require_context
 from hone.text.evaluate.second_answer import SecondAnswer, has_chats
-from hone.text.fleet import generating_cluster, open_text_fleet, require_own_engine
+from hone.text.fleet import check_cluster, generating_cluster, open_text_fleet, require_own_engine
 from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
 from hone.text.memory import generation_copies
 from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import run_all_checks
+from hone.credit.pairs import LabelCredit
 from hone.models.language.hf_checkpoint import check_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.models.language.token_policy import TokenPolicy
@@ -25,12 +26,10 @@ from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokeni
 from hone.text.evaluate.reward_members import reward_scorer
 from hone.text.evaluate.reward_models import load_reward_scorer
 from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
-from hone.text.evaluate.search_run import OpenedSearch
 from hone.text.evaluate.second_answer import SecondAnswer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.text.memory import engine_copy_bytes, spread_plan, text_memory
 from hone.text.planned_memory import BatchDimensions, TextLengths, planned_ranks
-from hone.text.saved_optimizer import check_saved_optimizer
 from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
 
@@ -69,6 +68,10 @@ class LanguageRunConfig(NetworkRunConfig):
     """The policy to start from."""
     task: TaskConfig
     """The prompts."""
+
+    labels: ClassVar[LabelCredit | None] = None
+    """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
+
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, evaluated during training and at the end."""
 
@@ -289,6 +292,8 @@ def _check_search(inputs: TextInputs[T]) -> list[str]:
     scorer = exam.config.search.scorer
     if isinstance(scorer, SearchModelScorer | SearchWorldModelScorer) and is_to_come(scorer.path):
         return []
+    from hone.text.evaluate.search_run import OpenedSearch  # noqa: PLC0415 - evaluations with a search only
+
     search = OpenedSearch(config=exam.config.search, exam=exam, load=inputs.reward_model)
     try:
         search.scorer(inputs.tokenizer[0].decode)
@@ -362,6 +367,8 @@ def _adapter_warnings(source: ModelSource) -> list[str]:
 
 def _optimizer_warnings(source: ModelSource) -> list[str]:
     """None; raises DataError where the checkpoint has no intact optimizer state."""
+    from hone.text.saved_optimizer import check_saved_optimizer  # noqa: PLC0415 - loads every kind of learner
+
     check_saved_optimizer(source)
     return []
 

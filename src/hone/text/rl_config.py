@@ -14,7 +14,6 @@ from hone.core.config import with_values
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import Stateful
-from hone.credit.pairs import LabelCredit
 from hone.engine.clients.config import ServerEngine
 from hone.learner.config import require_master_weights, require_whole_minibatches
 from hone.models.language.token_policy import TokenPolicy
@@ -113,8 +112,6 @@ class TextRunConfig(LanguageRunConfig):
     """The recipe learns from what a world says at the end of a dialogue, after the policy's last turn."""
     has_ratio: ClassVar[bool] = False
     """The loss has an importance ratio, which can correct for answers of another policy."""
-    labels: ClassVar[LabelCredit | None] = None
-    """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 
     task: DialogueTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
     """The prompts, or the world of dialogues."""

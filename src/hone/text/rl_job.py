@@ -7,7 +7,7 @@ whose `method` wires credit, loss and learner, and ends in `text_recipe_spec`; s
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,7 @@ from hone.run.wrapper import SourceWrapper, WithState
 from hone.sources.asynchronous import AsyncSource
 from hone.sources.live import LiveSource
 from hone.sources.mixed import of_live_groups
-from hone.text.adapters.openenv import check_server, server_schema
 from hone.text.balance import missing_routes
-from hone.text.captured import CapturedText, captured_inputs, open_captured_text
 from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.fleet import generating_cluster
 from hone.text.interleaving import (
@@ -54,6 +52,9 @@ from hone.text.rollout_config import RolloutConfig
 from hone.text.rows import TokenBatch
 from hone.text.samples import answer_metrics, reward_metrics
 from hone.text.tasks.world import Prompt
+
+if TYPE_CHECKING:
+    from hone.text.captured import CapturedText
 
 # --------------------------------------------------------------------------------------------------------- survivorship
 
@@ -178,10 +179,12 @@ def _release_engine(actor: EngineActor) -> None:
 
 def _open_live(
     config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, chosen: TextMethod
-) -> LiveText | CapturedText:
+) -> "LiveText | CapturedText":
     """The task and its engine: prompts or worlds of hone, or agents that call an address."""
     greedy = chosen.greedy_baseline
     if config.task.is_captured:
+        from hone.text.captured import open_captured_text  # noqa: PLC0415 - where agents come of themselves only
+
         return open_captured_text(inputs, policy, config.rollout, greedy_baseline=greedy, cluster=config.cluster)
     return open_live_text(
         inputs,
@@ -267,8 +270,12 @@ def text_parts(
 def _open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
     if config.task.server is not None:
+        from hone.text.adapters.openenv import server_schema  # noqa: PLC0415 - tasks of a server only
+
         server_schema(config.task.server)  # whatever else is checked asks the server
     if config.task.is_captured:
+        from hone.text.captured import captured_inputs  # noqa: PLC0415 - where agents come of themselves only
+
         return opened_text_run(captured_inputs(config, other_policies=config.other_policies()), _text_job)
     inputs = prompt_inputs(
         config,
@@ -289,6 +296,8 @@ def _server_checks(config: TextRunConfig) -> dict[str, Callable[[], Sequence[str
     task, rollout = config.task, config.rollout
     if task.server is None:
         return {}
+    from hone.text.adapters.openenv import check_server  # noqa: PLC0415 - tasks of a server only
+
     # A loop of dialogues holds twice as many as the engine answers.
     sessions = min(2 * rollout.max_concurrent, rollout.prompts_per_step * rollout.samples_per_prompt)
     address, options = task.server, task.world.options

@@ -10,9 +10,7 @@ from hone.core.generation import Completion, GenerationEngine, Request
 from hone.engine.canary import WeightFingerprint
 from hone.engine.choose import RunnerKind
 from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.connect import connect_engine
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.fleet.open_servers import open_server_fleet
 from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
 from hone.engine.stops import TokenizerRules
 from hone.models.language.token_policy import TokenPolicy
@@ -147,6 +145,9 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
     address, and for a policy with `exactness = "bitwise"`."""
     if policy.decoder.exactness == "bitwise":
         raise ConfigError('model.exactness = "bitwise" needs the torch runner: server arithmetic differs')
+    from hone.engine.clients.connect import connect_engine  # noqa: PLC0415 - the clients of other engines
+    from hone.engine.fleet.open_servers import open_server_fleet  # noqa: PLC0415 - as above
+
     connect = connect_engine if len(config.urls) == 1 else open_server_fleet
     return connect(
         config,

@@ -20,7 +20,6 @@ from hone.rewards.scorer import FunctionMember, MeasuredMember, RewardMember, Re
 from hone.rewards.scores import RewardResult, failed_result
 from hone.rewards.workers import RewardWorkerPool
 from hone.rewards.world import WorldRewardMember
-from hone.text.evaluate.judges.member import judge_member
 from hone.text.evaluate.reward_models import ModelLoader, RewardModelMember
 
 
@@ -41,6 +40,8 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
         elif isinstance(reward, RewardServer):
             members.append(([place], _RewardServerMember(reward)))
         elif isinstance(reward, RewardJudge):
+            from hone.text.evaluate.judges.member import judge_member  # noqa: PLC0415 - rewards by a judge only
+
             name = config.names[place]
             judge = judge_member(reward, name, device=device)
             measured[name] = judge
