@@ -35,7 +35,7 @@ from hone.models.native.products import widens_half_products
 from hone.native.memory import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.text.rows import TokenRows
-from hone.text.token_batch import TokenBatch
+from hone.text.rows import TokenBatch
 
 BARS = {"S": 0.55, "M": 0.75}
 CASE = {"S": "chains", "M": "even"}

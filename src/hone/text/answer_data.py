@@ -7,27 +7,172 @@ answers come from a file, as text, or from the folder of a run that collected th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import DataError
+from hone.core.ragged import offsets_of
 from hone.models.language.tokenizers import Tokenizer
 from hone.models.language.vocabulary import vocabulary_hash
-from hone.text.sft_data import encode_answer, encode_examples
-from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
-from hone.text.tasks.collected_answers import AnswerKind, PairRule, select_answers
-from hone.text.tasks.collection import is_collection, read_collection
-from hone.text.tasks.dataset import DatasetKind, Example, ExampleDataset, read_examples
+from hone.rewards.solutions import check_solution, run_solutions
+from hone.text.tasks.collection import AnswerKind, PairRule, is_collection, read_collection, select_answers
+from hone.text.tasks.dataset import DatasetKind, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, SUFFIXES
-from hone.text.tasks.row_checks import PromptContent
-from hone.text.tasks.scored_rows import AnswerTokens, ScoredAnswer
+from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
 from hone.text.tasks.step_rewards import text_ends
 from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import supervised_episodes
+
+# ------------------------------------------------------------------------------------------------------------- sft data
+
+
+Tokens = NDArray[np.int32]
+ExampleTokens: TypeAlias = tuple[list[Tokens], list[Tokens]]
+"""Prompts and completions as tokens."""
+
+
+class SolutionConfig(Config):
+    """Function that makes completions for prompts without one."""
+
+    use: str
+    """`path/to/file.py:name`: a function f(prompt, **columns) -> str, called by the names of its parameters."""
+    deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds that it may take for the whole dataset."""
+
+
+def solved_examples(
+    task: TaskConfig, solution: SolutionConfig | None, *, apart_from: Sequence[ExampleDataset] = ()
+) -> ExampleDataset:
+    """The task's examples, each with a completion. Raises ConfigError, DataError or UserCodeError."""
+    if solution is None:
+        examples = task.examples(need="prompt-completion", exclude=apart_from)
+        if any(example.completion is None for example in examples):
+            raise DataError(f"{task.source} has no completions to imitate; give [solution] use = 'file.py:function'")
+        return examples
+    check_solution(solution.use)
+    examples = task.examples(exclude=apart_from)
+    rows = [{"prompt": example.prompt, **example.columns} for example in examples]
+    completions = run_solutions(solution.use, rows, deadline_s=solution.deadline_s)
+    drafts = [
+        replace(example, completion=completion) for example, completion in zip(examples, completions, strict=True)
+    ]
+    return build_examples(drafts, source=f"{examples.source}, worked by {solution.use}", warnings=examples.warnings)
+
+
+def encode_examples(
+    examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, context: int
+) -> tuple[ExampleTokens, list[str]]:
+    """Prompts and completions as tokens, and warnings; the end of sequence is part of a completion.
+
+    Raises DataError naming the examples that do not fit in the `context`, unless `task.on_long_prompt` says what to do
+    with them; an answer is never cut.
+    """
+    pairs = examples.apply(lambda example: _sft_data_encode(example, task, tokenizer))
+    sizes = [len(prompt) + len(completion) for prompt, completion in pairs]
+    long = [f"{example.id} ({size} tokens)" for example, size in zip(examples, sizes, strict=True) if size > context]
+    notes: list[str] = []
+    if long:
+        cut = task.on_long_prompt == "truncate"
+        kept = [pair for pair in pairs if (len(pair[1]) if cut else len(pair[0]) + len(pair[1])) <= context]
+        said = (
+            f"{examples.source}: {len(long)} of {len(examples)} examples are longer than the model's context of "
+            f"{context} tokens: {', '.join(long[:MAX_FAULTS_SHOWN])}{', ...' if len(long) > MAX_FAULTS_SHOWN else ''}"
+        )
+        if task.on_long_prompt == "error" or not kept:
+            raise DataError(
+                f'{said}; shorten them, take a model with more positions, or set task.on_long_prompt = "drop"'
+            )
+        dropped = len(pairs) - len(kept)
+        notes = [f"{said} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]
+        pairs = [(prompt[max(0, len(prompt) + len(answer) - context) :], answer) for prompt, answer in kept]
+    return ([prompt for prompt, _ in pairs], [completion for _, completion in pairs]), notes
+
+
+def _sft_data_encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+    assert example.completion is not None
+    return encode_answer(task.fill_template(example.prompt, example.columns), example.completion, tokenizer)
+
+
+def encode_answer(prompt: PromptContent, completion: PromptContent, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+    """Tokens of a question, and of its answer with the end of sequence; messages go through the chat template.
+
+    Raises DataError for a template that writes the question differently once an answer follows.
+    """
+    if isinstance(prompt, str) and isinstance(completion, str):
+        said = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))
+        return tokenizer.encode(prompt), said.astype(np.int32)
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    asked = tokenizer.apply_chat(turns)
+    whole = tokenizer.apply_chat([*turns, *answer], add_generation_prompt=False)
+    if not np.array_equal(whole[: len(asked)], asked):
+        raise DataError(
+            "the chat template writes the prompt differently once an answer follows, so the answer's tokens cannot be "
+            "told apart; use a template that only appends"
+        )
+    return asked, whole[len(asked) :]
+
+
+# ------------------------------------------------------------------------------------------------------ answer episodes
+
+
+def answer_tokens(
+    prompt: NDArray[np.int32],
+    answer: NDArray[np.int32],
+    *,
+    step_ends: Sequence[int] = (),
+    step_labels: Sequence[float] = (),
+) -> AnswerTokens:
+    """Tokens of an encoded answer, whose log-probabilities nobody knows. `step_ends` `[k]` are places in `answer` of
+    the last token of each step, and `step_labels` `[k]` the steps' labels."""
+    labels = np.full(len(answer), np.nan, np.float32)
+    labels[np.asarray(step_ends, np.int64)] = step_labels
+    return AnswerTokens(
+        tokens=np.concatenate([prompt, answer]).astype(np.int32),
+        at=np.arange(len(prompt), len(prompt) + len(answer), dtype=np.int64),
+        logp=np.full(len(answer), np.nan, np.float32),
+        labels=labels,
+    )
+
+
+def answer_episodes(
+    answers: Sequence[AnswerTokens], *, scores: Sequence[float], groups: Sequence[int], steps: bool = False
+) -> Episodes:
+    """Episodes of scored answers `[E]`, in their order. `steps`: rewards are the labels of steps, NaN where there is
+    none; otherwise each answer is rewarded with its score at its last token."""
+    lengths = np.array([len(one.at) for one in answers], np.int64)
+    sizes = np.array([len(one.tokens) for one in answers], np.int64)
+    offsets, starts = offsets_of(lengths), offsets_of(sizes)
+    tokens = np.concatenate([one.tokens for one in answers]).astype(np.int32)
+    at = np.concatenate([one.at for one in answers]) + np.repeat(starts[:-1], lengths)
+    truncated = np.array([one.truncated for one in answers], np.bool_)
+    score = np.array(scores, np.float64)
+    if steps:
+        reward = np.concatenate([one.labels for one in answers]).astype(np.float32)
+    else:
+        reward = np.zeros(len(at), np.float32)
+        reward[offsets[1:] - 1] = score
+    return Episodes(
+        offsets=offsets,
+        seen=Transcript(tokens=tokens, offsets=starts, at=at),
+        chosen=tokens[at],
+        logp=np.concatenate([one.logp for one in answers]).astype(np.float32),
+        version=np.zeros(len(at), np.int32),
+        reward=reward,
+        group=np.array(groups, np.int64),
+        terminated=~truncated,
+        truncated=truncated,
+        score=score,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- answer data
+
 
 _FILE_KINDS: Final[Mapping[AnswerKind, DatasetKind]] = {
     "preference": "preference",

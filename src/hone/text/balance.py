@@ -23,8 +23,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.experts import balanced_bias, load_balance
 from hone.objectives.terms import LossTerms, add_terms
 from hone.text.rollout_config import RolloutConfig
-from hone.text.rows import TokenLayout, TokenRows
-from hone.text.token_batch import ExpertLoad, TokenBatch
+from hone.text.rows import ExpertLoad, TokenBatch, TokenLayout, TokenRows
 
 TokenObjective = Callable[[TokenPolicy, TokenBatch], LossTerms]
 PrepareRows = Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows]

@@ -24,9 +24,8 @@ from hone.text.serving.capture.capture_desk import CaptureDesk
 from hone.text.serving.capture.capture_world import CaptureLimits, CaptureWorld
 from hone.text.serving.capture.session_plan import SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
-from hone.text.tasks.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_address
 from hone.text.tasks.dataset import ExampleDataset, build_examples
-from hone.text.tasks.task import TaskConfig
+from hone.text.tasks.task import VERIFIERS, AgentSessionsConfig, TaskConfig, agent_address
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS
 

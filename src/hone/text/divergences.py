@@ -14,7 +14,7 @@ from hone.objectives.distill import forward_kl, generalised_jsd, reverse_kl, wit
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, WeightingScheme
 from hone.text.loss import TokenLossSpec, TokenView, likeliest_tokens
-from hone.text.token_batch import TokenBatch
+from hone.text.rows import TokenBatch
 
 
 class SampledTokens(Config):

@@ -22,8 +22,7 @@ from hone.rewards.solutions import run_on_rows
 from hone.text.answer_data import AnswerTaskConfig, encode_answers
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
 from hone.text.tasks.files import SUFFIXES
-from hone.text.tasks.row_checks import PromptContent
-from hone.text.tasks.scored_rows import AnswerTokens, ScoredAnswer
+from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
 from hone.text.tasks.world_tokens import environment_positions, with_learned_tokens
 
 _RELABEL: Final = "relabelling function"

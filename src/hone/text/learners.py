@@ -20,11 +20,11 @@ from hone.run.job import EvaluationResult, TrainingJob
 from hone.run.loop import Recipe
 from hone.text.balance import ExpertBalance
 from hone.text.evaluate.text_eval import TextEvaluation
-from hone.text.flops import token_compute_cost
-from hone.text.matmul_rate import matmul_rate
+from hone.text.flops import matmul_rate, token_compute_cost
 from hone.text.open_text import TextInputs
 from hone.text.rows import TokenBatch, TokenLayout, TokenRows
 from hone.text.samples import answer_rows
+from hone.text.saved_optimizer import restore_optimizer
 
 
 def evaluate_policy(evaluation: TextEvaluation, policy: TokenPolicy) -> EvaluationResult:
@@ -40,8 +40,6 @@ def language_job(
     exam, examples, (_, notes) = inputs.evaluation, inputs.examples, inputs.prepared
     evaluation = inputs.config.answers_evaluation()
     if inputs.config.model.optimizer:
-        from hone.text.saved_optimizer import restore_optimizer  # noqa: PLC0415 - loads every kind of learner
-
         restore_optimizer(recipe.learner, inputs.config.model)
     evaluation_warnings = [] if exam is None else exam.warnings
     return TrainingJob(

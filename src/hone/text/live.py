@@ -31,9 +31,8 @@ from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.text.planned_memory import TextLengths
 from hone.text.rl_config import TextRunConfig, require_dialogues_fit
 from hone.text.rollout_config import RolloutConfig
-from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.conversation import ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt, TextWorld
 
 

@@ -313,3 +313,12 @@ def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Map
     if weight_cap is not None:
         found["mismatch/ratio_above_cap"] = (weight > weight_cap).to(gap.dtype)
     return found
+
+
+# ------------------------------------------------------------------------------------------------------------ imitation
+
+
+def token_nll(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
+    """-log pi of each imitated token, in nats."""
+    now = policy.token_logprobs(batch.packed, batch.at, batch.chosen)
+    return LossTerms(loss=-batch.advantage * now.logp, compute_metrics=lambda: {"policy/nll_nats": -now.logp.detach()})

@@ -30,6 +30,7 @@ from hone.text.evaluate.second_answer import SecondAnswer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.text.memory import engine_copy_bytes, spread_plan, text_memory
 from hone.text.planned_memory import BatchDimensions, TextLengths, planned_ranks
+from hone.text.saved_optimizer import check_saved_optimizer
 from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
 
@@ -367,8 +368,6 @@ def _adapter_warnings(source: ModelSource) -> list[str]:
 
 def _optimizer_warnings(source: ModelSource) -> list[str]:
     """None; raises DataError where the checkpoint has no intact optimizer state."""
-    from hone.text.saved_optimizer import check_saved_optimizer  # noqa: PLC0415 - loads every kind of learner
-
     check_saved_optimizer(source)
     return []
 

@@ -39,7 +39,6 @@ from hone.text.interleaving import (
     replayed_record,
     require_engine,
 )
-from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import LiveText, open_live_text, prompt_inputs
 from hone.text.loss import TokenLoss, TokenLossSpec
@@ -50,7 +49,7 @@ from hone.text.reference_policies import TextPolicies, text_policies
 from hone.text.rl_config import TextGradientRunConfig, TextMethod, TextRunConfig
 from hone.text.rollout_config import RolloutConfig
 from hone.text.rows import TokenBatch
-from hone.text.samples import answer_metrics, reward_metrics
+from hone.text.samples import answer_metrics, judge_questions, reward_metrics
 from hone.text.tasks.world import Prompt
 
 if TYPE_CHECKING:

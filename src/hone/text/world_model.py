@@ -4,17 +4,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from hone.core.config import Config
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State, substate
 from hone.credit.columns import DecisionColumn
 from hone.learner.gradient import GradientLearner
 from hone.learner.parameter_store import ParameterStore
+from hone.learner.ranked_build import shared_network
 from hone.learner.stored_weights import restore_weights, stored_weights
 from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.weights import token_mean
+from hone.text.learners import token_learner
+from hone.text.loss import token_nll
+from hone.text.memory import WEIGHT_BYTES
+from hone.text.reference_policies import TextPolicies
+from hone.text.rl_config import TextGradientRunConfig
+from hone.text.rows import TokenBatch, TokenLayout
+from hone.text.saved_optimizer import TwoNetworkLearner
 from hone.text.tasks.world_tokens import environment_means, environment_only
-from hone.text.token_batch import TokenBatch
 
 
 @dataclass
@@ -76,15 +86,10 @@ class WorldModel:
 
 
 @dataclass
-class CuriousLearner:
+class CuriousLearner(TwoNetworkLearner):
     """A policy's learner and a world model's, on the same episodes. Implements `Learner`."""
 
-    actor: GradientLearner[TokenPolicy, TokenBatch]
     world_model: WorldModel
-
-    @property
-    def policy(self) -> TokenPolicy:
-        return self.actor.policy
 
     def values(self, episodes: Episodes) -> Values:
         return self.actor.values(episodes)
@@ -102,3 +107,41 @@ class CuriousLearner:
     def restore(self, state: State) -> None:
         self.actor.restore(state)
         self.world_model.restore(substate(state, "world_model"))
+
+
+# ------------------------------------------------------------------------------------------------------------ curiosity
+
+
+class CuriosityConfig(Config):
+    """Bonus for what surprises a world model."""
+
+    weight: float = Field(default=0.1, ge=0)
+    """Score of a nat of surprise, the mean of -log p over what the environment said in a dialogue."""
+    max_nats: float = Field(default=5.0, gt=0)
+    """Surprise beyond this pays no more."""
+    lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate of the world model; unset: `learner.lr`."""
+    epochs: int = Field(default=1, ge=1)
+    """Its passes over each batch."""
+
+
+def open_world_model(config: TextGradientRunConfig, policies: TextPolicies, curiosity: CuriosityConfig) -> WorldModel:
+    """The world model as it starts: a copy of the policy that the run starts from."""
+    model = policies.open_frozen(None).requires_grad_(requires_grad=True)
+    model.decoder.save_memory_like(policies.policy.decoder)
+    model = shared_network(model)
+    changes = {"lr": curiosity.lr or config.learner.lr, "epochs": curiosity.epochs, "minibatches": 1}
+    learner = token_learner(
+        config.learner.model_copy(update=changes),
+        model,
+        layout=TokenLayout(scheme=token_mean, pad_to_size=model.decoder.is_mixed_precision, device=config.run.device),
+        objective=token_nll,
+        seed=config.seed,
+        steps=config.steps,
+    )
+    return WorldModel(learner=learner, logp=policies.logp(model))
+
+
+def world_model_copies(config: TextGradientRunConfig) -> dict[str, int]:
+    """Bytes per parameter of the policy that a world model takes: weights, gradients and two moments."""
+    return {"world model": 4 * WEIGHT_BYTES[config.model.weights]}

@@ -19,8 +19,7 @@ from hone.objectives.implicit import reference_log_ratio
 from hone.objectives.terms import LossTerms
 from hone.objectives.unpaired import apo_zero_unpaired, bco, kto
 from hone.text.answer_data import AnswerKind
-from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic
-from hone.text.preference.mismatched_answers import with_mismatched_answers
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic, with_mismatched_answers
 from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from hone.objectives.preference import dpo
 from hone.objectives.terms import LossTerms, add_terms
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.preference.pair_losses import PairAlgorithm
 from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
 
 

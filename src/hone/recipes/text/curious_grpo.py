@@ -7,7 +7,8 @@ said, under a copy of the policy that learns these tokens from every batch; then
 from functools import partial
 
 from hone.credit.curiosity import with_curiosity
-from hone.text import curiosity, recipe
+from hone.text import recipe
+from hone.text import world_model as curiosity
 from hone.text.world_model import CuriousLearner
 
 

@@ -12,7 +12,8 @@ from typing import Literal
 
 from hone.credit.decoupled_gae import decoupled_gae
 from hone.objectives.value import squared_error
-from hone.text import actor_critic, recipe
+from hone.text import critic as actor_critic
+from hone.text import recipe
 
 
 class PpoTextAlgorithm(recipe.ClipConfig):

@@ -14,8 +14,8 @@ from typing import Any, Final
 from hone.core.agent_session import PlannedSession, SessionReport
 from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
 from hone.process.foreign_program import ForeignProgram
-from hone.text.tasks.agent_sessions import VERIFIERS
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
+from hone.text.tasks.task import VERIFIERS
 
 _PROGRAM: Final = Path(__file__).with_name("verifiers_program.py")
 

@@ -8,7 +8,7 @@ from hone.core.errors import DataError
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.tasks.dataset import MAX_ROW_BYTES, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import read_rows
-from hone.text.tasks.row_checks import BadRowError, checked_content
+from hone.text.tasks.scored_rows import BadRowError, checked_content
 
 
 class RowSource(Protocol):

@@ -23,9 +23,9 @@ from hone.text.dialogues.process_host import ProcessHost
 from hone.text.dialogues.protocol import WorldFaultError
 from hone.text.dialogues.rows import dialogue_examples
 from hone.text.dialogues.thread_host import ThreadHost
-from hone.text.tasks.agent_sessions import is_captured
 from hone.text.tasks.conversation import ConversationLimits
 from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.task import is_captured
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS, check_round_trip
 

@@ -19,9 +19,8 @@ from hone.estimators.means import mean_interval, paired_difference
 from hone.run.store.search import ORACLE, PlanScore, SearchRecord
 from hone.text.evaluate.search_scorers import score_texts, scorer_input
 from hone.text.search import estimates
-from hone.text.search.candidates import EMPTY, Candidate, extended
 from hone.text.search.plans import BeamPlan, TreesPlan
-from hone.text.search.searching import Searching, SearchTools
+from hone.text.search.searching import EMPTY, Candidate, Searching, SearchTools, extended
 from hone.text.tasks.world import Prompt
 
 Floats = NDArray[np.float64]

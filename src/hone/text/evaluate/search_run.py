@@ -31,8 +31,7 @@ from hone.text.evaluate.search_config import (
 from hone.text.evaluate.search_eval import SearchSettings, evaluate_search, sizes_up_to
 from hone.text.evaluate.search_scorers import AGGREGATES, Decode, ModelCandidateScorer, VerifierCandidateScorer
 from hone.text.evaluate.text_eval import TextEvaluation
-from hone.text.search.candidates import Candidate, CandidateScorer, CandidateScores
-from hone.text.search.searching import SearchTools
+from hone.text.search.searching import Candidate, CandidateScorer, CandidateScores, SearchTools
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.world import Prompt
 

@@ -13,7 +13,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, Request
 from hone.core.judging import Scorer, ScorerInput
 from hone.core.ragged import Ints
-from hone.text.search.candidates import Candidate, CandidateScores
+from hone.text.search.searching import Candidate, CandidateScores
 from hone.text.tasks.step_rewards import separator_ends
 from hone.text.tasks.world import Prompt
 

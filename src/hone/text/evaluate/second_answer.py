@@ -12,9 +12,8 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.credit.self_correction import answer_turns, correction_metrics
 from hone.models.language.tokenizers import Tokenizer
-from hone.text.tasks.conversation import Conversation
+from hone.text.tasks.conversation import Conversation, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt
 
 

@@ -33,17 +33,16 @@ from hone.text.evaluate.open_scorer import load_scorer, open_scorer
 from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record
 from hone.text.evaluate.scorer_scores import held_out_scores, labelled_scores
 from hone.text.evaluate.scorer_selection import HeldOutKind
-from hone.text.flops import scorer_compute_cost
+from hone.text.flops import matmul_rate, scorer_compute_cost
 from hone.text.learners import step_layout
-from hone.text.matmul_rate import matmul_rate
 from hone.text.open_text import TextInputs, is_to_come, opened_text_run
 from hone.text.planned_memory import text_lengths
+from hone.text.rows import TokenBatch
 from hone.text.saved_optimizer import restore_optimizer
 from hone.text.scorers.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
 from hone.text.scorers.scorer_loss import PAIR_WEIGHTS
 from hone.text.tasks.dataset import Example, ExampleDataset, prompt_key
 from hone.text.tasks.files import MAX_FAULTS_SHOWN
-from hone.text.token_batch import TokenBatch
 
 _HELD_OUT_KINDS: Final[dict[AnswerKind, HeldOutKind]] = {
     "preference": "pairs",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hone.core.ragged import Ints
 from hone.core.random import generator
-from hone.text.search.select import NO_ANSWER
+from hone.text.search.searching import NO_ANSWER
 
 Floats = NDArray[np.float64]
 

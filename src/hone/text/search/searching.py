@@ -8,16 +8,118 @@ and beginnings, whose keys and values an engine finds in its prefix cache.
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError
 from hone.core.generation import Completion, FinishReason, GenerationSession, Request
-from hone.text.search.candidates import EMPTY, Candidate, CandidateScorer, extended
+from hone.core.ragged import Ints
 from hone.text.search.plans import BeamPlan, BestOfPlan, MajorityPlan, PoolPlan, StepPlan, TreesPlan, needs_scorer
-from hone.text.search.select import best, majority, weighted_vote
+
+# ----------------------------------------------------------------------------------------------------------- candidates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A beginning of an answer, written in one or more steps, or a whole answer."""
+
+    tokens: NDArray[np.int32]
+    """`[n]` tokens after the prompt."""
+    logp: NDArray[np.float32]
+    """`[n]` nats, of each token when it was drawn."""
+    version: NDArray[np.int32]
+    """`[n]` version of the policy that drew each token."""
+    step_ends: tuple[int, ...]
+    """Number of tokens up to the end of each step that was drawn by itself; the last one is `n`."""
+    finish: FinishReason | None
+    """Reason for which it ended; None for a beginning that goes on."""
+    trailing_characters: int = 0
+    """Characters of the last token behind the stop string that ended the answer."""
+
+    @property
+    def mean_logp(self) -> float:
+        """Mean log-probability of its tokens, nats."""
+        return float(self.logp.mean()) if len(self.logp) else 0.0
+
+
+EMPTY: Candidate = Candidate(
+    tokens=np.zeros(0, np.int32),
+    logp=np.zeros(0, np.float32),
+    version=np.zeros(0, np.int32),
+    step_ends=(),
+    finish=None,
+)
+"""The beginning before the first token."""
+
+
+def extended(beginning: Candidate, drawn: Completion, *, finish: FinishReason | None) -> Candidate:
+    """`beginning` with the tokens of one more step."""
+    tokens = np.concatenate([beginning.tokens, drawn.tokens]).astype(np.int32)
+    return Candidate(
+        tokens=tokens,
+        logp=np.concatenate([beginning.logp, drawn.logp]),
+        version=np.concatenate([beginning.version, drawn.version]),
+        step_ends=(*beginning.step_ends, len(tokens)),
+        finish=finish,
+        trailing_characters=0 if finish is None else drawn.trailing_characters,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateScores:
+    """Scores of n candidates."""
+
+    values: NDArray[np.float64]
+    """`[n]`, higher is better; NaN for a candidate that could not be scored, which is never preferred."""
+    tokens_read: Ints
+    """`[n]` tokens that a network read to score each; 0 for functions."""
+
+
+class CandidateScorer(Protocol):
+    """Scores the candidates of searches: a verifier, a reward model, or a model of steps."""
+
+    def score(self, asked: Sequence[tuple[Request, Sequence[Candidate]]]) -> Sequence[CandidateScores]:
+        """Scores of the candidates for each request, in their order."""
+        ...
+
+
+# --------------------------------------------------------------------------------------------------------------- select
+
+
+Floats = NDArray[np.float64]
+NO_ANSWER = ""
+"""Final answer of a text that has none; it gets no vote unless nothing else does."""
+
+
+def best(scores: Floats) -> int:
+    """Index of the highest of `scores` `[n]`, the first of equal ones; NaN is lower than any number."""
+    return int(np.where(np.isnan(scores), -np.inf, scores).argmax()) if not np.isnan(scores).all() else 0
+
+
+def majority(answers: Sequence[str]) -> int:
+    """Index of the first answer of the most frequent kind; of equally frequent kinds, the one that came first."""
+    return weighted_vote(answers, np.ones(len(answers)))
+
+
+def weighted_vote(answers: Sequence[str], scores: Floats) -> int:
+    """Index of the best-scored answer of the kind with the largest sum of scores (Li et al., "Making language models
+    better reasoners with step-aware verifier", 2022).
+
+    NaN adds nothing. Negative scores count against their answer, so scores should be probabilities. Ties go to the
+    kind, and within it to the answer, that came first.
+    """
+    weights = np.where(np.isnan(scores), 0.0, scores)
+    kinds = list(dict.fromkeys(answers))
+    voted = [kind for kind in kinds if kind != NO_ANSWER] or kinds
+    number = {kind: place for place, kind in enumerate(kinds)}
+    of = np.array([number[answer] for answer in answers])
+    sums = np.bincount(of, weights=weights, minlength=len(kinds))
+    winner = max(voted, key=lambda kind: sums[number[kind]])  # the first of equal ones
+    members = np.flatnonzero(of == number[winner])
+    return int(members[best(scores[members])])
+
 
 # ----------------------------------------------------------------------------------------------------------- procedures
 

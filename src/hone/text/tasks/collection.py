@@ -19,18 +19,20 @@ The metadata hold a hash of the vocabulary: tokens are used as they are, and by 
 # (pyarrow has no type information)
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.errors import DataError
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# (pyarrow has no type information)
+from hone.core.errors import ConfigError, DataError
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
-from hone.text.tasks.row_checks import PromptContent
-from hone.text.tasks.scored_rows import AnswerTokens, ScoredAnswer
+from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
 
 FOLDER: Final = "collected"
 """Folder of the files in a run's folder."""
@@ -193,3 +195,225 @@ def _step_labels(labels: NDArray[np.float64], steps: Sequence[str] | None) -> tu
 def _clean(text: str) -> str:
     """Text that can be written: half of a surrogate pair becomes `?`."""
     return text.encode("utf-8", "replace").decode()
+
+
+# ---------------------------------------------------------------------------------------------------- collected answers
+
+
+AnswerKind: TypeAlias = Literal["preference", "unpaired", "outcome", "stepwise", "imitation", "experience"]
+"""Pairs; answers labelled 1 or 0; answers with any score; answers with labelled steps; good answers to imitate; all
+answers, each once, whatever their score."""
+PairRule: TypeAlias = Literal["best_worst", "all"]
+"""Pairs of a prompt's answers: the best with the worst, or every two with different scores."""
+
+
+def select_answers(
+    collected: ExampleDataset,
+    kind: AnswerKind,
+    *,
+    min_score: float,
+    pairs: PairRule = "best_worst",
+    max_per_prompt: int | None = None,
+) -> ExampleDataset:
+    """Examples of one kind from all collected answers.
+
+    An answer is right from `min_score` on (`unpaired`, `imitation`). `imitation` takes right answers that ended by
+    themselves, each once, and at most `max_per_prompt` for a prompt. Raises DataError when nothing is left.
+    """
+    scored = [replace(one, answers=_scored(one)) for one in collected]
+    total, missing = _count(collected), _count(collected) - _count(scored)
+    choose: dict[AnswerKind, Callable[[Example], Iterator[Example]]] = {
+        "preference": lambda example: _pairs(example, pairs),
+        "unpaired": lambda example: _relabelled(example, lambda score: float(score >= min_score)),
+        "outcome": lambda example: _relabelled(example, float),
+        "stepwise": _with_steps,
+        "imitation": lambda example: _to_imitate(example, min_score, max_per_prompt),
+        "experience": lambda example: _to_learn_from(example, max_per_prompt),
+    }
+    chosen = [one for example in scored for one in choose[kind](example)]
+    notes = [f"{collected.source}: {missing} of {total} answers have no score and are left out"] if missing else []
+    left = sum(1 for example in scored if not any(choose[kind](example)))
+    if left:
+        notes.append(f"{collected.source}: {left} of {len(collected)} prompts have {_LACKING[kind]}")
+    if not chosen:
+        raise DataError(*notes, f"{collected.source}: no {_WANTED[kind]} in {total} answers")
+    told = f"{collected.source}: {len(chosen)} {_WANTED[kind]} from {total} answers to {len(collected)} prompts"
+    notes.append(f"{told}{_passed_over(scored, min_score, len(chosen)) if kind == 'imitation' else ''}")
+    dataset = build_examples(chosen, source=collected.source, warnings=[*collected.warnings, *notes])
+    return replace(dataset, vocabulary=collected.vocabulary)
+
+
+_WANTED: dict[AnswerKind, str] = {
+    "preference": "pairs",
+    "unpaired": "labelled answers",
+    "outcome": "scored answers",
+    "stepwise": "answers with labelled steps",
+    "imitation": "answers to imitate",
+    "experience": "different answers",
+}
+_LACKING: dict[AnswerKind, str] = {
+    "preference": "one score for all answers: no pair",
+    "unpaired": "no scored answer",
+    "outcome": "no scored answer",
+    "stepwise": "no labelled step",
+    "imitation": "no right answer: unsolved",
+    "experience": "no scored answer",
+}
+
+
+def _passed_over(examples: Sequence[Example], min_score: float, kept: int) -> str:
+    """What became of the other right answers."""
+    right = [one.tokens for example in examples for one in example.answers if one.score >= min_score]
+    cut = sum(tokens is None or tokens.truncated for tokens in right)
+    rest = len(right) - cut - kept
+    return f" ({len(right)} are right; {cut} of them were cut off, {rest} are repeated or beyond the cap)"
+
+
+def _count(examples: "Sequence[Example] | ExampleDataset") -> int:
+    return sum(len(example.answers) for example in examples)
+
+
+def _scored(example: Example) -> tuple[ScoredAnswer, ...]:
+    return tuple(answer for answer in example.answers if not np.isnan(answer.score))
+
+
+def _numbered(example: Example, answers: Sequence[tuple[ScoredAnswer, ...]]) -> Iterator[Example]:
+    """One example for each of `answers`, with ids of their own from the second on."""
+    for number, chosen in enumerate(answers, start=1):
+        yield replace(example, id=example.id if number == 1 else f"{example.id}#{number}", answers=chosen)
+
+
+def _pairs(example: Example, rule: PairRule) -> Iterator[Example]:
+    answers = example.answers
+    if not answers:
+        return
+    if rule == "best_worst":
+        best, worst = max(answers, key=lambda one: one.score), min(answers, key=lambda one: one.score)
+        found = [(best, worst)]
+    else:
+        found = list(product(answers, answers))
+    yield from _numbered(example, [pair for pair in found if pair[0].score > pair[1].score])
+
+
+def _relabelled(example: Example, label: Callable[[float], float]) -> Iterator[Example]:
+    answers = tuple(replace(one, score=label(one.score)) for one in example.answers)
+    yield from _numbered(example, [(one,) for one in answers])
+
+
+def _with_steps(example: Example) -> Iterator[Example]:
+    labelled = [one for one in example.answers if one.tokens is not None and not np.isnan(one.tokens.labels).all()]
+    yield from _numbered(example, [(one,) for one in labelled])
+
+
+def _to_imitate(example: Example, min_score: float, most: int | None) -> Iterator[Example]:
+    right = [
+        one for one in example.answers if one.score >= min_score and one.tokens is not None and not one.tokens.truncated
+    ]
+    yield from _numbered(example, [(one,) for one in _distinct(right)][:most])
+
+
+def _to_learn_from(example: Example, most: int | None) -> Iterator[Example]:
+    yield from _numbered(example, [(one,) for one in _distinct(example.answers)][:most])
+
+
+def _distinct(answers: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+    """Answers that were collected as tokens, each once, in their order."""
+    distinct = {one.tokens.tokens.tobytes(): one for one in reversed(answers) if one.tokens is not None}
+    return list(distinct.values())[::-1]
+
+
+# --------------------------------------------------------------------------------------------------------------- export
+
+
+EXPORTED_KINDS: Final = ("preference", "unpaired", "stepwise", "imitation")
+_SUFFIXES: Final = (".jsonl", ".parquet")
+
+
+def trl_rows(examples: ExampleDataset, kind: AnswerKind) -> tuple[list[dict[str, object]], list[str]]:
+    """Rows of TRL's preference, unpaired, stepwise or prompt-completion format with the other columns, and notes.
+
+    Labels of steps keep their shares, and are true and false where all of them are 1 or 0. Scores of pairs are written
+    where not all of them are 1 and 0. Rows with an answer that is empty as text are left out and counted. Raises
+    DataError when no row is left.
+    """
+    answers = [one for example in examples for one in example.answers]
+    scored = {one.score for one in answers} != {0.0, 1.0}
+    hard = {label for one in answers for label in one.labels} <= {0.0, 1.0}
+    makers: dict[str, Callable[[Example], list[Mapping[str, object]]]] = {
+        "preference": lambda example: [_pair(example, with_scores=scored)],
+        "unpaired": lambda example: [
+            {"prompt": example.prompt, "completion": one.content, "label": one.score == 1} for one in example.answers
+        ],
+        "stepwise": lambda example: [_steps(example.prompt, one, hard=hard) for one in example.answers],
+        "imitation": lambda example: [
+            {"prompt": example.prompt, "completion": content} for content in _completions(example)
+        ],
+    }
+    rows: list[dict[str, object]] = []
+    empty: list[str] = []
+    for example in examples:
+        for number, made in enumerate(makers[kind](example), start=1):
+            if not all(_has_text(value) for value in made.values()):
+                empty.append(example.id)
+                continue
+            own = example.id if number == 1 else f"{example.id}/{number}"
+            rest = {name: value for name, value in example.columns.items() if name not in made}
+            rows.append({"id": own, **made, **rest})
+    if not empty:
+        return rows, []
+    shown = f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}"
+    said = f"{examples.source}: {len(empty)} rows have an answer that is empty as text, to the prompts {shown}"
+    if not rows:
+        raise DataError(f"{said}; no format of text can hold them")
+    return rows, [f"{said} (left out)"]
+
+
+def check_export_path(path: Path) -> None:
+    """Raise ConfigError for a file that cannot be written, or that is there already."""
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(f"{path}: unknown kind of file {path.suffix!r}; known: {', '.join(_SUFFIXES)}")
+    if path.exists():
+        raise ConfigError(f"{path} exists already; delete it, or name another file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}")
+
+
+def dataset_bytes(rows: Sequence[Mapping[str, object]], suffix: str) -> bytes:
+    """A file of the rows: JSON Lines for `.jsonl`, otherwise parquet. Raises DataError for columns of mixed types."""
+    if suffix == ".jsonl":
+        return "".join(json.dumps(row, default=str) + "\n" for row in rows).encode()
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    sink = pa.BufferOutputStream()
+    try:
+        table = pa.Table.from_pylist([dict(row) for row in rows])
+    except pa.ArrowException as error:
+        raise DataError(f"parquet cannot hold these columns: {error}; write a .jsonl file") from error
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _pair(example: Example, *, with_scores: bool) -> Mapping[str, object]:
+    chosen, rejected = sorted(example.answers, key=lambda one: -one.score)
+    scores = {"score_chosen": chosen.score, "score_rejected": rejected.score} if with_scores else {}
+    return {"prompt": example.prompt, "chosen": chosen.content, "rejected": rejected.content, **scores}
+
+
+def _steps(prompt: PromptContent, answer: ScoredAnswer, *, hard: bool) -> Mapping[str, object]:
+    labels: list[object] = [bool(label) if hard else label for label in answer.labels]
+    return {"prompt": prompt, "completions": list(answer.steps), "labels": labels}
+
+
+def _completions(example: Example) -> list[PromptContent]:
+    if example.answers:
+        return [one.content for one in example.answers]
+    return [] if example.completion is None else [example.completion]
+
+
+def _has_text(value: object) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip())
+    if isinstance(value, list):
+        return bool(value) and all(_has_text(one["content"] if isinstance(one, dict) else one) for one in value)
+    return True

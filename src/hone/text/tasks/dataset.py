@@ -14,8 +14,16 @@ from typing import Literal, TypeAlias, TypeVar
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, FileRow, read_rows
-from hone.text.tasks.row_checks import BadRowError, PromptContent, checked_content
-from hone.text.tasks.scored_rows import SCORED_KINDS, ScoredAnswer, is_tie, scored_answers, scored_columns
+from hone.text.tasks.scored_rows import (
+    SCORED_KINDS,
+    BadRowError,
+    PromptContent,
+    ScoredAnswer,
+    checked_content,
+    is_tie,
+    scored_answers,
+    scored_columns,
+)
 
 T = TypeVar("T")
 DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text", "preference", "unpaired", "stepwise"]

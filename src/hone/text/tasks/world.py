@@ -28,7 +28,7 @@ from hone.text.tasks.conversation import (
     SlotUse,
     TextEnvironment,
 )
-from hone.text.tasks.row_checks import PromptContent
+from hone.text.tasks.scored_rows import PromptContent
 from hone.text.tasks.step_rewards import count_steps, step_ends
 
 
