@@ -131,8 +131,8 @@ class ExpertBalance:
         def question(batch: TokenBatch) -> tuple[Tensor]:
             return (policy.chosen_experts(batch.replayed)[batch.at],)
 
-        (found,) = rows.evaluate(question, self.micro_batch_tokens)
-        return found.astype(np.int64)
+        (routes,) = rows.evaluate(question, self.micro_batch_tokens)
+        return routes.astype(np.int64)
 
 
 def _expert_counts(policy: TokenPolicy, routes: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -55,25 +55,23 @@ from hone.text.saved_optimizer import TwoNetworkLearner
 class SquaredErrorLoss(Config):
     """The value is a number of any size, learned by half the squared error."""
 
+    outputs: ClassVar[int] = 1
+    """Numbers that the head gives for each decision."""
+
     kind: Literal["squared"] = "squared"
     """Names this alternative."""
     clip_range: float | None = Field(default=None, gt=0)
     """Largest change of a value that lowers its loss, around the value before the update (PPO2: 0.2), in units of the
     return: with returns far from 1 nearly every gradient is clipped to 0. Unset: no clipping."""
 
-    @property
-    def outputs(self) -> int:
-        """Numbers that the head gives for each decision."""
-        return 1
+    def value(self, outputs: Tensor) -> Tensor:
+        """`[n, 1]` -> `[n]`."""
+        return outputs[:, 0]
 
     @property
     def clips(self) -> bool:
         """True if the loss looks at the values before the update."""
         return self.clip_range is not None
-
-    def value(self, outputs: Tensor) -> Tensor:
-        """`[n, 1]` -> `[n]`."""
-        return outputs[:, 0]
 
     def loss(self, outputs: Tensor, old_value: Tensor | None, target: Tensor) -> LossTerms:
         """(V - target)^2 / 2, or its clipped form."""
@@ -85,6 +83,9 @@ class SquaredErrorLoss(Config):
 
 class SigmoidValueLoss(Config):
     """The value lies between two bounds, low + (high - low) * sigmoid, learned by cross-entropy: for scores."""
+
+    outputs: ClassVar[int] = 1
+    """Numbers that the head gives for each decision."""
 
     kind: Literal["sigmoid"]
     """Names this alternative."""
@@ -99,11 +100,6 @@ class SigmoidValueLoss(Config):
     def _low_is_below_high(self) -> Self:
         _require_range(self.low, self.high)
         return self
-
-    @property
-    def outputs(self) -> int:
-        """Numbers that the head gives for each decision."""
-        return 1
 
     @property
     def clips(self) -> bool:
@@ -123,6 +119,9 @@ class SigmoidValueLoss(Config):
 
 class BinnedValueLoss(Config):
     """The value is the mean of a distribution over bins, learned by classification (HL-Gauss, two-hot)."""
+
+    clips: ClassVar[bool] = False
+    """The loss does not look at the values before the update."""
 
     kind: Literal["bins"]
     """Names this alternative."""
@@ -145,11 +144,6 @@ class BinnedValueLoss(Config):
     def outputs(self) -> int:
         """Numbers that the head gives for each decision."""
         return self.size
-
-    @property
-    def clips(self) -> bool:
-        """False: the loss does not look at the values before the update."""
-        return False
 
     @property
     def support(self) -> ValueSupport:
@@ -230,16 +224,6 @@ class CriticView:
         return rows.evaluate(question, self.micro_batch_tokens)[0]
 
 
-def critic_compute_cost(network: ValueNetwork, batch: TokenBatch, *, epochs: int) -> ComputeCost:
-    """A forward and a backward pass over `batch`, and its share of the passes for values before the update: for the
-    advantages, and for a clipped loss."""
-    tokens = len(batch.packed.tokens)
-    pairs = batch.packed.positions.sum().double() + tokens
-    forward = forward_flops(network.decoder.config, tokens=tokens, logits=0, pairs=pairs)
-    before = (1 + (batch.old_value is not None)) / epochs
-    return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
-
-
 @dataclass
 class CriticWatch:
     """Judges a critic by the variance that it explained in the first steps after its warm-up."""
@@ -297,14 +281,14 @@ class ActorCriticLearner(TwoNetworkLearner):
         rate, tokens, flops = (learned.pop(name, 0.0) for name in ("learner/lr", "learner/tokens", "learner/flops"))
         self.iterations += 1
         warming = self.iterations <= self.warmup_steps
-        told = {**learned, "critic/lr": rate, "critic/warming_up": float(warming)}
+        metrics = {**learned, "critic/lr": rate, "critic/warming_up": float(warming)}
         if warming:
-            return {**told, "learner/tokens": tokens, "learner/flops": flops}
+            return {**metrics, "learner/tokens": tokens, "learner/flops": flops}
         stepped = self.actor.update(episodes, credits)
         own = stepped.get("learner/flops", 0.0)
         self.watch.observe(learned, 1.0 + flops / own if own else math.inf)
         stepped["learner/tokens"] = stepped.get("learner/tokens", 0.0) + tokens
-        return {**told, **stepped, "learner/flops": own + flops}
+        return {**metrics, **stepped, "learner/flops": own + flops}
 
     @property
     def _parameters(self) -> ParameterStore:
@@ -381,6 +365,16 @@ def actor_critic_learner(
     layout = step_layout(token_mean, config.learner, config.run, mixed_precision=mixed)
     view = CriticView(critic.loss, layout, budget)
     learning = config.learner.model_copy(update={"lr": critic.lr or config.learner.lr, "epochs": critic.epochs})
+
+    def cost(network: ValueNetwork, batch: TokenBatch) -> ComputeCost:
+        """A forward and a backward pass over `batch`, and its share of the passes for values before the update: for the
+        advantages, and for a clipped loss."""
+        tokens = len(batch.packed.tokens)
+        pairs = batch.packed.positions.sum().double() + tokens
+        forward = forward_flops(network.decoder.config, tokens=tokens, logits=0, pairs=pairs)
+        before = (1 + (batch.old_value is not None)) / learning.epochs
+        return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
+
     learner = GradientLearner(
         policy=network,
         layout=partial(view.rows, network),
@@ -391,7 +385,7 @@ def actor_critic_learner(
         minibatches=learning.minibatches,
         shuffle=learning.minibatches > 1,
         micro_batch_tokens=budget,
-        compute_cost=partial(critic_compute_cost, epochs=learning.epochs),
+        compute_cost=cost,
     )
     return ActorCriticLearner(actor=actor, critic=learner, view=view, warmup_steps=critic.warmup_steps)
 

@@ -53,15 +53,15 @@ class RecordingActor(EngineActor):
     def next_completion(
         self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
     ) -> Completion | None:
-        found = super().next_completion(request_ids, wake=wake)
-        if found is not None:
-            self.completions.append(found)
-        return found
+        completion = super().next_completion(request_ids, wake=wake)
+        if completion is not None:
+            self.completions.append(completion)
+        return completion
 
     def pop_completions(self) -> list[Completion]:
         """Completions since the last call."""
-        found, self.completions = self.completions, []
-        return found
+        completions, self.completions = self.completions, []
+        return completions
 
     def header(self) -> InterleavingHeader:
         """Facts of the engine for the record."""
@@ -160,11 +160,11 @@ class ReplayingActor(RecordingActor):
         self.history.save(version)
 
     def _versions_of(self, answer: AnswerKey) -> AnswerVersions:
-        found = None if self.batch is None else self.batch.versions.get(answer)
-        if found is None:
+        versions = None if self.batch is None else self.batch.versions.get(answer)
+        if versions is None:
             name, turn, sample = answer
             raise DataError(f"the record has no sample {sample} of request {name!r}, turn {turn}: it is of another run")
-        return found
+        return versions
 
 
 @dataclass
@@ -192,8 +192,8 @@ class ReplayedSource(SourceWrapper[TokenPolicy]):
         ordered = sorted(completions, key=lambda one: (one.request_id, one.turn))
         differing = [
             f"{name!r}, turn {turn}"
-            for (name, turn), found in groupby(ordered, key=lambda one: (one.request_id, one.turn))
-            if batch.digests[name, turn] != answers_digest(list(found))
+            for (name, turn), own in groupby(ordered, key=lambda one: (one.request_id, one.turn))
+            if batch.digests[name, turn] != answers_digest(list(own))
         ]
         if differing:
             raise DivergedError(

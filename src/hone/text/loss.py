@@ -175,10 +175,10 @@ class TokenLoss:
         )
 
     def _measure_mismatch(self, view: TokenView) -> Mapping[str, Tensor]:
-        found = mismatch_metrics(view, weight_cap=self.weight_cap)
+        metrics = mismatch_metrics(view, weight_cap=self.weight_cap)
         if not self.diagnostics:
-            return found
-        return {**found, **mismatch_diagnostics(view.old_logp, view.behaviour_logp, view.sequence)}
+            return metrics
+        return {**metrics, **mismatch_diagnostics(view.old_logp, view.behaviour_logp, view.sequence)}
 
     def select_tokens(
         self, policy: TokenPolicy, rows: TokenRows, update: int, reduction: Reduction = ONE_PROCESS
@@ -275,8 +275,8 @@ def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, T
 
 def likeliest_tokens(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Numbers and log-probabilities `[n, count]` of the most probable tokens: a question for `TokenRows.evaluate`."""
-    found = policy.top_k_tokens(batch.replayed, batch.at, count)
-    return found.ids, found.logp
+    top_k = policy.top_k_tokens(batch.replayed, batch.at, count)
+    return top_k.ids, top_k.logp
 
 
 def collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
@@ -284,13 +284,13 @@ def collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tenso
     for `TokenRows.evaluate`.
     """
     hidden = policy.decoder.hidden(batch.packed)[batch.at]
-    found = [
+    pieces = [
         policy.decoder.top_k_tokens(
             part, policy.vocab_size_used, policy.temperature, vocab_size_used=policy.vocab_size_used
         )
         for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocab_size_used))
     ]
-    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
+    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in pieces]),)
 
 
 def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Mapping[str, Tensor]:

@@ -155,16 +155,16 @@ def resolve_denominator(
             'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '
             f'{updates_per_rollout}{" on older answers" if is_stale else ""}; take "recomputed", "recorded" or "auto"'
         )
-    found = config.denominator
-    if found == "auto":
-        found = "recorded" if is_stale else "self" if updates_per_rollout == 1 else "recomputed"
-    if found == "recorded" and config.correction != "none":
+    denominator = config.denominator
+    if denominator == "auto":
+        denominator = "recorded" if is_stale else "self" if updates_per_rollout == 1 else "recomputed"
+    if denominator == "recorded" and config.correction != "none":
         raise ValueError(
             f'learner.ratio.correction = "{config.correction}" corrects for the behaviour policy, and so does a ratio '
             'against recorded log-probabilities: twice is wrong. Set learner.ratio.denominator = "recomputed", or '
             "drop the correction"
         )
-    return found
+    return denominator
 
 
 def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
@@ -172,11 +172,8 @@ def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
 
     Raises ValueError for a bound that the method does not have, and for a floor above the cap.
     """
-    masks = [bounds.mask() for bounds in config.rejections]
     weight = _weight(config)
-    if weight is not None:
-        masks.insert(0, weight)
-    return _product(masks)
+    return _product([*([] if weight is None else [weight]), *(bounds.mask() for bounds in config.rejections)])
 
 
 def _product(factors: Sequence[CorrectionFactor]) -> CorrectionFactor | None:
@@ -185,10 +182,10 @@ def _product(factors: Sequence[CorrectionFactor]) -> CorrectionFactor | None:
         return factors[0] if factors else None
 
     def factor(trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> Tensor:
-        found = factors[0](trainer, behaviour, sequence)
+        product = factors[0](trainer, behaviour, sequence)
         for other in factors[1:]:
-            found = found * other(trainer, behaviour, sequence)
-        return found
+            product = product * other(trainer, behaviour, sequence)
+        return product
 
     return factor
 
@@ -254,10 +251,10 @@ def _normalised(weight: CorrectionFactor, *, per_token: bool) -> CorrectionFacto
     """`weight`, of mean 1 over the tokens that it is given, or over their answers."""
 
     def factor(trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> Tensor:
-        found = weight(trainer, behaviour, sequence)
+        weights = weight(trainer, behaviour, sequence)
         if per_token:
-            return mismatch.normalised_weight(found)
-        return mismatch.sequence_normalised_weight(found, sequence)
+            return mismatch.normalised_weight(weights)
+        return mismatch.sequence_normalised_weight(weights, sequence)
 
     return factor
 
@@ -274,8 +271,8 @@ def _weight(config: RatioConfig) -> CorrectionFactor | None:
         raise ValueError(
             f'learner.ratio.correction = "{config.correction}" has no lower bound; leave out learner.ratio.weight_floor'
         )
-    given = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
-    factor = partial(method, **{name: value for name, value in given.items() if value is not None})
+    own = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
+    factor = partial(method, **{name: value for name, value in own.items() if value is not None})
     _require_order(config, method, bounds)
     if config.correction in TOKEN_CORRECTIONS:
         return lambda trainer, behaviour, _sequence: factor(trainer, behaviour)
@@ -288,8 +285,8 @@ def _require_order(config: RatioConfig, method: Callable[..., Tensor], bounds: t
         return
     own = inspect.signature(method).parameters
     floor, cap = (
-        own[name].default if given is None else given
-        for name, given in zip(bounds, (config.weight_floor, config.weight_cap), strict=True)
+        own[name].default if bound is None else bound
+        for name, bound in zip(bounds, (config.weight_floor, config.weight_cap), strict=True)
     )
     if floor > cap:
         raise ValueError(
@@ -310,11 +307,11 @@ def token_weight_cap(config: RatioConfig) -> float | None:
 
 def require_small_mismatch(config: RatioConfig, metrics: Metrics) -> None:
     """Raises DivergedError when engine and trainer differ by more than the config allows."""
-    found, limit = metrics.get("mismatch/mean"), config.max_mismatch_nats
-    if limit is None or found is None or found <= limit:
+    nats, limit = metrics.get("mismatch/mean"), config.max_mismatch_nats
+    if limit is None or nats is None or nats <= limit:
         return
     raise DivergedError(
-        f"the trainer's log-probabilities are {found:.3g} nats a token from the recorded ones, above "
+        f"the trainer's log-probabilities are {nats:.3g} nats a token from the recorded ones, above "
         f"learner.ratio.max_mismatch_nats = {limit:g}: the behaviour policy is not the policy that is trained. Look at "
         "mismatch/* in the run's metrics; usual causes: an engine of lower precision, stale answers, weights that were "
         "not handed over."

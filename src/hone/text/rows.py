@@ -191,7 +191,9 @@ def _require_whole_routing(episodes: Episodes) -> None:
     seen = episodes.transcript
     if seen.routing is None or not len(seen.at):
         return
-    coverage = routing_coverage(seen.routing, seen.offsets, _last_decisions(episodes))
+    # Up to each episode's last decision; of one without decisions up to its first token.
+    ends = np.where(episodes.lengths > 0, seen.at[np.maximum(episodes.offsets[1:] - 1, 0)], seen.offsets[:-1])
+    coverage = routing_coverage(seen.routing, seen.offsets, ends)
     if coverage < 1:
         raise DivergedError(
             f"the engine recorded the experts of {coverage:.6g} of the (token, layer) places that the answers depend "
@@ -207,17 +209,10 @@ def _replayed_routes(episodes: Episodes, read: Ints, size: int) -> NDArray[np.in
     routing = episodes.transcript.routing
     if routing is None:
         return None
-    told = np.full((size, *routing.shape[1:]), -1, np.int64)
+    routes = np.full((size, *routing.shape[1:]), -1, np.int64)
     known = is_recorded(routing[read])[:, :, None]
-    told[: len(read)] = np.where(known, routing[read].astype(np.int64), -1)
-    return told
-
-
-def _last_decisions(episodes: Episodes) -> Ints:
-    """`[E]` flat position of each episode's last decision; of its first token where it has none."""
-    seen, last = episodes.transcript, episodes.offsets[1:] - 1
-    positions = seen.at[np.maximum(last, 0)]
-    return np.where(episodes.lengths > 0, positions, seen.offsets[:-1])
+    routes[: len(read)] = np.where(known, routing[read].astype(np.int64), -1)
+    return routes
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
@@ -394,10 +389,10 @@ class TokenRows:
 
         answers: list[NDArray[np.generic]] = []
         with torch.no_grad():
-            for where, said in evaluated_pieces(sizes, budget_tokens, ask, places):
+            for where, results in evaluated_pieces(sizes, budget_tokens, ask, places):
                 if not answers:
-                    answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in said]
-                for answer, one in zip(answers, said, strict=True):
+                    answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in results]
+                for answer, one in zip(answers, results, strict=True):
                     answer[where] = one
         return answers
 

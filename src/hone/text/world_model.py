@@ -40,14 +40,14 @@ class WorldModel:
 
     def surprise(self, episodes: Episodes) -> NDArray[np.float64]:
         """`[E]` nats: mean of -log p of what the environment said after the policy's first turn; 0 for nothing."""
-        said = environment_only(episodes)
-        nats = -self.logp(said) if said.decisions else np.zeros(0)
+        spoken = environment_only(episodes)
+        nats = -self.logp(spoken) if spoken.decisions else np.zeros(0)
         return environment_means(nats, episodes)
 
     def update(self, episodes: Episodes) -> Metrics:
         """Learn what the environment said; metrics as `world_model/...`."""
-        said = environment_only(episodes)
-        if not said.decisions:
+        spoken = environment_only(episodes)
+        if not spoken.decisions:
             if not self.is_silent:
                 self.is_silent = True
                 self.notes.append(
@@ -55,13 +55,13 @@ class WorldModel:
                     "about; take a task with dialogues, or a recipe without curiosity such as grpo"
                 )
             return {"world_model/tokens": 0.0}
-        found = self.learner.update(said, Credits(advantage=said.reward))
+        metrics = self.learner.update(spoken, Credits(advantage=spoken.reward))
         return {
-            "world_model/tokens": float(said.decisions),
-            "world_model/nll_nats": found["policy/nll_nats"],
-            "world_model/lr": found["learner/lr"],
-            "learner/tokens": found["learner/tokens"],
-            "learner/flops": found["learner/flops"],
+            "world_model/tokens": float(spoken.decisions),
+            "world_model/nll_nats": metrics["policy/nll_nats"],
+            "world_model/lr": metrics["learner/lr"],
+            "learner/tokens": metrics["learner/tokens"],
+            "learner/flops": metrics["learner/flops"],
         }
 
     def pop_notes(self) -> list[str]:
