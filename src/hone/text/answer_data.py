@@ -28,12 +28,10 @@ from hone.text.tasks.step_rewards import text_ends
 from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import supervised_episodes
 
-# ------------------------------------------------------------------------------------------------------------- sft data
+# ------------------------------------------------------------------------------------------------ examples to imitate
 
 
-Tokens = NDArray[np.int32]
-ExampleTokens: TypeAlias = tuple[list[Tokens], list[Tokens]]
-"""Prompts and completions as tokens."""
+_Tokens: TypeAlias = NDArray[np.int32]
 
 
 class SolutionConfig(Config):
@@ -64,48 +62,14 @@ def solved_examples(
     return build_examples(drafts, source=f"{examples.source}, worked by {solution.use}", warnings=examples.warnings)
 
 
-def encode_examples(
-    examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, context: int
-) -> tuple[ExampleTokens, list[str]]:
-    """Prompts and completions as tokens, and warnings; the end of sequence is part of a completion.
-
-    Raises DataError naming the examples that do not fit in the `context`, unless `task.on_long_prompt` says what to do
-    with them; an answer is never cut.
-    """
-    pairs = examples.apply(lambda example: _sft_data_encode(example, task, tokenizer))
-    sizes = [len(prompt) + len(completion) for prompt, completion in pairs]
-    long = [f"{example.id} ({size} tokens)" for example, size in zip(examples, sizes, strict=True) if size > context]
-    notes: list[str] = []
-    if long:
-        cut = task.on_long_prompt == "truncate"
-        kept = [pair for pair in pairs if (len(pair[1]) if cut else len(pair[0]) + len(pair[1])) <= context]
-        said = (
-            f"{examples.source}: {len(long)} of {len(examples)} examples are longer than the model's context of "
-            f"{context} tokens: {', '.join(long[:MAX_FAULTS_SHOWN])}{', ...' if len(long) > MAX_FAULTS_SHOWN else ''}"
-        )
-        if task.on_long_prompt == "error" or not kept:
-            raise DataError(
-                f'{said}; shorten them, take a model with more positions, or set task.on_long_prompt = "drop"'
-            )
-        dropped = len(pairs) - len(kept)
-        notes = [f"{said} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]
-        pairs = [(prompt[max(0, len(prompt) + len(answer) - context) :], answer) for prompt, answer in kept]
-    return ([prompt for prompt, _ in pairs], [completion for _, completion in pairs]), notes
-
-
-def _sft_data_encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-    assert example.completion is not None
-    return encode_answer(task.fill_template(example.prompt, example.columns), example.completion, tokenizer)
-
-
-def encode_answer(prompt: PromptContent, completion: PromptContent, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+def _encode_answer(prompt: PromptContent, completion: PromptContent, tokenizer: Tokenizer) -> tuple[_Tokens, _Tokens]:
     """Tokens of a question, and of its answer with the end of sequence; messages go through the chat template.
 
     Raises DataError for a template that writes the question differently once an answer follows.
     """
     if isinstance(prompt, str) and isinstance(completion, str):
-        said = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))
-        return tokenizer.encode(prompt), said.astype(np.int32)
+        ended = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))
+        return tokenizer.encode(prompt), ended.astype(np.int32)
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
     asked = tokenizer.apply_chat(turns)
@@ -118,7 +82,7 @@ def encode_answer(prompt: PromptContent, completion: PromptContent, tokenizer: T
     return asked, whole[len(asked) :]
 
 
-# ------------------------------------------------------------------------------------------------------ answer episodes
+# ---------------------------------------------------------------------------------------------------- tokens, episodes
 
 
 def answer_tokens(
@@ -171,7 +135,7 @@ def answer_episodes(
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- answer data
+# ----------------------------------------------------------------------------------------------------- scored answers
 
 
 _FILE_KINDS: Final[Mapping[AnswerKind, DatasetKind]] = {
@@ -277,8 +241,11 @@ def imitation_episodes(
     """Examples to imitate as episodes whose every decision was worth 1, and warnings; collected answers as they were
     drawn. Raises DataError as `encode_answers`."""
     if examples.vocabulary is None:
-        (prompts, completions), notes = encode_examples(examples, task, tokenizer, context=context)
-        return supervised_episodes(prompts, completions), notes
+        rows = examples.apply(lambda example: _encode_completion(example, task, tokenizer))
+        rows, notes = _fit(examples, rows, task, context, largest_first=False)
+        texts = [answer for row in rows for answer, _ in row.answers]
+        asked = [one.tokens[: one.at[0]] for one in texts]
+        return supervised_episodes(asked, [one.tokens[one.at[0] :] for one in texts]), notes
     log, notes = encode_answers(examples, task, tokenizer, context=context, kind="imitation")
     return replace(log.episodes, reward=np.ones_like(log.episodes.reward)), notes
 
@@ -313,9 +280,16 @@ def _encode(example: Example, task: AnswerTaskConfig, tokenizer: Tokenizer) -> _
         if tokens is None and answer.steps:
             tokens = _encode_steps(prompt, answer, task.answers.separator, tokenizer)
         elif tokens is None:
-            tokens = answer_tokens(*encode_answer(prompt, answer.content, tokenizer))
+            tokens = answer_tokens(*_encode_answer(prompt, answer.content, tokenizer))
         answers.append((tokens, answer.score))
     return _EncodedExample(id=example.id, answers=tuple(answers))
+
+
+def _encode_completion(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> _EncodedExample:
+    assert example.completion is not None
+    prompt = task.fill_template(example.prompt, example.columns)
+    tokens = answer_tokens(*_encode_answer(prompt, example.completion, tokenizer))
+    return _EncodedExample(id=example.id, answers=((tokens, 1.0),))
 
 
 def _encode_steps(prompt: PromptContent, answer: ScoredAnswer, separator: str, tokenizer: Tokenizer) -> AnswerTokens:
@@ -325,21 +299,28 @@ def _encode_steps(prompt: PromptContent, answer: ScoredAnswer, separator: str, t
         step if step.endswith(separator) or place == last else step + separator
         for place, step in enumerate(answer.steps)
     ]
-    asked, said = encode_answer(prompt, "".join(pieces), tokenizer)
-    ends = text_ends(said, tokenizer.decode, "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist())
-    ended = [*ends[:last], *(ends[last:] if pieces[last].endswith(separator) else []), len(said) - 1]
+    asked, written = _encode_answer(prompt, "".join(pieces), tokenizer)
+    ends = text_ends(written, tokenizer.decode, "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist())
+    ended = [*ends[:last], *(ends[last:] if pieces[last].endswith(separator) else []), len(written) - 1]
     labels = [*answer.labels, answer.labels[last]][: len(ended)]
-    return answer_tokens(asked, said, step_ends=ended, step_labels=labels)
+    return answer_tokens(asked, written, step_ends=ended, step_labels=labels)
 
 
 def _fit(
-    examples: ExampleDataset, rows: Sequence[_EncodedExample], task: AnswerTaskConfig, context: int
+    examples: ExampleDataset,
+    rows: Sequence[_EncodedExample],
+    task: AnswerTaskConfig,
+    context: int,
+    *,
+    largest_first: bool = True,
 ) -> tuple[list[_EncodedExample], list[str]]:
     """Examples that fit in the context, and a note on the others. Raises DataError as `task.on_long_prompt` says."""
-    long = sorted((row for row in rows if row.size > context), key=lambda row: -row.size)
+    long = [row for row in rows if row.size > context]
     if not long:
         return list(rows), []
-    said = (
+    if largest_first:
+        long.sort(key=lambda row: -row.size)
+    note = (
         f"{examples.source}: {len(long)} of {len(rows)} examples are longer than the model's context of {context} "
         f"tokens: {', '.join(f'{row.id} ({row.size} tokens)' for row in long[:MAX_FAULTS_SHOWN])}"
         f"{', ...' if len(long) > MAX_FAULTS_SHOWN else ''}"
@@ -350,6 +331,6 @@ def _fit(
     ]
     kept = [row for row in fitting if row is not None]
     if task.on_long_prompt == "error" or not kept:
-        raise DataError(f'{said}; shorten them, take a model with more positions, or set task.on_long_prompt = "drop"')
+        raise DataError(f'{note}; shorten them, take a model with more positions, or set task.on_long_prompt = "drop"')
     dropped = len(rows) - len(kept)
-    return kept, [f"{said} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]
+    return kept, [f"{note} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]

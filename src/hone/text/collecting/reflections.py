@@ -59,8 +59,8 @@ class BranchReflections:
             deadline_key="collect.reflect.deadline_s", may_be_none=True,
         )  # fmt: skip
         largest = max(row.sample for row in rows) + 1
-        told = [(state, thought) for state, thought in zip(states, thoughts, strict=True) if thought is not None]
-        added = [self._row(state, thought, largest + place) for place, (state, thought) in enumerate(told)]
+        pairs = [(state, thought) for state, thought in zip(states, thoughts, strict=True) if thought is not None]
+        added = [self._row(state, thought, largest + place) for place, (state, thought) in enumerate(pairs)]
         return [*rows, *added]
 
     def _states(self, rows: Sequence[CollectedAnswer]) -> list[_State]:
@@ -74,16 +74,18 @@ class BranchReflections:
         expert = next((row for row in group if row.sample == 0), None)
         if expert is None or expert.score is None:
             return []
-        found: list[_State] = []
-        for begin, end in _turn_places(expert.at):
+        states: list[_State] = []
+        places = np.array(expert.at, np.int64)
+        turns = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+        for begin, end in [(int(piece[0]), int(piece[-1]) + 1) for piece in turns if len(piece)]:
             tried: dict[tuple[str, str], None] = {}
             for row in group:
                 if row is not expert and _branches_at(row, expert, begin):
-                    turns = self._turns(row, begin)
-                    tried.setdefault((turns[0][1], turns[1][1] if len(turns) > 1 else ""))
+                    own = self._turns(row, begin)
+                    tried.setdefault((own[0][1], own[1][1] if len(own) > 1 else ""))
             if tried:
-                found.append(_State(expert=expert, begin=begin, end=end, tried=tuple(tried)))
-        return found
+                states.append(_State(expert=expert, begin=begin, end=end, tried=tuple(tried)))
+        return states
 
     def _turns(self, row: CollectedAnswer, begin: int) -> tuple[Turn, ...]:
         """Turns from a position on, the first one the policy's."""
@@ -100,15 +102,15 @@ class BranchReflections:
 
     def _row(self, state: _State, thought: str, sample: int) -> CollectedAnswer:
         expert, before = state.expert, list(state.expert.tokens[: state.begin])
-        said = [*self.tokenizer.encode(thought).tolist(), *expert.tokens[state.begin : state.end]]
-        size, first = len(said), expert.at[0] == state.begin
+        answer = [*self.tokenizer.encode(thought).tolist(), *expert.tokens[state.begin : state.end]]
+        size, first = len(answer), expert.at[0] == state.begin
         return replace(
             expert,
             id=expert.id if first else f"{expert.id} after {state.begin} tokens",
             prompt=expert.prompt if first else json.dumps(self._text(before)),
             sample=sample,
-            completion=self._text(said),
-            tokens=[*before, *said],
+            completion=self._text(answer),
+            tokens=[*before, *answer],
             at=list(range(len(before), len(before) + size)),
             logp=[float("nan")] * size,
             version=[0] * size,
@@ -117,13 +119,6 @@ class BranchReflections:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(np.array(tokens, np.int32))
-
-
-def _turn_places(at: Sequence[int]) -> list[tuple[int, int]]:
-    """First position of each turn, and the position after its last."""
-    places = np.array(at, np.int64)
-    cuts = np.flatnonzero(np.diff(places) > 1) + 1
-    return [(int(piece[0]), int(piece[-1]) + 1) for piece in np.split(places, cuts) if len(piece)]
 
 
 def _branches_at(row: CollectedAnswer, expert: CollectedAnswer, begin: int) -> bool:
@@ -156,7 +151,7 @@ class CollectionReviser:
             )
             for row in rows
         ]
-        found: list[CollectedAnswer] = []
+        answers: list[CollectedAnswer] = []
         added: list[CollectedAnswer] = []
         faults: list[str] = []
         largest = max((row.sample for row in rows), default=0) + 1
@@ -165,11 +160,11 @@ class CollectionReviser:
             faults += [revision.fault] if revision.fault else []
             added += [] if own is None else [own]
             score, status = (None, ScoreStatus.UNSCORABLE) if own is None else (0.0, ScoreStatus.SCORED)
-            found.append(replace(row, score=score, status=status.name.lower(), labels=None))
+            answers.append(replace(row, score=score, status=status.name.lower(), labels=None))
         if faults:
             shown = "; ".join(dict.fromkeys(faults[:_SHOWN]))
             self._notes.append(f"{len(faults)} of {len(rows)} answers were not revised to the end: {shown}")
-        return [*found, *added]
+        return [*answers, *added]
 
     def notes(self) -> list[str]:
         """Notices since the last call."""

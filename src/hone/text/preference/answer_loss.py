@@ -145,8 +145,11 @@ class AnswerLoss:
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             advantage = credits.advantage
             if not self.loss.needs_unlabelled:
-                episodes, advantage = _labelled(episodes, advantage)
-            rows = own(_without_sampling_mask(episodes), replace(credits, advantage=advantage))
+                kept = np.flatnonzero(np.bincount(episodes.owner, weights=np.abs(advantage), minlength=len(episodes)))
+                episodes, advantage = episodes.take(kept), advantage[np.isin(episodes.owner, kept)]
+            # As if nothing had been cut off in sampling: answers are compared under whole distributions.
+            episodes = replace(episodes, seen=replace(episodes.transcript, kept=None))
+            rows = own(episodes, replace(credits, advantage=advantage))
             return replace(rows, precomputed=self._precompute(rows))
 
         return lay
@@ -187,8 +190,8 @@ class AnswerLoss:
             names = ("logp", "ref_logp", "length", "label")
             return statistic(AnswerView(**dict(zip(names, columns, strict=True)))).numpy()
 
-        found = whole_batch(whole, reduction)(*self._answer_columns(rows, logp))
-        factor = np.repeat(found, rows.episodes.lengths).astype(logp.dtype)
+        statistics = whole_batch(whole, reduction)(*self._answer_columns(rows, logp))
+        factor = np.repeat(statistics, rows.episodes.lengths).astype(logp.dtype)
         rows = replace(rows, precomputed=replace(rows.precomputed, token_factor=factor))
         return rows.without_zero_advantage() if self.loss.needs_unlabelled else rows
 
@@ -243,19 +246,8 @@ def answer_metrics(view: AnswerView) -> Metrics:
     """Metrics of every loss on answers, in nats per answer: log pi / pi_ref (log pi without a reference) of the chosen
     and of the rejected answers, and, for pairs, their difference."""
     chosen, rejected = (one.log_ratio().detach() for one in view.pairs())
-    found = {"preference/chosen_nats": chosen, "preference/rejected_nats": rejected}
-    return found if len(chosen) != len(rejected) else {**found, "preference/margin_nats": chosen - rejected}
-
-
-def _labelled(episodes: Episodes, advantage: NDArray[np.float32]) -> tuple[Episodes, NDArray[np.float32]]:
-    """The episodes with a label, and their labels."""
-    kept = np.flatnonzero(np.bincount(episodes.owner, weights=np.abs(advantage), minlength=len(episodes)))
-    return episodes.take(kept), advantage[np.isin(episodes.owner, kept)]
-
-
-def _without_sampling_mask(episodes: Episodes) -> Episodes:
-    """The episodes as if nothing had been cut off in sampling: answers are compared under whole distributions."""
-    return replace(episodes, seen=replace(episodes.transcript, kept=None))
+    metrics = {"preference/chosen_nats": chosen, "preference/rejected_nats": rejected}
+    return metrics if len(chosen) != len(rejected) else {**metrics, "preference/margin_nats": chosen - rejected}
 
 
 def _first_of_each(values: Tensor, sequence: Tensor, count: int) -> Tensor:

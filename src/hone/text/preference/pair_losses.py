@@ -3,11 +3,10 @@
 Belongs here: names of a config -> one loss on whole answers. The formulas are in `hone.objectives`.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -26,19 +25,7 @@ from hone.objectives.implicit import (
 from hone.objectives.terms import LossTerms
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerScore, AnswerView, RunningShiftStatistic
 
-PairTerms: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
-"""Implicit rewards of chosen and rejected answers `[P]`, nats -> a term for each pair."""
 Smoothing = Annotated[float, Field(gt=0, lt=0.5)]
-
-
-def _scored_pairs(terms: PairTerms, score: AnswerScore) -> AnswerLossSpec:
-    """The loss of pairs whose implicit rewards are `score`."""
-
-    def objective(view: AnswerView) -> LossTerms:
-        chosen, rejected = view.pairs()
-        return terms(score(chosen), score(rejected))
-
-    return AnswerLossSpec(objective=objective)
 
 
 class PairLossConfig(Config):
@@ -48,147 +35,137 @@ class PairLossConfig(Config):
     """It looks at the margin only, so that an f-divergence may take the place of the KL."""
     takes_weights: ClassVar[bool] = True
     """Its pairs may have different weights."""
+    terms: ClassVar[Callable[..., LossTerms]]
+    """Implicit rewards of chosen and rejected answers `[P]`, nats, and the config's fields -> a term for each pair."""
 
     beta: float = Field(default=0.1, gt=0)
     """KL coefficient of the reference: the larger, the closer the policy stays."""
 
-    @abstractmethod
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
         """The loss on answers, whose implicit rewards are `score`."""
+        terms = partial(self.terms, **self.model_dump(exclude={"kind"}))
+
+        def objective(view: AnswerView) -> LossTerms:
+            chosen, rejected = view.pairs()
+            return terms(score(chosen), score(rejected))
+
+        return AnswerLossSpec(objective=objective)
 
 
 class DpoLoss(PairLossConfig):
     """DPO (Rafailov et al., 2023): -logsigmoid(beta D), D the difference of the implicit rewards."""
 
     takes_divergence: ClassVar[bool] = True
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.dpo)
 
     kind: Literal["dpo"] = "dpo"
     """Names this alternative."""
-
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.dpo, beta=self.beta), score)
 
 
 class ConservativeLoss(PairLossConfig):
     """Conservative DPO (Mitchell, 2023): labels are wrong with probability `smoothing`."""
 
     takes_divergence: ClassVar[bool] = True
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.dpo)
 
     kind: Literal["conservative"]
     """Names this alternative."""
     smoothing: Smoothing = 0.1
     """Assumed share of wrong labels."""
 
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.dpo, beta=self.beta, smoothing=self.smoothing), score)
-
 
 class RobustLoss(PairLossConfig):
     """Robust DPO (Chowdhury et al., 2024): unbiased where labels are flipped with probability `smoothing`."""
 
     takes_divergence: ClassVar[bool] = True
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.robust_dpo)
 
     kind: Literal["robust"]
     """Names this alternative."""
     smoothing: Smoothing = 0.1
     """Share of flipped labels."""
 
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.robust_dpo, beta=self.beta, smoothing=self.smoothing), score)
-
 
 class IpoLoss(PairLossConfig):
     """IPO (Azar et al., 2023): (D - 1 / (2 beta))^2; the margin has a target. Its authors normalise by length."""
 
     takes_divergence: ClassVar[bool] = True
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.ipo)
 
     kind: Literal["ipo"]
     """Names this alternative."""
-
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.ipo, beta=self.beta), score)
 
 
 class HingeLoss(PairLossConfig):
     """Hinge of SLiC-HF (Zhao et al., 2023): relu(1 - beta D); no gradient beyond."""
 
     takes_divergence: ClassVar[bool] = True
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.hinge)
 
     kind: Literal["hinge"]
     """Names this alternative."""
-
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.hinge, beta=self.beta), score)
 
 
 class ExoLoss(PairLossConfig):
     """EXO for pairs (Ji et al., 2024): the reverse KL to the smoothed label."""
 
     takes_divergence: ClassVar[bool] = True
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.exo_pair)
 
     kind: Literal["exo"]
     """Names this alternative."""
     smoothing: Smoothing = 1e-3
     """Probability of the other label."""
 
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.exo_pair, beta=self.beta, smoothing=self.smoothing), score)
-
 
 class DiscopopLoss(PairLossConfig):
     """DiscoPOP (Lu et al., 2024): a mixture of the logistic and the exponential loss."""
 
     takes_divergence: ClassVar[bool] = True
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.discopop)
 
     kind: Literal["discopop"]
     """Names this alternative."""
     sharpness: float = Field(default=0.05, gt=0)
     """Width of the step from one loss to the other, in units of beta D."""
 
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.discopop, beta=self.beta, sharpness=self.sharpness), score)
-
 
 class NcaLoss(PairLossConfig):
     """NCA for pairs (Chen et al., 2024): each answer against noise, which keeps the chosen one likely."""
 
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.nca_pair)
+
     kind: Literal["nca"]
     """Names this alternative."""
-
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.nca_pair, beta=self.beta), score)
 
 
 class SppoLoss(PairLossConfig):
     """SPPO (Wu et al., 2024): implicit rewards are drawn to (P - 1/2) / beta and to its negative."""
+
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.sppo)
 
     kind: Literal["sppo"]
     """Names this alternative."""
     probability: float = Field(default=1.0, gt=0.5, le=1)
     """P: probability that the chosen answer beats the rejected one."""
 
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.sppo, beta=self.beta, probability=self.probability), score)
-
 
 class ApoZeroLoss(PairLossConfig):
     """APO-zero (D'Oosterlinck et al., 2024), for chosen answers that are better than the policy's own."""
 
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.apo_zero)
+
     kind: Literal["apo_zero"]
     """Names this alternative."""
-
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.apo_zero, beta=self.beta), score)
 
 
 class ApoDownLoss(PairLossConfig):
     """APO-down (D'Oosterlinck et al., 2024), for policies that are better than both answers."""
 
+    terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.apo_down)
+
     kind: Literal["apo_down"]
     """Names this alternative."""
-
-    def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return _scored_pairs(partial(preference.apo_down, beta=self.beta), score)
 
 
 # ------------------------------------------------------------------------------- statistics of a whole optimizer step
@@ -245,7 +222,9 @@ class AotLoss(PairLossConfig):
             return compared(margin(_policy_alone(view)), chosen.statistic)
 
         def partners(view: AnswerView) -> Tensor:
-            margins = (margin(one).numpy() for one in (_policy_alone(view), _reference_alone(view)))
+            assert view.ref_logp is not None
+            reference = replace(view, logp=view.ref_logp, ref_logp=torch.zeros_like(view.logp))
+            margins = (margin(one).numpy() for one in (_policy_alone(view), reference))
             partner = torch.from_numpy(batchwide.aot_partners(*margins))
             return _at_answers(view, partner, partner)
 
@@ -281,8 +260,8 @@ class AotUnpairedLoss(PairLossConfig):
 
         def partners(view: AnswerView) -> Tensor:
             chosen, rejected = (score(one).numpy() for one in view.pairs())
-            found = (batchwide.same_rank(chosen, rejected), batchwide.same_rank(rejected, chosen))
-            return _at_answers(view, *map(torch.from_numpy, found))
+            ranks = (batchwide.same_rank(chosen, rejected), batchwide.same_rank(rejected, chosen))
+            return _at_answers(view, *map(torch.from_numpy, ranks))
 
         return AnswerLossSpec(objective=objective, statistic=partners)
 
@@ -290,12 +269,6 @@ class AotUnpairedLoss(PairLossConfig):
 def _policy_alone(view: AnswerView) -> AnswerView:
     """The answers, scored by the policy without a reference."""
     return replace(view, ref_logp=torch.zeros_like(view.logp))
-
-
-def _reference_alone(view: AnswerView) -> AnswerView:
-    """The answers, scored by the reference in the policy's place."""
-    assert view.ref_logp is not None
-    return replace(view, logp=view.ref_logp, ref_logp=torch.zeros_like(view.logp))
 
 
 def _at_answers(view: AnswerView, chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -340,21 +313,19 @@ class ReverseKlLink(Config):
 class ForwardKlLink(Config):
     """The forward KL: implicit rewards are bounded above."""
 
+    link: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(forward_kl_link)
+
     kind: Literal["forward_kl"]
     """Names this alternative."""
-
-    def link(self, score: Tensor) -> Tensor:
-        return forward_kl_link(score)
 
 
 class JensenShannonLink(Config):
     """The Jensen-Shannon divergence."""
 
+    link: ClassVar[Callable[[Tensor], Tensor]] = staticmethod(js_link)
+
     kind: Literal["jensen_shannon"]
     """Names this alternative."""
-
-    def link(self, score: Tensor) -> Tensor:
-        return js_link(score)
 
 
 class AlphaLink(Config):

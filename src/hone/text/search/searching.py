@@ -301,14 +301,18 @@ class Searching:
     ) -> Completion | None:
         """Search until one of these requests (None: any) has an answer; None when none of them is left, or once `wake`
         is true."""
-        while (found := self._take(request_ids)) is None:
+
+        def concerns(wave: _Wave) -> bool:
+            return request_ids is None or any(search.request.id in request_ids for search in wave.searches)
+
+        while (completion := self._take(request_ids)) is None:
             if wake is not None and wake():
                 return None
-            wave = next((wave for wave in self._waves if _concerns(wave, request_ids)), None)
+            wave = next(filter(concerns, self._waves), None)
             if wave is None:
                 return None
             self._play_round(wave)
-        return found
+        return completion
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
         """Drop the searches of these requests (None: all), with answers that were not taken."""
@@ -398,15 +402,15 @@ class Searching:
 
     def _candidates(self, search: _Search) -> list[Candidate]:
         samples, most = search.waiting.samples, search.request.sampling.max_tokens
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for place, completion in sorted(search.drawn.items()):
             beginning = search.waiting.beginnings[place // samples]
             finish = self._finish(search, completion, room=most - len(beginning.tokens) - len(completion.tokens))
-            found.append(extended(beginning, completion, finish=finish))
+            candidates.append(extended(beginning, completion, finish=finish))
             search.cost.drawn_tokens += len(completion.tokens)
             search.cost.candidates += 1
             search.cost.steps_found += finish is None
-        return found
+        return candidates
 
     def _finish(self, search: _Search, drawn: Completion, *, room: int) -> FinishReason | None:
         """Why the answer ended; None for a step after which it goes on."""
@@ -452,7 +456,3 @@ class Searching:
                 del self._done[place]
                 return one
         return None
-
-
-def _concerns(wave: _Wave, request_ids: Collection[str] | None) -> bool:
-    return request_ids is None or any(search.request.id in request_ids for search in wave.searches)

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # (pyarrow has no type information)
@@ -140,10 +139,10 @@ def _table(path: Path) -> tuple[list[dict[str, Any]], str]:
     notes = (table.schema.metadata or {}).get(_METADATA)
     if notes is None:
         raise DataError(f"{path}: no collected answers: its metadata lack {_METADATA.decode()}")
-    found = json.loads(notes)
-    if found["format"] != _FORMAT:
-        raise DataError(f"{path}: format {found['format']}, this hone reads {_FORMAT}")
-    return table.to_pylist(), str(found["vocabulary"])
+    metadata = json.loads(notes)
+    if metadata["format"] != _FORMAT:
+        raise DataError(f"{path}: format {metadata['format']}, this hone reads {_FORMAT}")
+    return table.to_pylist(), str(metadata["vocabulary"])
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], source: str) -> ExampleDataset:
@@ -176,7 +175,8 @@ def _answer(row: Mapping[str, Any], prompt: PromptContent) -> ScoredAnswer:
         content=text if isinstance(prompt, str) else [{"role": "assistant", "content": text}],
         score=float("nan") if row["score"] is None else row["score"],
         steps=tuple(row["steps"] or ()),
-        labels=_step_labels(labels, row["steps"]),
+        # The end of sequence after the last separator has a label and no text.
+        labels=() if row["steps"] is None else tuple(labels[~np.isnan(labels)].tolist()[: len(row["steps"])]),
         tokens=AnswerTokens(
             tokens=np.array(row["tokens"], np.int32),
             at=np.array(row["at"], np.int64),
@@ -185,11 +185,6 @@ def _answer(row: Mapping[str, Any], prompt: PromptContent) -> ScoredAnswer:
             truncated=row["truncated"],
         ),
     )
-
-
-def _step_labels(labels: NDArray[np.float64], steps: Sequence[str] | None) -> tuple[float, ...]:
-    """Labels of the steps that have a text; the end of sequence after the last separator has none."""
-    return () if steps is None else tuple(labels[~np.isnan(labels)].tolist()[: len(steps)])
 
 
 def _clean(text: str) -> str:
@@ -222,13 +217,24 @@ def select_answers(
     """
     scored = [replace(one, answers=_scored(one)) for one in collected]
     total, missing = _count(collected), _count(collected) - _count(scored)
+
+    def is_right(answer: ScoredAnswer) -> bool:
+        return answer.score >= min_score
+
     choose: dict[AnswerKind, Callable[[Example], Iterator[Example]]] = {
         "preference": lambda example: _pairs(example, pairs),
-        "unpaired": lambda example: _relabelled(example, lambda score: float(score >= min_score)),
-        "outcome": lambda example: _relabelled(example, float),
-        "stepwise": _with_steps,
-        "imitation": lambda example: _to_imitate(example, min_score, max_per_prompt),
-        "experience": lambda example: _to_learn_from(example, max_per_prompt),
+        "unpaired": lambda example: _one_each(
+            example, [replace(one, score=float(is_right(one))) for one in example.answers]
+        ),
+        "outcome": lambda example: _one_each(example, example.answers),
+        "stepwise": lambda example: _one_each(
+            example,
+            [one for one in example.answers if one.tokens is not None and not np.isnan(one.tokens.labels).all()],
+        ),
+        "imitation": lambda example: _one_each(
+            example, _distinct([one for one in example.answers if is_right(one) and not _is_cut(one)])[:max_per_prompt]
+        ),
+        "experience": lambda example: _one_each(example, _distinct(example.answers)[:max_per_prompt]),
     }
     chosen = [one for example in scored for one in choose[kind](example)]
     notes = [f"{collected.source}: {missing} of {total} answers have no score and are left out"] if missing else []
@@ -237,8 +243,13 @@ def select_answers(
         notes.append(f"{collected.source}: {left} of {len(collected)} prompts have {_LACKING[kind]}")
     if not chosen:
         raise DataError(*notes, f"{collected.source}: no {_WANTED[kind]} in {total} answers")
-    told = f"{collected.source}: {len(chosen)} {_WANTED[kind]} from {total} answers to {len(collected)} prompts"
-    notes.append(f"{told}{_passed_over(scored, min_score, len(chosen)) if kind == 'imitation' else ''}")
+    note = f"{collected.source}: {len(chosen)} {_WANTED[kind]} from {total} answers to {len(collected)} prompts"
+    if kind == "imitation":
+        right = [one for example in scored for one in example.answers if is_right(one)]
+        cut = sum(map(_is_cut, right))
+        rest = len(right) - cut - len(chosen)
+        note += f" ({len(right)} are right; {cut} of them were cut off, {rest} are repeated or beyond the cap)"
+    notes.append(note)
     dataset = build_examples(chosen, source=collected.source, warnings=[*collected.warnings, *notes])
     return replace(dataset, vocabulary=collected.vocabulary)
 
@@ -261,14 +272,6 @@ _LACKING: dict[AnswerKind, str] = {
 }
 
 
-def _passed_over(examples: Sequence[Example], min_score: float, kept: int) -> str:
-    """What became of the other right answers."""
-    right = [one.tokens for example in examples for one in example.answers if one.score >= min_score]
-    cut = sum(tokens is None or tokens.truncated for tokens in right)
-    rest = len(right) - cut - kept
-    return f" ({len(right)} are right; {cut} of them were cut off, {rest} are repeated or beyond the cap)"
-
-
 def _count(examples: "Sequence[Example] | ExampleDataset") -> int:
     return sum(len(example.answers) for example in examples)
 
@@ -289,31 +292,18 @@ def _pairs(example: Example, rule: PairRule) -> Iterator[Example]:
         return
     if rule == "best_worst":
         best, worst = max(answers, key=lambda one: one.score), min(answers, key=lambda one: one.score)
-        found = [(best, worst)]
+        pairs = [(best, worst)]
     else:
-        found = list(product(answers, answers))
-    yield from _numbered(example, [pair for pair in found if pair[0].score > pair[1].score])
+        pairs = list(product(answers, answers))
+    yield from _numbered(example, [pair for pair in pairs if pair[0].score > pair[1].score])
 
 
-def _relabelled(example: Example, label: Callable[[float], float]) -> Iterator[Example]:
-    answers = tuple(replace(one, score=label(one.score)) for one in example.answers)
+def _one_each(example: Example, answers: Sequence[ScoredAnswer]) -> Iterator[Example]:
     yield from _numbered(example, [(one,) for one in answers])
 
 
-def _with_steps(example: Example) -> Iterator[Example]:
-    labelled = [one for one in example.answers if one.tokens is not None and not np.isnan(one.tokens.labels).all()]
-    yield from _numbered(example, [(one,) for one in labelled])
-
-
-def _to_imitate(example: Example, min_score: float, most: int | None) -> Iterator[Example]:
-    right = [
-        one for one in example.answers if one.score >= min_score and one.tokens is not None and not one.tokens.truncated
-    ]
-    yield from _numbered(example, [(one,) for one in _distinct(right)][:most])
-
-
-def _to_learn_from(example: Example, most: int | None) -> Iterator[Example]:
-    yield from _numbered(example, [(one,) for one in _distinct(example.answers)][:most])
+def _is_cut(answer: ScoredAnswer) -> bool:
+    return answer.tokens is None or answer.tokens.truncated
 
 
 def _distinct(answers: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
@@ -346,7 +336,9 @@ def trl_rows(examples: ExampleDataset, kind: AnswerKind) -> tuple[list[dict[str,
         ],
         "stepwise": lambda example: [_steps(example.prompt, one, hard=hard) for one in example.answers],
         "imitation": lambda example: [
-            {"prompt": example.prompt, "completion": content} for content in _completions(example)
+            {"prompt": example.prompt, "completion": content}
+            for content in ([one.content for one in example.answers] or [example.completion])
+            if content is not None
         ],
     }
     rows: list[dict[str, object]] = []
@@ -362,10 +354,10 @@ def trl_rows(examples: ExampleDataset, kind: AnswerKind) -> tuple[list[dict[str,
     if not empty:
         return rows, []
     shown = f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}"
-    said = f"{examples.source}: {len(empty)} rows have an answer that is empty as text, to the prompts {shown}"
+    note = f"{examples.source}: {len(empty)} rows have an answer that is empty as text, to the prompts {shown}"
     if not rows:
-        raise DataError(f"{said}; no format of text can hold them")
-    return rows, [f"{said} (left out)"]
+        raise DataError(f"{note}; no format of text can hold them")
+    return rows, [f"{note} (left out)"]
 
 
 def check_export_path(path: Path) -> None:
@@ -403,12 +395,6 @@ def _pair(example: Example, *, with_scores: bool) -> Mapping[str, object]:
 def _steps(prompt: PromptContent, answer: ScoredAnswer, *, hard: bool) -> Mapping[str, object]:
     labels: list[object] = [bool(label) if hard else label for label in answer.labels]
     return {"prompt": prompt, "completions": list(answer.steps), "labels": labels}
-
-
-def _completions(example: Example) -> list[PromptContent]:
-    if example.answers:
-        return [one.content for one in example.answers]
-    return [] if example.completion is None else [example.completion]
 
 
 def _has_text(value: object) -> bool:

@@ -11,7 +11,7 @@ shares between 0 and 1 (k of K continuations that ended well).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -64,13 +64,13 @@ def _checked_message(value: object, name: str) -> ChatMessage:
 # ---------------------------------------------------------------------------------------------------------- scored rows
 
 
-SCORED_KINDS: Final = ("preference", "unpaired", "stepwise")
 _SCORES: Final = ("score_chosen", "score_rejected")
-_COLUMNS: Final = {
+SCORED_COLUMNS: Final = {
     "preference": {"prompt", "chosen", "rejected", *_SCORES},
     "unpaired": {"prompt", "completion", "label"},
     "stepwise": {"prompt", "completions", "labels"},
 }
+"""Columns that make up the answers of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,20 +110,10 @@ class ScoredAnswer:
         return [self.content, self.score, self.steps, self.labels, *drawn]
 
 
-def scored_columns(kind: str) -> set[str]:
-    """Names of the columns that make up the answers of a kind."""
-    return _COLUMNS[kind]
-
-
 def scored_answers(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
     """The prompt of a row and its answers. Raises BadRowError."""
     readers = {"preference": _pair, "unpaired": _labelled_answer, "stepwise": _labelled_steps}
     return readers[kind](columns)
-
-
-def is_tie(answers: Sequence[ScoredAnswer]) -> bool:
-    """True for two or more answers with one score: none of them is preferred."""
-    return len(answers) > 1 and len({answer.score for answer in answers}) == 1
 
 
 def _pair(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
@@ -132,15 +122,19 @@ def _pair(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAns
         raise BadRowError("`chosen` and `rejected` are not of one form (both text, or both messages)")
     if chosen == rejected:
         raise BadRowError("`chosen` equals `rejected`")
-    given = columns.get("prompt")
+    own = columns.get("prompt")
     # As in TRL: a plain prompt beside conversations repeats their first message.
-    if given is None or (isinstance(given, str) and isinstance(chosen, list)):
+    if own is None or (isinstance(own, str) and isinstance(chosen, list)):
         prompt, chosen, rejected = _common_prompt(chosen, rejected)
     else:
-        prompt = checked_content(given, "prompt")
+        prompt = checked_content(own, "prompt")
     _check_is_answer(chosen, "chosen")
     _check_is_answer(rejected, "rejected")
-    better, worse = _pair_scores(columns)
+    better, worse = 1.0, 0.0
+    if any(name in columns for name in _SCORES):
+        better, worse = (_number(columns.get(name), name) for name in _SCORES)
+    if worse > better:
+        raise BadRowError("`score_rejected` is above `score_chosen`")
     return prompt, (ScoredAnswer(content=chosen, score=better), ScoredAnswer(content=rejected, score=worse))
 
 
@@ -172,15 +166,6 @@ def _check_is_answer(content: PromptContent, name: str) -> None:
         )
     if not str(content[-1]["content"]).strip() and "tool_calls" not in content[-1]:
         raise BadRowError(f"`{name}` is empty after the prompt")
-
-
-def _pair_scores(columns: Mapping[str, object]) -> tuple[float, float]:
-    if not any(name in columns for name in _SCORES):
-        return 1.0, 0.0
-    better, worse = (_number(columns.get(name), name) for name in _SCORES)
-    if worse > better:
-        raise BadRowError("`score_rejected` is above `score_chosen`")
-    return better, worse
 
 
 def _labelled_answer(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
