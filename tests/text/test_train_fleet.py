@@ -9,7 +9,6 @@ from hone.core.errors import ResourceError
 from hone.parallel import open_fleet as opening
 from hone.parallel.config import ClusterConfig
 from hone.run.store.interleaving import read_interleaving
-from hone.text import fleet as wiring
 
 STEPS = ("steps=4", "run.certify=false")
 AHEAD = ("state/state.json", "state/state.safetensors")
@@ -28,7 +27,7 @@ def inline(monkeypatch):
         made.append((engine, transport))
         return engine
 
-    monkeypatch.setattr(wiring, "open_fleet", open_inline)
+    monkeypatch.setattr(opening, "open_fleet", open_inline)
     return made
 
 
@@ -125,7 +124,7 @@ def test_what_replicas_drew_while_weights_changed_is_replayed_to_the_bit(tmp_pat
         made.append(transport)
         return engine
 
-    monkeypatch.setattr(wiring, "open_fleet", open_threaded)
+    monkeypatch.setattr(opening, "open_fleet", open_threaded)
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
     table = f'rollout.max_staleness={{steps=1, on_publish="{on_publish}", '

@@ -24,7 +24,7 @@ class SampledTokens(Config):
     """Names this alternative."""
 
 
-class TopKDivergence(Config):
+class _TopKDivergence(Config):
     """A divergence of the distributions themselves, over k tokens and the rest as one more."""
 
     likeliest_of: ClassVar[Literal["student", "teacher"]] = "student"
@@ -35,7 +35,7 @@ class TopKDivergence(Config):
     whole distribution."""
 
 
-class ForwardKl(TopKDivergence):
+class ForwardKl(_TopKDivergence):
     """KL(teacher || student): the student covers everything that the teacher may write."""
 
     likeliest_of: ClassVar[Literal["student", "teacher"]] = "teacher"
@@ -46,7 +46,7 @@ class ForwardKl(TopKDivergence):
     """Names this alternative."""
 
 
-class ReverseKl(TopKDivergence):
+class ReverseKl(_TopKDivergence):
     """KL(student || teacher): the student avoids everything that the teacher would not write."""
 
     divergence: ClassVar[Callable[[Tensor, Tensor], LossTerms]] = staticmethod(reverse_kl)
@@ -55,7 +55,7 @@ class ReverseKl(TopKDivergence):
     """Names this alternative."""
 
 
-class JensenShannon(TopKDivergence):
+class JensenShannon(_TopKDivergence):
     """The generalised Jensen-Shannon divergence between student and teacher (GKD)."""
 
     kind: Literal["jsd"]

@@ -112,7 +112,7 @@ class RecordedSource(SourceWrapper[TokenPolicy]):
 
 
 @dataclass
-class WeightHistory:
+class _WeightHistory:
     """Weights of the latest versions of a model, copied on its device."""
 
     decoder: Decoder
@@ -143,14 +143,14 @@ class WeightHistory:
 class ReplayingActor(RecordingActor):
     """Engine that draws each token by its recorded version; `start` comes first."""
 
-    history: WeightHistory | None = None
+    history: _WeightHistory | None = None
     batch: RecordedBatch | None = None
     """Record of the batch that is collected."""
 
     def start(self, decoder: Decoder, *, versions: int) -> None:
         """Keep the weights of so many versions, and draw by the record from now on."""
         assert isinstance(self.engine, EmbeddedEngine)
-        self.history = WeightHistory(decoder, versions)
+        self.history = _WeightHistory(decoder, versions)
         self.engine.replay(RecordedVersions(self._versions_of, self.history.load))
 
     def publish(self, policy: TokenPolicy, version: int) -> None:

@@ -57,7 +57,7 @@ RatioLevel = Literal["token", "sequence"]
 KlEstimator = Literal["k2", "k3", "weighted_k3", "k3_valued_k2", "k1_valued_k2", "absolute", "absolute_valued_k2"]
 
 
-class ClipRange(TypedDict):
+class _ClipRange(TypedDict):
     """Clip widths and dual clip of a loss."""
 
     low: float
@@ -221,9 +221,9 @@ def clip_objective(clip: ClipConfig) -> TokenObjective:
     return from_token_columns(partial(clipped_surrogate, **clip_range(clip)))
 
 
-def clip_range(clip: ClipConfig) -> ClipRange:
+def clip_range(clip: ClipConfig) -> _ClipRange:
     """Keyword arguments of a clipped loss: its widths and its dual clip."""
-    return ClipRange(low=clip.clip_low, high=clip.clip_high, negative_cap=clip.negative_cap)
+    return _ClipRange(low=clip.clip_low, high=clip.clip_high, negative_cap=clip.negative_cap)
 
 
 def clip_loss(clip: ClipConfig, scheme: WeightingScheme | PromptScheme) -> TokenLossSpec:

@@ -30,7 +30,7 @@ from hone.text.memory import generation_copies
 from hone.text.open_text import LanguageRunConfig
 from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.presets import PresetName, preset_values
-from hone.text.ratio import Denominator, RatioConfig, RatioLearnerConfig, resolve_denominator, resolve_step_correction
+from hone.text.ratio import Denominator, RatioConfig, RatioLearnerConfig
 from hone.text.reference_policies import TextPolicies
 from hone.text.rollout_config import RolloutConfig
 
@@ -218,7 +218,7 @@ class TextGradientRunConfig(TextRunConfig):
             )
         if not self.corrects_itself:
             _require_correction(self.rollout, self.learner.ratio, denominator=self.denominator())
-        resolve_step_correction(self.learner.ratio)
+        self.learner.ratio.resolve_step_correction()
         return self
 
     @classmethod
@@ -256,7 +256,7 @@ class TextGradientRunConfig(TextRunConfig):
         ratio, stale = self.learner.ratio, self.rollout.asynchrony.steps > 0
         if ratio.denominator == "auto":
             ratio = ratio.model_copy(update={"denominator": self.auto_denominator})
-        return resolve_denominator(ratio, updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale)
+        return ratio.resolve_denominator(updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale)
 
 
 def require_dialogues_fit(task: DialogueTaskConfig, rewards: RewardsConfig, rollout: RolloutConfig) -> None:

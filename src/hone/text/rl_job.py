@@ -44,7 +44,6 @@ from hone.text.live import LiveText, open_live_text, prompt_inputs
 from hone.text.loss import TokenLoss, TokenLossSpec
 from hone.text.loss_adapters import AGGREGATIONS, AggregationConfig
 from hone.text.open_text import TextInputs, opened_text_run
-from hone.text.ratio import require_small_mismatch, resolve_correction, resolve_step_correction, token_weight_cap
 from hone.text.reference_policies import TextPolicies, text_policies
 from hone.text.rl_config import TextGradientRunConfig, TextMethod, TextRunConfig
 from hone.text.rollout_config import RolloutConfig
@@ -347,9 +346,9 @@ def gradient_learner(
         denominator=config.denominator(),
         micro_batch_tokens=config.learner.micro_batch_tokens,
         reference=policies.reference() if loss.needs_reference else None,
-        correction=resolve_correction(config.learner.ratio),
-        step_correction=resolve_step_correction(config.learner.ratio),
-        weight_cap=token_weight_cap(config.learner.ratio),
+        correction=config.learner.ratio.resolve_correction(),
+        step_correction=config.learner.ratio.resolve_step_correction(),
+        weight_cap=config.learner.ratio.token_weight_cap(),
         diagnostics=config.learner.ratio.diagnostics,
     )
     learner = token_learner(
@@ -361,5 +360,5 @@ def gradient_learner(
         steps=config.steps,
         prepare=None if loss.select_tokens is None else token_loss.select_tokens,
     )
-    mismatch = partial(require_small_mismatch, config.learner.ratio)
+    mismatch = config.learner.ratio.require_small_mismatch
     return replace(learner, on_metrics=mismatch, fingerprints=policies.fingerprints)

@@ -19,7 +19,6 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.text.learners import token_learner
 from hone.text.loss import token_nll
-from hone.text.memory import WEIGHT_BYTES
 from hone.text.reference_policies import TextPolicies
 from hone.text.rl_config import TextGradientRunConfig
 from hone.text.rows import TokenBatch, TokenLayout
@@ -124,24 +123,19 @@ class CuriosityConfig(Config):
     epochs: int = Field(default=1, ge=1)
     """Its passes over each batch."""
 
-
-def open_world_model(config: TextGradientRunConfig, policies: TextPolicies, curiosity: CuriosityConfig) -> WorldModel:
-    """The world model as it starts: a copy of the policy that the run starts from."""
-    model = policies.open_frozen(None).requires_grad_(requires_grad=True)
-    model.decoder.save_memory_like(policies.policy.decoder)
-    model = shared_network(model)
-    changes = {"lr": curiosity.lr or config.learner.lr, "epochs": curiosity.epochs, "minibatches": 1}
-    learner = token_learner(
-        config.learner.model_copy(update=changes),
-        model,
-        layout=TokenLayout(scheme=token_mean, pad_to_size=model.decoder.is_mixed_precision, device=config.run.device),
-        objective=token_nll,
-        seed=config.seed,
-        steps=config.steps,
-    )
-    return WorldModel(learner=learner, logp=policies.logp(model))
-
-
-def world_model_copies(config: TextGradientRunConfig) -> dict[str, int]:
-    """Bytes per parameter of the policy that a world model takes: weights, gradients and two moments."""
-    return {"world model": 4 * WEIGHT_BYTES[config.model.weights]}
+    def open(self, config: TextGradientRunConfig, policies: TextPolicies) -> WorldModel:
+        """The world model as it starts: a copy of the policy that the run starts from."""
+        model = policies.open_frozen(None).requires_grad_(requires_grad=True)
+        model.decoder.save_memory_like(policies.policy.decoder)
+        model = shared_network(model)
+        changes = {"lr": self.lr or config.learner.lr, "epochs": self.epochs, "minibatches": 1}
+        mixed = model.decoder.is_mixed_precision
+        learner = token_learner(
+            config.learner.model_copy(update=changes),
+            model,
+            layout=TokenLayout(scheme=token_mean, pad_to_size=mixed, device=config.run.device),
+            objective=token_nll,
+            seed=config.seed,
+            steps=config.steps,
+        )
+        return WorldModel(learner=learner, logp=policies.logp(model))

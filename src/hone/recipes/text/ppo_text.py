@@ -12,8 +12,7 @@ from typing import Literal
 
 from hone.credit.decoupled_gae import decoupled_gae
 from hone.objectives.value import squared_error
-from hone.text import critic as actor_critic
-from hone.text import recipe
+from hone.text import actor_critic, recipe
 
 
 class PpoTextAlgorithm(recipe.ClipConfig):
@@ -52,10 +51,10 @@ class PpoTextConfig(recipe.TextGradientRunConfig):
         return () if path is None else (path,)
 
     def check_folders(self, tokenizer: recipe.Tokenizer, longest: int) -> None:
-        actor_critic.require_fitting_critic(self.algorithm.critic, tokenizer, longest)
+        self.algorithm.critic.require_fit(tokenizer, longest)
 
     def weight_copies(self) -> dict[str, int]:
-        return {**super().weight_copies(), **actor_critic.critic_copies(self.model, self.algorithm.critic)}
+        return {**super().weight_copies(), **self.algorithm.critic.copies(self.model)}
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, gae = self.algorithm, self.algorithm.gae

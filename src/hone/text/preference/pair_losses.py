@@ -6,7 +6,7 @@ Belongs here: names of a config -> one loss on whole answers. The formulas are i
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -25,10 +25,12 @@ from hone.objectives.implicit import (
 from hone.objectives.terms import LossTerms
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerScore, AnswerView, RunningShiftStatistic
 
+PairTerms: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
+"""Implicit rewards of chosen and rejected answers `[P]`, nats -> a term for each pair."""
 Smoothing = Annotated[float, Field(gt=0, lt=0.5)]
 
 
-class PairLossConfig(Config):
+class _PairLossConfig(Config):
     """A loss on the implicit rewards of chosen and rejected answers."""
 
     takes_divergence: ClassVar[bool] = False
@@ -52,7 +54,7 @@ class PairLossConfig(Config):
         return AnswerLossSpec(objective=objective)
 
 
-class DpoLoss(PairLossConfig):
+class DpoLoss(_PairLossConfig):
     """DPO (Rafailov et al., 2023): -logsigmoid(beta D), D the difference of the implicit rewards."""
 
     takes_divergence: ClassVar[bool] = True
@@ -62,7 +64,7 @@ class DpoLoss(PairLossConfig):
     """Names this alternative."""
 
 
-class ConservativeLoss(PairLossConfig):
+class ConservativeLoss(_PairLossConfig):
     """Conservative DPO (Mitchell, 2023): labels are wrong with probability `smoothing`."""
 
     takes_divergence: ClassVar[bool] = True
@@ -74,7 +76,7 @@ class ConservativeLoss(PairLossConfig):
     """Assumed share of wrong labels."""
 
 
-class RobustLoss(PairLossConfig):
+class RobustLoss(_PairLossConfig):
     """Robust DPO (Chowdhury et al., 2024): unbiased where labels are flipped with probability `smoothing`."""
 
     takes_divergence: ClassVar[bool] = True
@@ -86,7 +88,7 @@ class RobustLoss(PairLossConfig):
     """Share of flipped labels."""
 
 
-class IpoLoss(PairLossConfig):
+class IpoLoss(_PairLossConfig):
     """IPO (Azar et al., 2023): (D - 1 / (2 beta))^2; the margin has a target. Its authors normalise by length."""
 
     takes_divergence: ClassVar[bool] = True
@@ -96,7 +98,7 @@ class IpoLoss(PairLossConfig):
     """Names this alternative."""
 
 
-class HingeLoss(PairLossConfig):
+class HingeLoss(_PairLossConfig):
     """Hinge of SLiC-HF (Zhao et al., 2023): relu(1 - beta D); no gradient beyond."""
 
     takes_divergence: ClassVar[bool] = True
@@ -106,7 +108,7 @@ class HingeLoss(PairLossConfig):
     """Names this alternative."""
 
 
-class ExoLoss(PairLossConfig):
+class ExoLoss(_PairLossConfig):
     """EXO for pairs (Ji et al., 2024): the reverse KL to the smoothed label."""
 
     takes_divergence: ClassVar[bool] = True
@@ -118,7 +120,7 @@ class ExoLoss(PairLossConfig):
     """Probability of the other label."""
 
 
-class DiscopopLoss(PairLossConfig):
+class DiscopopLoss(_PairLossConfig):
     """DiscoPOP (Lu et al., 2024): a mixture of the logistic and the exponential loss."""
 
     takes_divergence: ClassVar[bool] = True
@@ -130,7 +132,7 @@ class DiscopopLoss(PairLossConfig):
     """Width of the step from one loss to the other, in units of beta D."""
 
 
-class NcaLoss(PairLossConfig):
+class NcaLoss(_PairLossConfig):
     """NCA for pairs (Chen et al., 2024): each answer against noise, which keeps the chosen one likely."""
 
     terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.nca_pair)
@@ -139,7 +141,7 @@ class NcaLoss(PairLossConfig):
     """Names this alternative."""
 
 
-class SppoLoss(PairLossConfig):
+class SppoLoss(_PairLossConfig):
     """SPPO (Wu et al., 2024): implicit rewards are drawn to (P - 1/2) / beta and to its negative."""
 
     terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.sppo)
@@ -150,7 +152,7 @@ class SppoLoss(PairLossConfig):
     """P: probability that the chosen answer beats the rejected one."""
 
 
-class ApoZeroLoss(PairLossConfig):
+class ApoZeroLoss(_PairLossConfig):
     """APO-zero (D'Oosterlinck et al., 2024), for chosen answers that are better than the policy's own."""
 
     terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.apo_zero)
@@ -159,7 +161,7 @@ class ApoZeroLoss(PairLossConfig):
     """Names this alternative."""
 
 
-class ApoDownLoss(PairLossConfig):
+class ApoDownLoss(_PairLossConfig):
     """APO-down (D'Oosterlinck et al., 2024), for policies that are better than both answers."""
 
     terms: ClassVar[Callable[..., LossTerms]] = staticmethod(preference.apo_down)
@@ -171,7 +173,7 @@ class ApoDownLoss(PairLossConfig):
 # ------------------------------------------------------------------------------- statistics of a whole optimizer step
 
 
-class BcoPairLoss(PairLossConfig):
+class BcoPairLoss(_PairLossConfig):
     """BCO on pairs (Jung et al., 2024): a classifier of answers, shifted by the mean implicit reward so far."""
 
     kind: Literal["bco_pair"]
@@ -195,7 +197,7 @@ RANK_COMPARISONS = {
 }
 
 
-class AotLoss(PairLossConfig):
+class AotLoss(_PairLossConfig):
     """AOT (Melnyk et al., 2024): the policy's margins, sorted over the step, against the reference's of equal rank."""
 
     takes_weights: ClassVar[bool] = False
@@ -231,7 +233,7 @@ class AotLoss(PairLossConfig):
         return AnswerLossSpec(objective=objective, statistic=partners)
 
 
-class AotUnpairedLoss(PairLossConfig):
+class AotUnpairedLoss(_PairLossConfig):
     """AOT without pairs (Melnyk et al., 2024): rewards of chosen answers against those of rejected ones of equal
     rank."""
 

@@ -141,7 +141,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
+class _RoundResult:
     """The continuations of a round: all of the first beginning, then all of the second ..."""
 
     candidates: Sequence[Candidate]
@@ -149,7 +149,7 @@ class RoundResult:
     """`[n]`; NaN where a candidate could not be scored, and everywhere if no scores were asked for."""
 
 
-Procedure: TypeAlias = Generator[Round, RoundResult, Candidate]
+Procedure: TypeAlias = Generator[Round, _RoundResult, Candidate]
 """Yields rounds, receives their results, returns the selected answer."""
 
 
@@ -173,7 +173,7 @@ def _procedure(plan: PoolPlan | StepPlan, answer_of: Callable[[Candidate], str])
             return _pool_search(plan.n, lambda result: weighted_vote(_answers(result, answer_of), result.scores))
 
 
-def _pool_search(n: int, select: Callable[[RoundResult], int], *, scored: bool = True) -> Procedure:
+def _pool_search(n: int, select: Callable[[_RoundResult], int], *, scored: bool = True) -> Procedure:
     """Draw `n` whole answers and return the one that `select` picks."""
     result = yield Round(beginnings=[EMPTY], samples=n, number=0, whole=True, scored=scored)
     return result.candidates[select(result)]
@@ -213,7 +213,7 @@ def _best_first(pairs: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidat
     return [pairs[place] for place in order.tolist()]
 
 
-def _answers(result: RoundResult, answer_of: Callable[[Candidate], str]) -> list[str]:
+def _answers(result: _RoundResult, answer_of: Callable[[Candidate], str]) -> list[str]:
     return [answer_of(one) for one in result.candidates]
 
 
@@ -379,7 +379,7 @@ class Searching:
         for search, candidates, values in zip(wave.searches, results, scores, strict=True):
             search.drawn = {}
             try:
-                search.waiting = search.run.send(RoundResult(candidates=candidates, scores=values))
+                search.waiting = search.run.send(_RoundResult(candidates=candidates, scores=values))
                 going.append(search)
             except StopIteration as end:
                 self._done.append(self._completion(search, end.value))
