@@ -23,20 +23,10 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.experts import balanced_bias, load_balance
 from hone.objectives.terms import LossTerms, add_terms
 from hone.text.rollout_config import RolloutConfig
-from hone.text.rows import ExpertLoad, TokenBatch, TokenLayout, TokenRows
+from hone.text.rows import ExpertLoad, TokenBatch, TokenRows
 
 TokenObjective = Callable[[TokenPolicy, TokenBatch], LossTerms]
 PrepareRows = Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows]
-
-
-def expert_layout(layout: TokenLayout, policy: TokenPolicy) -> TokenLayout:
-    """`layout` as the policy's experts need it: with or without replay, and with every sequence where a loss of their
-    load counts them all."""
-    if policy.decoder.config.experts is None:
-        return layout
-    training = policy.expert_training
-    skips = layout.skip_zero_advantage and training.balance != "loss"
-    return replace(layout, replay_routing=training.replay, skip_zero_advantage=skips)
 
 
 def missing_routes(policy: TokenPolicy, rollout: RolloutConfig) -> list[str]:

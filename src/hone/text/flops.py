@@ -55,9 +55,8 @@ def scorer_compute_cost(scorer: TokenScorer, batch: TokenBatch) -> ComputeCost:
     """A forward and a backward pass over `batch`; the product with the scalar head is left out."""
     tokens = len(batch.packed.tokens)
     pairs = batch.packed.positions.sum().double() + tokens
-    return ComputeCost(
-        tokens=tokens, flops=3 * forward_flops(scorer.decoder.config, tokens=tokens, logits=0, pairs=pairs)
-    )
+    forward = forward_flops(scorer.decoder.config, tokens=tokens, logits=0, pairs=pairs)
+    return ComputeCost(tokens=tokens, flops=3 * forward)
 
 
 # ---------------------------------------------------------------------------------------------------------- matmul rate

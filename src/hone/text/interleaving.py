@@ -22,7 +22,6 @@ from hone.core.generation import Completion
 from hone.core.interleaving import AnswerKey, AnswerVersions
 from hone.core.state import State, integer, substate
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.fleet.fleet_engine import FleetEngine
 from hone.engine.held import RecordedVersions
 from hone.models.language.decoder import Decoder
 from hone.models.language.token_policy import TokenPolicy
@@ -39,7 +38,7 @@ from hone.run.store.interleaving import (
 from hone.run.store.manifest import config_diff, read_config
 from hone.run.wrapper import SourceWrapper
 from hone.text.evaluate.engine_actor import EngineActor
-from hone.text.rollout_config import AsyncRolloutConfig, RolloutConfig
+from hone.text.rollout_config import AsyncRolloutConfig
 
 _OWN_KEYS = ("name", "rollout.max_staleness.record_interleaving", "rollout.max_staleness.replay_interleaving")
 
@@ -66,10 +65,12 @@ class RecordingActor(EngineActor):
     def header(self) -> InterleavingHeader:
         """Facts of the engine for the record."""
         engine = self.engine
-        if isinstance(engine, FleetEngine):
-            return InterleavingHeader(on_publish=engine.on_publish, runner=engine.wait_arithmetic().runner)
-        assert isinstance(engine, EmbeddedEngine), "a server's versions are not recorded"
-        return InterleavingHeader(on_publish=engine.on_publish, runner=engine.runner.name)
+        if isinstance(engine, EmbeddedEngine):
+            return InterleavingHeader(on_publish=engine.on_publish, runner=engine.runner.name)
+        from hone.engine.fleet.fleet_engine import FleetEngine  # noqa: PLC0415 - runs with replicas only
+
+        assert isinstance(engine, FleetEngine), "a server's versions are not recorded"
+        return InterleavingHeader(on_publish=engine.on_publish, runner=engine.wait_arithmetic().runner)
 
 
 @dataclass
@@ -152,6 +153,15 @@ class ReplayingActor(RecordingActor):
         assert isinstance(self.engine, EmbeddedEngine)
         self.history = _WeightHistory(decoder, versions)
         self.engine.replay(RecordedVersions(self._versions_of, self.history.load))
+
+    def require_engine(self, record: InterleavingRecord) -> None:
+        """Raise ConfigError where the record is of an engine that rounds otherwise than this one."""
+        now = self.header()
+        if record.header != now:
+            raise ConfigError(
+                f"{record.path}:1: recorded with {record.header.runner} and on_publish = {record.header.on_publish!r}, "
+                f"and this run has {now.runner} and {now.on_publish!r}; replay it on the same kind of processor"
+            )
 
     def publish(self, policy: TokenPolicy, version: int) -> None:
         """Keep the weights: the engine fetches them when a token asks for them."""
@@ -242,19 +252,3 @@ def check_replay(config: Config, asynchrony: AsyncRolloutConfig) -> list[str]:
             *(f"  {line}" for line in lines),
         )
     return []
-
-
-def replay_slots(rollout: RolloutConfig) -> int:
-    """Answers that the embedded engine of a run generates at the same time. In a replay it also has room for all that
-    were in progress at one publication, which may have been on many replicas. Raises DataError."""
-    record = replayed_record(rollout.asynchrony)
-    return max(rollout.max_concurrent, 0 if record is None else record.most_in_progress())
-
-
-def require_engine(record: InterleavingRecord, now: InterleavingHeader) -> None:
-    """Raise ConfigError where the record is of an engine that rounds otherwise than that of `now`."""
-    if record.header != now:
-        raise ConfigError(
-            f"{record.path}:1: recorded with {record.header.runner} and on_publish = {record.header.on_publish!r}, and "
-            f"this run has {now.runner} and {now.on_publish!r}; replay it on the same kind of processor"
-        )

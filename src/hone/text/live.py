@@ -25,7 +25,7 @@ from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engin
 from hone.text.evaluate.reward_models import require_context
 from hone.text.evaluate.second_answer import SecondAnswer, has_chats
 from hone.text.fleet import check_cluster, generating_cluster, open_text_fleet, require_own_engine
-from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
+from hone.text.interleaving import RecordingActor, ReplayingActor, replayed_record
 from hone.text.memory import generation_copies
 from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.text.planned_memory import TextLengths
@@ -234,9 +234,11 @@ def engine_actor(
         return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
+    # A replay has room for all answers that were in progress at one publication, maybe on many replicas.
+    record = replayed_record(asynchrony)
     engine = make_engine(
         policy,
-        slots=replay_slots(rollout),
+        slots=max(rollout.max_concurrent, 0 if record is None else record.most_in_progress()),
         longest_prompt=longest,
         max_tokens=rollout.max_tokens,
         seed=seed,

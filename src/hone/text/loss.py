@@ -26,7 +26,6 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
-from hone.text.balance import expert_layout
 from hone.text.ratio import CorrectionFactor, StepCorrection
 from hone.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
 
@@ -128,7 +127,11 @@ class TokenLoss:
 
     def layout(self, layout: TokenLayout, policy: TokenPolicy) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, with what has to be known before the first update."""
-        layout = expert_layout(layout, policy)
+        if policy.decoder.config.experts is not None:
+            # With or without replay, and with every sequence where a loss of the experts' load counts them all.
+            training = policy.expert_training
+            skips = layout.skip_zero_advantage and training.balance != "loss"
+            layout = replace(layout, replay_routing=training.replay, skip_zero_advantage=skips)
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             _require_draws(episodes)
@@ -303,7 +306,7 @@ def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Map
     gap = (view.old_logp - view.behaviour_logp).double()
     weight = gap.clamp(max=20.0).exp()
     size = gap.abs()
-    found = {
+    metrics = {
         "mismatch/mean": size,
         "mismatch/value_max": size,
         "mismatch/k3_nats": torch.expm1(gap.clamp(max=20.0)) - gap.clamp(max=20.0),
@@ -311,8 +314,8 @@ def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Map
         "mismatch/ratio_ess": weight,
     }
     if weight_cap is not None:
-        found["mismatch/ratio_above_cap"] = (weight > weight_cap).to(gap.dtype)
-    return found
+        metrics["mismatch/ratio_above_cap"] = (weight > weight_cap).to(gap.dtype)
+    return metrics
 
 
 # ------------------------------------------------------------------------------------------------------------ imitation

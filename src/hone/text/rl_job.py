@@ -37,7 +37,6 @@ from hone.text.interleaving import (
     ReplayingActor,
     check_replay,
     replayed_record,
-    require_engine,
 )
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import LiveText, open_live_text, prompt_inputs
@@ -199,7 +198,7 @@ def _recorded_source(live: LiveSource[TokenPolicy], actor: EngineActor, rollout:
     record = replayed_record(rollout.asynchrony)
     if record is not None:
         assert isinstance(actor, ReplayingActor)
-        require_engine(record, actor.header())
+        actor.require_engine(record)
         return ReplayedSource(live, actor=actor, record=record)
     return RecordedSource(live, actor=actor) if isinstance(actor, RecordingActor) else live
 

@@ -51,6 +51,9 @@ def answer_rows(
         start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
         scored = shown.status[place] == ScoreStatus.SCORED
         group = int(shown.group[place])
+        finish = "length" if shown.truncated[place] else "stop"
+        if shown.stop is not None:
+            finish = STOP_REASONS[int(shown.stop[place])]
         asked[group] += 1
         rows.append(
             SampleRow(
@@ -64,18 +67,11 @@ def answer_rows(
                 status=ScoreStatus(int(shown.status[place])).name.lower(),
                 advantage=float(credits.advantage[start]),
                 tokens=stop - start,
-                finish=_finish(shown, place),
+                finish=finish,
                 version=int(shown.version[start]),
             )
         )
     return rows
-
-
-def _finish(episodes: Episodes, place: int) -> str:
-    """Reason why an answer or a dialogue ended."""
-    if episodes.stop is not None:
-        return STOP_REASONS[int(episodes.stop[place])]
-    return "length" if episodes.truncated[place] else "stop"
 
 
 # ------------------------------------------------------------------------------------------------------ judge questions

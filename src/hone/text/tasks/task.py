@@ -119,9 +119,9 @@ class TaskConfig(Config):
             return self
         if not self.is_captured:
             raise ValueError(f"agents is for the sources {VERIFIERS}NAME and {AGENTS}HOST:PORT, got {self.source}")
-        given = [name for name in ("environment", "python") if name in self.agents.model_fields_set]
-        if self.source.startswith(AGENTS) and given:
-            raise ValueError(f"agents.{given[0]} is for {VERIFIERS}NAME; agents that come of themselves need none")
+        own = [name for name in ("environment", "python") if name in self.agents.model_fields_set]
+        if self.source.startswith(AGENTS) and own:
+            raise ValueError(f"agents.{own[0]} is for {VERIFIERS}NAME; agents that come of themselves need none")
         return self
 
     def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
