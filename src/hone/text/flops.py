@@ -1,4 +1,4 @@
-"""Floating-point operations of a decoder's forward pass, per token."""
+"""Floating-point operations of a decoder's passes, and the processor's rate of matrix products to compare with."""
 
 from functools import cache
 from typing import Final
@@ -59,12 +59,10 @@ def scorer_compute_cost(scorer: TokenScorer, batch: TokenBatch) -> ComputeCost:
     return ComputeCost(tokens=tokens, flops=3 * forward)
 
 
-# ---------------------------------------------------------------------------------------------------------- matmul rate
+# ---------------------------------------------------------------------------------------------- rate of matrix products
 
 
 MATMUL_MEASURE_S: Final = 0.1
-
-
 _MATMUL_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 
 

@@ -1,9 +1,9 @@
-"""A policy's loss on tokens: what an objective may look at, what has to be found out for it, and how the recorded
-log-probabilities are held against the trainer's own.
+"""A policy's loss on tokens: the columns that an objective sees, how they are computed, and the mismatch of engine and
+trainer.
 
-Three policies are told apart: the one that acted (its log-probabilities were recorded by an engine), the one at the
-start of the update, and the one being stepped. The loss's ratio is taken between the last and `then`; what lies between
-the first two is mismatch, measured before anything is clipped.
+Three policies are told apart: the behaviour policy (its log-probabilities were recorded by an engine), the policy at
+the start of the update, and the one being stepped. The ratio is taken between the last and one of the others; the
+difference between the first two is mismatch, measured before anything is clipped.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
-    """Data of n decisions for a loss; only `now`, `entropy` and `among` carry a gradient."""
+    """Data of n decisions for a loss; only `logp`, `entropy` and `top_k_logp` carry a gradient."""
 
     logp: Tensor
     """`[n]` nats, of the policy being stepped."""
@@ -44,7 +44,7 @@ class TokenView:
     behaviour_logp: Tensor
     """`[n]` nats, of the behaviour policy, as recorded."""
     old_logp: Tensor
-    """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `now` as data."""
+    """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `logp` as data."""
     advantage: Tensor
     """`[n]`."""
     chosen: Tensor
@@ -56,11 +56,11 @@ class TokenView:
     ref_logp: Tensor | None
     """`[n]` nats, of the reference policy."""
     top_k_logp: Tensor | None
-    """`[n, K]` nats, of the policy being stepped, for the tokens in `top_k_tokens`."""
+    """`[n, K]` nats, of the policy being stepped, for the tokens in `old_top_k`."""
     old_top_k: TopKTokens | None
     """`[n, K]` of the policy when the update began, or of the policy that `TokenLossSpec.top_k_question` asks."""
     token_factor: Tensor | None
-    """`[n]` what `Loss.select` returned."""
+    """`[n]` what `TokenLossSpec.select_tokens` returned."""
     group: Tensor | None = None
     """`[sequences]` group of each sequence of this micro-batch, which holds whole groups; None: it may not."""
     term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -111,7 +111,7 @@ class TokenLossSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """A `Loss`, ready to be stepped: questions are put to the policy here, and nowhere else."""
+    """A loss ready to be stepped: the policy is asked for log-probabilities here, and nowhere else."""
 
     loss: TokenLossSpec
     denominator: Literal["self", "recomputed", "recorded"]

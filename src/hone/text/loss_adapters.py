@@ -76,12 +76,12 @@ def importance_objective(view: TokenView) -> LossTerms:
 
 
 def from_token_columns(loss: Callable[[Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
-    """`loss(now, then, advantage)` on views."""
+    """`loss` of (logp, denominator_logp, advantage) on views."""
     return lambda view: loss(view.logp, view.denominator_logp, view.advantage)
 
 
 def from_sequence_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
-    """`loss(now, then, advantage, sequence)` on views."""
+    """`loss` of (logp, denominator_logp, advantage, sequence) on views."""
     return lambda view: loss(view.logp, view.denominator_logp, view.advantage, view.sequence)
 
 
@@ -91,7 +91,7 @@ def from_ratio_columns(loss: Callable[..., LossTerms], level: RatioLevel) -> Tok
 
 
 def from_selected_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
-    """`loss(now, then, advantage, factor)` on views: the factor is what `Loss.select` chose."""
+    """`loss` of (logp, denominator_logp, advantage, factor) on views: the factor is what `select_tokens` returned."""
 
     def objective(view: TokenView) -> LossTerms:
         assert view.token_factor is not None

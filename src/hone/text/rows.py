@@ -1,4 +1,4 @@
-"""How episodes of tokens are laid out for a gradient.
+"""How episodes of tokens are laid out for a gradient, and the micro-batches of tensors that come of it.
 
 A row is a few sequences that begin alike: what they share (a question, a system prompt) is computed once as the row's
 trunk, and each sequence branches off it, so a group of eight answers to a long question costs little more than one.
@@ -29,7 +29,7 @@ from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 
-# ---------------------------------------------------------------------------------------------------------- token batch
+# --------------------------------------------------------------------------------------------- micro-batches as tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

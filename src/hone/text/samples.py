@@ -1,4 +1,4 @@
-"""Metrics and sample rows of a batch of answers."""
+"""What a text run shows: metrics and samples of its answers, and the questions of its judges."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,8 @@
-"""A world model beside a policy: a network of its own that learns what the environment says in every batch."""
+"""A world model beside a policy: a network of its own that learns what the environment says in every batch.
+
+It is a copy of the policy that the run starts from, with its own optimizer steps. It never answers, and the policy
+never learns the environment's tokens; what surprises the model may be worth a bonus (curiosity).
+"""
 
 from dataclasses import dataclass, field
 
@@ -108,7 +112,7 @@ class CuriousLearner(TwoNetworkLearner):
         self.world_model.restore(substate(state, "world_model"))
 
 
-# ------------------------------------------------------------------------------------------------------------ curiosity
+# --------------------------------------------------------------------------------------------------------------- config
 
 
 class CuriosityConfig(Config):

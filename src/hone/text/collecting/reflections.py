@@ -1,7 +1,8 @@
-"""Reflections: what the branches at an expert's states led to, told before the expert's turn, as texts to imitate.
+"""Rewriting of collected answers before they are saved: reflections before an expert's turns, and revised answers.
 
-A user's function writes the thought from the state, the tried turns with the world's answers, and the expert's turn
-(self-reflection; Zhang et al., Agent Learning via Early Experience, 2025, 2510.08558).
+A reflection tells what the branches at an expert's state led to; a user's function writes it from the state, the tried
+turns with the world's answers, and the expert's turn (self-reflection; Zhang et al., Agent Learning via Early
+Experience, 2025, 2510.08558).
 """
 
 import json
@@ -128,7 +129,7 @@ def _branches_at(row: CollectedAnswer, expert: CollectedAnswer, begin: int) -> b
     return not np.isnan(row.logp[list(row.at).index(begin)])
 
 
-# ------------------------------------------------------------------------------------------------------------- revising
+# ------------------------------------------------------------------------------------------------------ revised answers
 
 
 _SHOWN = 2

@@ -1,4 +1,4 @@
-"""Losses on pairs as alternatives of a config: DPO and its variants.
+"""Losses on pairs as alternatives of a config: DPO and its variants, and the implicit rewards that they compare.
 
 Belongs here: names of a config -> one loss on whole answers. The formulas are in `hone.objectives`.
 """
@@ -299,7 +299,7 @@ PairLoss = Annotated[
 ]
 
 
-# ------------------------------------------------------------------------------------------------------- pair algorithm
+# ----------------------------------------------------------------------------------------------------- implicit rewards
 
 
 class ReverseKlLink(Config):

@@ -1,4 +1,4 @@
-"""`Searching`: a generator whose answers are selected by a search over another generator's draws.
+"""A generation session whose answers are selected by a search over another generator's draws.
 
 All searches of one submission go through their rounds together: a round is drawn, scored as one batch, and only then
 followed by the next. So nothing depends on which draw finished first. The draws of a round continue the same prompts
@@ -85,7 +85,7 @@ class CandidateScorer(Protocol):
         ...
 
 
-# --------------------------------------------------------------------------------------------------------------- select
+# ------------------------------------------------------------------------------------------- selection of one candidate
 
 
 Floats = NDArray[np.float64]
@@ -217,7 +217,7 @@ def _answers(result: _RoundResult, answer_of: Callable[[Candidate], str]) -> lis
     return [answer_of(one) for one in result.candidates]
 
 
-# ------------------------------------------------------------------------------------------------------------ searching
+# ------------------------------------------------------------------------------------------------------------- sessions
 
 
 _ROUNDS: Final = 1 << 16

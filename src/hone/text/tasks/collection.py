@@ -1,4 +1,6 @@
-"""Collected answers on disk: parquet files of a folder, one row per answer, with the tokens that were drawn.
+"""Collected answers: their files, the examples that recipes make of them, and their export to TRL's formats.
+
+A collection is parquet files in a folder, one row per answer, with the tokens that were drawn.
 
 | column | content |
 |---|---|
@@ -192,7 +194,7 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-# ---------------------------------------------------------------------------------------------------- collected answers
+# -------------------------------------------------------------------------------------------- uses of collected answers
 
 
 AnswerKind: TypeAlias = Literal["preference", "unpaired", "outcome", "stepwise", "imitation", "experience"]
@@ -312,7 +314,7 @@ def _distinct(answers: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
     return list(distinct.values())[::-1]
 
 
-# --------------------------------------------------------------------------------------------------------------- export
+# -------------------------------------------------------------------------------------------------------- TRL's formats
 
 
 EXPORTED_KINDS: Final = ("preference", "unpaired", "stepwise", "imitation")

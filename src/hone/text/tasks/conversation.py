@@ -1,6 +1,7 @@
 """Conversations of an environment with a policy: completion -> environment -> next request, until all have ended.
 
-Belongs here: the order of requests. Does not: prompts, scores and columns (`world`).
+Belongs here: the order of requests, and the nudge, an environment that asks for a second answer. Does not: prompts,
+scores and columns (`world`).
 """
 
 from collections import deque

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hone.core.ragged import Ints
 
-# ----------------------------------------------------------------------------------------------------------- row checks
+# ---------------------------------------------------------------------------------------------------- checks of columns
 
 
 ChatMessage: TypeAlias = dict[str, object]

@@ -1,4 +1,4 @@
-"""Config of the prompts: a reasoning-gym task by name, or a file."""
+"""Config of the prompts: a reasoning-gym task by name, a file, or agents that call the policy by an address."""
 
 import math
 import re
@@ -125,7 +125,7 @@ class TaskConfig(Config):
         return self
 
     def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
-        """Make or read them. Questions of `apart_from` are left out of a made set, so that it is held out for real.
+        """Make or read them. Questions of `exclude` are left out of a made set, so that it is held out for real.
 
         Raises ConfigError or DataError.
         """

@@ -149,7 +149,7 @@ class TextWorld:
         return self._cached_order
 
     def _requests(self, chosen: Sequence[Prompt]) -> list[Request]:
-        """The prompts in order; then, with `baseline`, the same prompts in the same order for their greedy answers."""
+        """The prompts in order; with `greedy_baseline` the same prompts again, for their greedy answers."""
         ids = [f"{prompt.id}#{self.prompts_asked + place}" for place, prompt in enumerate(chosen)]
         asked = list(zip(ids, chosen, strict=True))
         requests = [
