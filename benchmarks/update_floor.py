@@ -34,8 +34,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.native.library import widens_half_products
 from hone.native.build import keep_freed_memory
 from hone.recipes.text import grpo
-from hone.text.rows import TokenRows
-from hone.text.token_batch import TokenBatch
+from hone.text.rows import TokenBatch, TokenRows
 
 BARS = {"S": 0.55, "M": 0.75}
 CASE = {"S": "chains", "M": "even"}

@@ -20,7 +20,7 @@ from hone.core.generation import Request, SamplingParams
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.search_scorers import WorldModelCandidateScorer
 from hone.text.games.doors import ALPHABET, END, LETTERS, DoorQuestion, coverage, split_questions, walk_rows
-from hone.text.search.candidates import Candidate
+from hone.text.search.searching import Candidate
 from hone.text.tasks.collection import read_collection
 from hone.text.tasks.world import Prompt
 

@@ -30,11 +30,10 @@ from hone.parallel.group import GroupReduction, RankGroup
 from hone.parallel.ranked_learner import RankWork
 from hone.parallel.sharded_build import ShardedBuild
 from hone.recipes.registry import load_recipe
-from hone.text.critic import CriticView
+from hone.text.critic import CriticView, SquaredErrorLoss
 from hone.text.reference_policies import TextPolicies
 from hone.text.rows import TokenBatch, TokenLayout
 from hone.text.scorers.scorer_job import scorer_learner
-from hone.text.value_losses import SquaredErrorLoss
 
 Results = dict[str, NDArray[np.generic]]
 

@@ -22,9 +22,17 @@ from hone.objectives.weights import token_mean
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob
 from hone.run.loop import train
-from hone.text.critic import JUDGED_STEPS, ActorCriticLearner, CriticView, CriticWatch
+from hone.text.critic import (
+    JUDGED_STEPS,
+    ActorCriticLearner,
+    BinnedValueLoss,
+    CriticLossConfig,
+    CriticView,
+    CriticWatch,
+    SigmoidValueLoss,
+    SquaredErrorLoss,
+)
 from hone.text.rows import TokenLayout
-from hone.text.value_losses import BinnedValueLoss, CriticLossConfig, SigmoidValueLoss, SquaredErrorLoss
 
 CONFIG = ModelConfig(family="qwen3", vocab_size=30, hidden_size=16, intermediate_size=24, layers=2, heads=2)
 FORMS: dict[str, CriticLossConfig] = {

@@ -24,9 +24,8 @@ from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics
 from hone.run.store.records import SPEED, RecordFile
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
-from hone.text.flops import forward_flops, layer_parameters, token_compute_cost
+from hone.text.flops import forward_flops, layer_parameters, matmul_rate, token_compute_cost
 from hone.text.learners import token_learner
-from hone.text.matmul_rate import matmul_rate
 from hone.text.rows import TokenLayout
 from hone.text.tasks.world import supervised_episodes
 

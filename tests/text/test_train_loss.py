@@ -19,7 +19,7 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.text.loss import StepColumns, TokenLoss, TokenLossSpec, TokenView, mismatch_metrics
-from hone.text.ratio import RatioConfig, require_small_mismatch, resolve_correction, resolve_denominator
+from hone.text.ratio import RatioConfig
 from hone.text.rows import TokenLayout, TokenRows
 from hone.text.tasks.world import supervised_episodes
 
@@ -195,20 +195,20 @@ def test_effective_share_by_hand() -> None:
 
 
 def test_the_alarm_names_the_figure_and_the_limit() -> None:
-    require_small_mismatch(RatioConfig(), {"mismatch/mean": 5.0})
-    require_small_mismatch(RatioConfig(max_mismatch_nats=0.1), {"mismatch/mean": 0.09})
+    RatioConfig().require_small_mismatch({"mismatch/mean": 5.0})
+    RatioConfig(max_mismatch_nats=0.1).require_small_mismatch({"mismatch/mean": 0.09})
     with pytest.raises(DivergedError, match=r"0\.11 nats.*max_mismatch_nats = 0\.1"):
-        require_small_mismatch(RatioConfig(max_mismatch_nats=0.1), {"mismatch/mean": 0.11})
+        RatioConfig(max_mismatch_nats=0.1).require_small_mismatch({"mismatch/mean": 0.11})
 
 
 def test_auto_is_the_first_that_fits() -> None:
     auto = RatioConfig()
-    assert resolve_denominator(auto, updates_per_rollout=1, is_stale=False) == "self"
-    assert resolve_denominator(auto, updates_per_rollout=4, is_stale=False) == "recomputed"
-    assert resolve_denominator(auto, updates_per_rollout=1, is_stale=True) == "recorded"
-    assert resolve_denominator(RatioConfig(denominator="recorded"), updates_per_rollout=1, is_stale=False) == "recorded"
+    assert auto.resolve_denominator(updates_per_rollout=1, is_stale=False) == "self"
+    assert auto.resolve_denominator(updates_per_rollout=4, is_stale=False) == "recomputed"
+    assert auto.resolve_denominator(updates_per_rollout=1, is_stale=True) == "recorded"
+    assert RatioConfig(denominator="recorded").resolve_denominator(updates_per_rollout=1, is_stale=False) == "recorded"
     with pytest.raises(ValueError, match="4 on older answers"):
-        resolve_denominator(RatioConfig(denominator="self"), updates_per_rollout=4, is_stale=True)
+        RatioConfig(denominator="self").resolve_denominator(updates_per_rollout=4, is_stale=True)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_correction_multiplies_the_loss(ratio, expected) -> None:
     view = plain.token_view(network, batch)
     rho = np.exp((view.old_logp - view.behaviour_logp.double()).detach().numpy())
     factor = expected(rho, batch.sequence.numpy())
-    corrected = replace(plain, correction=resolve_correction(ratio)).objective(network, batch)
+    corrected = replace(plain, correction=ratio.resolve_correction()).objective(network, batch)
     wanted = plain.objective(network, batch).loss.detach().numpy() * factor
     np.testing.assert_allclose(corrected.loss.detach().numpy(), wanted, rtol=0, atol=1e-9)
     assert np.mean(factor != 1.0) > 0
@@ -253,14 +253,14 @@ def test_a_correction_multiplies_the_loss(ratio, expected) -> None:
 )
 def test_bounds_that_a_method_does_not_have(ratio, said) -> None:
     with pytest.raises(ValueError, match=said):
-        resolve_correction(ratio)
+        ratio.resolve_correction()
 
 
 def test_correcting_twice_is_refused() -> None:
     twice = RatioConfig(correction="icepop", denominator="recorded")
     with pytest.raises(ValueError, match="twice is wrong"):
-        resolve_denominator(twice, updates_per_rollout=1, is_stale=False)
-    assert resolve_correction(RatioConfig()) is None
+        twice.resolve_denominator(updates_per_rollout=1, is_stale=False)
+    assert RatioConfig().resolve_correction() is None
 
 
 @pytest.mark.parametrize("denominator", ["self", "recomputed", "recorded"])

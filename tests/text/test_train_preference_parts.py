@@ -23,11 +23,10 @@ from hone.objectives.batchwide import aot_partners, same_rank
 from hone.objectives.implicit import alpha_link, forward_kl_link, js_link, length_desensitised
 from hone.objectives.terms import LossTerms
 from hone.sources.logged import LogSource
-from hone.text.preference.answer_loss import AnswerView
-from hone.text.preference.mismatched_answers import with_mismatched_answers
-from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.answer_data import answer_episodes, answer_tokens
+from hone.text.preference.answer_loss import AnswerView, with_mismatched_answers
+from hone.text.preference.pair_losses import PairAlgorithm
 from hone.text.preference.preference_job import ReferenceLog, StartDistance, prompts_to_answer
-from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
 
 TOKENIZER = character_tokenizer(["abcdefghij"])
 

@@ -18,7 +18,7 @@ from hone.recipes.text.grpo import GrpoAlgorithm
 from hone.text.advantages import AdvantageConfig
 from hone.text.loss_adapters import AGGREGATIONS
 from hone.text.presets import PRESETS
-from hone.text.ratio import RatioConfig, RejectionConfig, resolve_correction
+from hone.text.ratio import RatioConfig, RejectionConfig
 from hone.text.rl import TextRunConfig
 
 EVERY = [(library, recipe) for library, recipes in PRESETS.items() for recipe in recipes]
@@ -252,7 +252,7 @@ OWNER = torch.tensor([0, 0, 1])
 )
 def test_a_correction_is_the_product_of_its_parts(ratio: dict[str, Any], expected: list[float]) -> None:
     """Ratios 2, 1/4 and 1; k2 of them 0.24, 0.96 and 0; k1 -0.69, 1.39 and 0; binary KL 0.19 and 0.4."""
-    factor = resolve_correction(RatioConfig.model_validate(ratio))
+    factor = RatioConfig.model_validate(ratio).resolve_correction()
     assert factor is not None
     np.testing.assert_allclose(factor(TRAINER, ENGINE, OWNER).numpy(), expected, rtol=1e-12)
 
@@ -285,4 +285,4 @@ def test_bounds_that_reject_all_or_nothing_are_refused(bounds: dict[str, Any], s
 )
 def test_a_floor_above_the_cap_is_refused(ratio: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        resolve_correction(RatioConfig.model_validate(ratio))
+        RatioConfig.model_validate(ratio).resolve_correction()

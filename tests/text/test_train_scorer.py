@@ -17,10 +17,10 @@ from hone.models.language.scalar_head import TokenScorer, new_scalar_head
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
 from hone.objectives.weights import token_mean
+from hone.text.answer_data import answer_episodes, answer_tokens
 from hone.text.rows import TokenLayout, TokenRows
 from hone.text.scorers.scorer_job import labelled_log
 from hone.text.scorers.scorer_loss import PAIR_WEIGHTS, PairwiseLoss, ScorerLoss, outcome_loss, step_loss
-from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
 
 VOCAB = 13
 TOKENIZER = character_tokenizer(["abcdefg"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError
+from hone.text.answer_data import answer_episodes, answer_tokens
 from hone.text.collecting.selections import best_answers, right_answers
-from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
 
 ANSWERS = st.lists(
     st.tuples(

@@ -20,7 +20,7 @@ from hone.objectives.weights import PromptScheme
 from hone.recipes.registry import load_recipe
 from hone.text.loss import TokenLoss
 from hone.text.loss_adapters import AGGREGATIONS
-from hone.text.ratio import RatioConfig, StepCorrection, resolve_correction, resolve_step_correction
+from hone.text.ratio import RatioConfig, StepCorrection
 from hone.text.rows import TokenLayout
 
 GAP = torch.tensor([0.5, -0.25, 1.0, -1.5, 0.125, 2.0, -0.75, 0.0, 0.25], dtype=torch.float64)
@@ -31,7 +31,7 @@ ENGINE = torch.full_like(GAP, -3.0)
 
 
 def step_correction(**ratio: Any) -> StepCorrection:
-    found = resolve_step_correction(RatioConfig.model_validate(ratio))
+    found = RatioConfig.model_validate(ratio).resolve_step_correction()
     assert found is not None
     return found
 
@@ -95,7 +95,7 @@ def test_normalised_weights_have_the_mean_1(tokens: list[tuple[float, int]], cor
     engine = torch.zeros_like(trainer)
     ratio: dict[str, Any] = {"correction": correction, "weight_cap": 1.5}
     found = step_correction(normalise_weights=True, **ratio).columns(trainer, engine, numbers)[0].tolist()
-    plain = resolve_correction(RatioConfig.model_validate(ratio))
+    plain = RatioConfig.model_validate(ratio).resolve_correction()
     assert plain is not None
     weights = plain(trainer, engine, numbers).tolist()
     if correction.endswith("masked_is") or correction == "truncated_is":
@@ -243,7 +243,7 @@ def test_the_whole_step_gives_the_factors_of_its_micro_batches(denominator: Any)
         loss=loss(),
         denominator=denominator,
         micro_batch_tokens=12,
-        correction=resolve_correction(RatioConfig.model_validate(ratio)),
+        correction=RatioConfig.model_validate(ratio).resolve_correction(),
     )
     whole = replace(plain, correction=None, step_correction=step_correction(count_rejected=False, **ratio))
     layout = TokenLayout(scheme=AGGREGATIONS["token_mean"])
@@ -259,8 +259,8 @@ def test_the_whole_step_gives_the_factors_of_its_micro_batches(denominator: Any)
 
 
 def test_the_default_corrects_micro_batch_by_micro_batch() -> None:
-    assert resolve_step_correction(RatioConfig()) is None
-    assert resolve_step_correction(RatioConfig.model_validate({"correction": "icepop"})) is None
+    assert RatioConfig().resolve_step_correction() is None
+    assert RatioConfig.model_validate({"correction": "icepop"}).resolve_step_correction() is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ tokens that must have the same gradient.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,13 +38,14 @@ from hone.objectives.weights import token_mean
 from hone.run.job import RunConfig, TrainingJob
 from hone.run.loop import Learner
 from hone.sources.logged import LogSource
-from hone.text.critic import ActorCriticLearner
 from hone.text.evaluate.open_policy import NewModelConfig
 from hone.text.loss import chosen_logp, likeliest_tokens
-from hone.text.preference.preference_job import PreferenceRunConfig
+from hone.text.open_text import LanguageRunConfig
 from hone.text.rl import TextRunConfig
 from hone.text.rows import TokenBatch, TokenLayout, TokenRows
-from hone.text.world_model import CuriousLearner
+
+if TYPE_CHECKING:
+    from hone.text.critic import ActorCriticLearner
 
 VOCABULARY = 64
 """Vocabulary size of the copy."""
@@ -88,9 +89,13 @@ def token_probes(
     learner: Learner[Any], job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
 ) -> list[GradientProbe]:
     """Probes of a policy's, scorer's or critic's phases; empty for another network."""
-    learner = learner.actor if isinstance(learner, CuriousLearner) else learner
-    if isinstance(learner, ActorCriticLearner):
-        return _actor_critic_probes(learner, job, config, own_credit=own_credit, seed=seed)
+    if not isinstance(learner, GradientLearner):
+        from hone.text.critic import ActorCriticLearner  # noqa: PLC0415 - learners of several networks only
+        from hone.text.world_model import CuriousLearner  # noqa: PLC0415 - as above
+
+        learner = learner.actor if isinstance(learner, CuriousLearner) else learner
+        if isinstance(learner, ActorCriticLearner):
+            return _actor_critic_probes(learner, job, config, own_credit=own_credit, seed=seed)
     if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, TokenPolicy | TokenScorer):
         return []
     double, source = shrunken_copy(learner.policy, seed=seed), job.recipe.source
@@ -100,7 +105,7 @@ def token_probes(
         episodes = source.log.take(source.episodes_of(np.arange(min(LOGGED_UNITS, source.units))))
     else:
         return []
-    labels = config.labels if isinstance(config, TextRunConfig | PreferenceRunConfig) else None
+    labels = config.labels if isinstance(config, LanguageRunConfig | TextRunConfig) else None
     if labels is not None:
         credits = labels(episodes, NO_VALUES)
     elif own_credit:
@@ -113,7 +118,7 @@ def token_probes(
 
 
 def _actor_critic_probes(
-    learner: ActorCriticLearner, job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
+    learner: "ActorCriticLearner", job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
 ) -> list[GradientProbe]:
     """Probes of a policy's phase and of its critic's, on the same episodes and credits."""
     policy, critic = (shrunken_copy(one.policy, seed=seed) for one in (learner.actor, learner.critic))
@@ -129,9 +134,9 @@ def _actor_critic_probes(
 
 
 def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
-    if isinstance(config, PreferenceRunConfig):
-        return AnswerShape(groups=PAIRED_GROUPS, group_size=2, has_reference=True)
     if not isinstance(config, TextRunConfig):
+        if isinstance(config, LanguageRunConfig | TextRunConfig) and config.labels is not None:
+            return AnswerShape(groups=PAIRED_GROUPS, group_size=2, has_reference=True)
         return AnswerShape(from_log=isinstance(job.recipe.source, LogSource))
     rollout = config.rollout
     samples = rollout.samples_per_prompt

@@ -5,9 +5,6 @@ Belongs here: pictures for the report, made at the end of a run and saved in its
 
 from pathlib import Path
 
-from hone.control.evaluate.policy_maps import grid_layout, policy_map, policy_map_on
-from hone.control.evaluate.returns import load_policy_and_env
-from hone.control.evaluate.video import record_episode
 from hone.core.clock import SystemClock
 from hone.core.errors import DataError
 from hone.run.saved_config import config_tree, is_control
@@ -30,6 +27,10 @@ def write_policy_pictures(run: Path) -> list[str]:
         checkpoints.folder / step_name(steps[-1]) / "policy"
     ):  # before the checksums are verified: the checkpoint may have gigabytes
         return []
+    from hone.control.evaluate.policy_maps import grid_layout, policy_map_on  # noqa: PLC0415 - the wing of the run
+    from hone.control.evaluate.returns import load_policy_and_env  # noqa: PLC0415 - as above
+    from hone.control.evaluate.video import record_episode  # noqa: PLC0415 - as above
+
     newest = checkpoints.newest_policy()
     folder, step = newest.policy_folder, newest.step
     config = config_tree(run)
@@ -54,4 +55,6 @@ def newest_map(run: Path) -> PolicyMap:
     newest = open_run(run, clock=SystemClock()).checkpoints().newest_policy()
     if not is_control(newest.policy_folder):
         raise DataError(f"{run}: its policy is a language model; a map needs a control policy on a grid")
+    from hone.control.evaluate.policy_maps import policy_map  # noqa: PLC0415 - the wing of the run
+
     return policy_map(newest.policy_folder, config_tree(run), step=newest.step)

@@ -30,8 +30,8 @@ from hone.planner.run_memory import RunDimensions
 from hone.recipes.text.sft import SftConfig, sft_learner
 from hone.run.job import RunConfig
 from hone.run.loop import Learner
-from hone.text.actor_critic import ActorCriticLearner
 from hone.text.collecting.round_job import RoundRunConfig, imitation_learner
+from hone.text.critic import ActorCriticLearner
 from hone.text.preference.preference_job import PreferenceRunConfig, answer_learner
 from hone.text.reference_policies import TextPolicies
 from hone.text.rl import TextRunConfig

@@ -8,22 +8,23 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import DataError, ErrorCollector
 from hone.learner.config import learning_rate_schedule, policy_phase
-from hone.learner.gradient import GradientLearner
+from hone.learner.gradient import ComputeCost, GradientLearner
 from hone.learner.share import shared_network
 from hone.models.language.scalar_head import ValueNetwork, scored_tokens
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.run.saved_config import policy_folder
 from hone.text.advantages import DecisionUnit
-from hone.text.critic import ActorCriticLearner, CriticView, critic_compute_cost
+from hone.text.critic import ActorCriticLearner, CriticLossConfig, CriticView, SquaredErrorLoss
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
 from hone.text.evaluate.reward_members import load_reward_model
+from hone.text.flops import forward_flops
 from hone.text.learners import step_layout
 from hone.text.loss import TokenLossSpec
 from hone.text.memory import WEIGHT_BYTES
 from hone.text.reference_policies import TextPolicies
 from hone.text.rl import TextGradientRunConfig, gradient_learner
-from hone.text.value_losses import CriticLossConfig, SquaredErrorLoss
+from hone.text.rows import TokenBatch
 
 
 class CriticConfig(Config):
@@ -43,6 +44,32 @@ class CriticConfig(Config):
     warmup_steps: int = Field(default=0, ge=0)
     """First iterations, in which the critic learns and the policy does not: a critic that begins with wrong values
     leads the policy astray (VC-PPO)."""
+
+    def require_fit(self, tokenizer: Tokenizer, longest: int) -> None:
+        """Raise DataError for a folder with another tokenizer than the policy's, or a shorter context than the
+        `longest` prompt and answer, in tokens. A folder that cannot be read is told of by another check."""
+        if self.path is None:
+            return
+        where = f"algorithm.critic.path = {self.path!r}"
+        theirs, reads = open_tokenizer(ModelSource(path=self.path))
+        faults, known = ErrorCollector(DataError), tokenizer.backend.get_vocab()
+        if theirs.backend.get_vocab() != known:
+            faults.add(
+                f"{where}: its tokenizer ({theirs.size} tokens) is not the policy's ({tokenizer.size} tokens), so "
+                "it cannot judge the policy's tokens; take a model of the same family, or leave it out"
+            )
+        if reads < longest:
+            faults.add(
+                f"{where}: it reads {reads} tokens, and the longest prompt with its answer has {longest}; lower "
+                "rollout.max_tokens, shorten prompts, or leave it out"
+            )
+        faults.raise_if_any()
+
+    def copies(self, model: ModelSource) -> dict[str, int]:
+        """Bytes per parameter of the policy that the critic takes: weights (of a folder they are counted there),
+        gradients and two moments."""
+        copies = 4 if self.path is None else 3
+        return {"critic": copies * WEIGHT_BYTES[model.weights]}
 
 
 class AdvantageEstimation(Config):
@@ -74,6 +101,16 @@ def actor_critic_learner(
     layout = step_layout(token_mean, config.learner, config.run, mixed_precision=mixed)
     view = CriticView(critic.loss, layout, budget)
     learning = config.learner.model_copy(update={"lr": critic.lr or config.learner.lr, "epochs": critic.epochs})
+
+    def cost(network: ValueNetwork, batch: TokenBatch) -> ComputeCost:
+        """A forward and a backward pass over `batch`, and its share of the passes for values before the update: for the
+        advantages, and for a clipped loss."""
+        tokens = len(batch.packed.tokens)
+        pairs = batch.packed.positions.sum().double() + tokens
+        forward = forward_flops(network.decoder.config, tokens=tokens, logits=0, pairs=pairs)
+        before = (1 + (batch.old_value is not None)) / learning.epochs
+        return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
+
     learner = GradientLearner(
         policy=network,
         layout=partial(view.rows, network),
@@ -84,7 +121,7 @@ def actor_critic_learner(
         minibatches=learning.minibatches,
         shuffle=learning.minibatches > 1,
         micro_batch_tokens=budget,
-        compute_cost=partial(critic_compute_cost, epochs=learning.epochs),
+        compute_cost=cost,
     )
     return ActorCriticLearner(actor=actor, critic=learner, view=view, warmup_steps=critic.warmup_steps)
 
@@ -105,31 +142,3 @@ def _open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: 
     if scorer is not None and outputs == 1:
         network.take_head(scorer)
     return network
-
-
-def require_fitting_critic(critic: CriticConfig, tokenizer: Tokenizer, longest: int) -> None:
-    """Raise DataError for a folder with another tokenizer than the policy's, or a shorter context than the `longest`
-    prompt and answer, in tokens. A folder that cannot be read is told of by another check."""
-    if critic.path is None:
-        return
-    where = f"algorithm.critic.path = {critic.path!r}"
-    theirs, reads = open_tokenizer(ModelSource(path=critic.path))
-    faults, known = ErrorCollector(DataError), tokenizer.backend.get_vocab()
-    if theirs.backend.get_vocab() != known:
-        faults.add(
-            f"{where}: its tokenizer ({theirs.size} tokens) is not the policy's ({tokenizer.size} tokens), so "
-            "it cannot judge the policy's tokens; take a model of the same family, or leave it out"
-        )
-    if reads < longest:
-        faults.add(
-            f"{where}: it reads {reads} tokens, and the longest prompt with its answer has {longest}; lower "
-            "rollout.max_tokens, shorten prompts, or leave it out"
-        )
-    faults.raise_if_any()
-
-
-def critic_copies(model: ModelSource, critic: CriticConfig) -> dict[str, int]:
-    """Bytes per parameter of the policy that the critic takes: weights (of a folder they are counted there),
-    gradients and two moments."""
-    copies = 4 if critic.path is None else 3
-    return {"critic": copies * WEIGHT_BYTES[model.weights]}

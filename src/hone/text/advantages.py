@@ -47,9 +47,9 @@ class AdvantageConfig(Config):
     @model_validator(mode="after")
     def _turns_have_one_normalisation(self) -> Self:
         default = {name: type(self).model_fields[name].default for name in ("center", "scale", "ddof")}
-        given = {"center": self.center, "scale": self.scale, "ddof": self.ddof}
-        if self.compare == "turn" and given != default:
-            changed = ", ".join(f"{name} = {value!r}" for name, value in given.items() if value != default[name])
+        own = {"center": self.center, "scale": self.scale, "ddof": self.ddof}
+        if self.compare == "turn" and own != default:
+            changed = ", ".join(f"{name} = {value!r}" for name, value in own.items() if value != default[name])
             raise ValueError(
                 'compare = "turn" takes the mean and the deviation (ddof 1) of the rewards of all turns of a group; '
                 f"leave {changed} out, which are for whole dialogues"
@@ -57,116 +57,57 @@ class AdvantageConfig(Config):
         return self
 
 
-def _as_scored(credit: CreditFunction, *, discount: float) -> CreditFunction:
-    """The credit of scores as they are."""
-    del discount
-    return credit
-
-
-def _discounted_by_turn(credit: CreditFunction, *, discount: float) -> CreditFunction:
-    """The credit of scores that are discounted by turn."""
-    return partial(with_turn_discount, credit=credit, discount=discount)
-
-
-TURN_DISCOUNTS: Final[Mapping[bool, Callable[..., CreditFunction]]] = {False: _as_scored, True: _discounted_by_turn}
+_TURN_DISCOUNTS: Final[Mapping[bool, Callable[..., CreditFunction]]] = {
+    False: lambda credit, discount: credit,  # noqa: ARG005 - both forms are called alike
+    True: lambda credit, discount: partial(with_turn_discount, credit=credit, discount=discount),
+}
 """By whether there is a discount."""
 
 
 def _compare_dialogues(config: AdvantageConfig) -> CreditFunction:
-    """Group-relative advantages of whole dialogues."""
     credit = partial(group_relative, center=config.center, scale=config.scale, ddof=config.ddof, epsilon=config.epsilon)
-    return TURN_DISCOUNTS[config.turn_discount < 1](credit, discount=config.turn_discount)
+    return _TURN_DISCOUNTS[config.turn_discount < 1](credit, discount=config.turn_discount)
 
 
-def _compare_turns(config: AdvantageConfig) -> CreditFunction:
-    """Group-relative advantages of turns."""
-    return partial(step_group_relative, step_ends=turn_ends, discount=config.turn_discount, epsilon=config.epsilon)
-
-
-COMPARISONS: Final[Mapping[Compared, Callable[[AdvantageConfig], CreditFunction]]] = {
+_COMPARISONS: Final[Mapping[Compared, Callable[[AdvantageConfig], CreditFunction]]] = {
     "dialogue": _compare_dialogues,
-    "turn": _compare_turns,
+    "turn": lambda config: partial(
+        step_group_relative, step_ends=turn_ends, discount=config.turn_discount, epsilon=config.epsilon
+    ),
 }
-
-
-def unchanged(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
-    """The credit itself: no whitening."""
-    del ddof, epsilon
-    return credit
-
-
-def _whitened_over_answers(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
-    """The credit, standardised over the step's answers."""
-    return partial(whitened_answers, credit=credit, ddof=ddof, epsilon=epsilon)
-
-
-def _whitened_over_decisions(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
-    """The credit, standardised over the step's tokens."""
-    return partial(whitened, credit=credit, ddof=ddof, epsilon=epsilon)
-
-
-WHITENINGS: Final[Mapping[str, Callable[..., CreditFunction]]] = {
-    "none": unchanged,
-    "answers": _whitened_over_answers,
-    "decisions": _whitened_over_decisions,
+_WHITENINGS: Final[Mapping[str, Callable[..., CreditFunction]]] = {
+    "none": lambda credit, ddof, epsilon: credit,  # noqa: ARG005 - all forms are called alike
+    "answers": lambda credit, ddof, epsilon: partial(whitened_answers, credit=credit, ddof=ddof, epsilon=epsilon),
+    "decisions": lambda credit, ddof, epsilon: partial(whitened, credit=credit, ddof=ddof, epsilon=epsilon),
+}
+_DECISION_UNITS: Final[Mapping[DecisionUnit, Callable[[CreditFunction], CreditFunction]]] = {
+    "token": lambda credit: credit,
+    "turn": lambda credit: partial(per_turn, credit=credit),
+}
+_REWARD_WHITENINGS: Final[Mapping[str, Callable[[CreditFunction], CreditFunction]]] = {
+    "none": lambda credit: credit,
+    "scale": lambda credit: partial(whitened_rewards, credit=credit),
+    "standardise": lambda credit: partial(whitened_rewards, credit=credit, shift=True),
 }
 
 
 def group_advantage(config: AdvantageConfig) -> CreditFunction:
     """Group-relative advantages with the comparison, baseline, divisor and whitening of a config."""
-    return with_whitening(COMPARISONS[config.compare](config), config.whiten, ddof=config.ddof, epsilon=config.epsilon)
-
-
-def _each_token(credit: CreditFunction) -> CreditFunction:
-    """The credit of tokens."""
-    return credit
-
-
-def _each_turn(credit: CreditFunction) -> CreditFunction:
-    """The credit of turns, each one decision."""
-    return partial(per_turn, credit=credit)
-
-
-DECISION_UNITS: Final[Mapping[DecisionUnit, Callable[[CreditFunction], CreditFunction]]] = {
-    "token": _each_token,
-    "turn": _each_turn,
-}
+    return with_whitening(_COMPARISONS[config.compare](config), config.whiten, ddof=config.ddof, epsilon=config.epsilon)
 
 
 def with_decision_unit(credit: CreditFunction, unit: DecisionUnit) -> CreditFunction:
     """The credit of rewards with tokens or turns as decisions."""
-    return DECISION_UNITS[unit](credit)
+    return _DECISION_UNITS[unit](credit)
 
 
 def with_whitening(
     credit: CreditFunction, whiten: Whitening, *, ddof: Ddof = 1, epsilon: float = 1e-4
 ) -> CreditFunction:
     """The credit, standardised over the step's answers or tokens, or as it is."""
-    return WHITENINGS[whiten](credit, ddof=ddof, epsilon=epsilon)
-
-
-def _rewards_as_paid(credit: CreditFunction) -> CreditFunction:
-    """The credit of the rewards as they are."""
-    return credit
-
-
-def _scaled_rewards(credit: CreditFunction) -> CreditFunction:
-    """The credit of rewards divided by their deviation around their mean."""
-    return partial(whitened_rewards, credit=credit)
-
-
-def _standardised_rewards(credit: CreditFunction) -> CreditFunction:
-    """The credit of rewards of mean 0 and deviation 1."""
-    return partial(whitened_rewards, credit=credit, shift=True)
-
-
-REWARD_WHITENINGS: Final[Mapping[str, Callable[[CreditFunction], CreditFunction]]] = {
-    "none": _rewards_as_paid,
-    "scale": _scaled_rewards,
-    "standardise": _standardised_rewards,
-}
+    return _WHITENINGS[whiten](credit, ddof=ddof, epsilon=epsilon)
 
 
 def with_whitened_rewards(credit: CreditFunction, whitening: RewardWhitening) -> CreditFunction:
     """The credit of rewards that are whitened over the step's tokens first."""
-    return REWARD_WHITENINGS[whitening](credit)
+    return _REWARD_WHITENINGS[whitening](credit)

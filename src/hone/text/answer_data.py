@@ -7,26 +7,135 @@ answers come from a file, as text, or from the folder of a run that collected th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import DataError
+from hone.core.ragged import offsets_of
 from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
-from hone.text.sft_data import encode_answer, encode_examples
-from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
-from hone.text.tasks.collected_answers import AnswerKind, PairRule, select_answers
-from hone.text.tasks.collection import is_collection, read_collection
-from hone.text.tasks.dataset import DatasetKind, Example, ExampleDataset, read_examples
+from hone.rewards.solutions import check_solution, run_solutions
+from hone.text.tasks.collection import AnswerKind, PairRule, is_collection, read_collection, select_answers
+from hone.text.tasks.dataset import DatasetKind, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, SUFFIXES
-from hone.text.tasks.row_checks import PromptContent
-from hone.text.tasks.scored_rows import AnswerTokens, ScoredAnswer
+from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
 from hone.text.tasks.step_rewards import text_ends
 from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import supervised_episodes
+
+# ------------------------------------------------------------------------------------------------ examples to imitate
+
+
+_Tokens: TypeAlias = NDArray[np.int32]
+
+
+class SolutionConfig(Config):
+    """Function that makes completions for prompts without one."""
+
+    use: str
+    """`path/to/file.py:name`: a function f(prompt, **columns) -> str, called by the names of its parameters."""
+    deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds that it may take for the whole dataset."""
+
+
+def solved_examples(
+    task: TaskConfig, solution: SolutionConfig | None, *, apart_from: Sequence[ExampleDataset] = ()
+) -> ExampleDataset:
+    """The task's examples, each with a completion. Raises ConfigError, DataError or UserCodeError."""
+    if solution is None:
+        examples = task.examples(need="prompt-completion", exclude=apart_from)
+        if any(example.completion is None for example in examples):
+            raise DataError(f"{task.source} has no completions to imitate; give [solution] use = 'file.py:function'")
+        return examples
+    check_solution(solution.use)
+    examples = task.examples(exclude=apart_from)
+    rows = [{"prompt": example.prompt, **example.columns} for example in examples]
+    completions = run_solutions(solution.use, rows, deadline_s=solution.deadline_s)
+    drafts = [
+        replace(example, completion=completion) for example, completion in zip(examples, completions, strict=True)
+    ]
+    return build_examples(drafts, source=f"{examples.source}, worked by {solution.use}", warnings=examples.warnings)
+
+
+def _encode_answer(prompt: PromptContent, completion: PromptContent, tokenizer: Tokenizer) -> tuple[_Tokens, _Tokens]:
+    """Tokens of a question, and of its answer with the end of sequence; messages go through the chat template.
+
+    Raises DataError for a template that writes the question differently once an answer follows.
+    """
+    if isinstance(prompt, str) and isinstance(completion, str):
+        ended = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))
+        return tokenizer.encode(prompt), ended.astype(np.int32)
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    asked = tokenizer.apply_chat(turns)
+    whole = tokenizer.apply_chat([*turns, *answer], add_generation_prompt=False)
+    if not np.array_equal(whole[: len(asked)], asked):
+        raise DataError(
+            "the chat template writes the prompt differently once an answer follows, so the answer's tokens cannot be "
+            "told apart; use a template that only appends"
+        )
+    return asked, whole[len(asked) :]
+
+
+# ---------------------------------------------------------------------------------------------------- tokens, episodes
+
+
+def answer_tokens(
+    prompt: NDArray[np.int32],
+    answer: NDArray[np.int32],
+    *,
+    step_ends: Sequence[int] = (),
+    step_labels: Sequence[float] = (),
+) -> AnswerTokens:
+    """Tokens of an encoded answer, whose log-probabilities nobody knows. `step_ends` `[k]` are places in `answer` of
+    the last token of each step, and `step_labels` `[k]` the steps' labels."""
+    labels = np.full(len(answer), np.nan, np.float32)
+    labels[np.asarray(step_ends, np.int64)] = step_labels
+    return AnswerTokens(
+        tokens=np.concatenate([prompt, answer]).astype(np.int32),
+        at=np.arange(len(prompt), len(prompt) + len(answer), dtype=np.int64),
+        logp=np.full(len(answer), np.nan, np.float32),
+        labels=labels,
+    )
+
+
+def answer_episodes(
+    answers: Sequence[AnswerTokens], *, scores: Sequence[float], groups: Sequence[int], steps: bool = False
+) -> Episodes:
+    """Episodes of scored answers `[E]`, in their order. `steps`: rewards are the labels of steps, NaN where there is
+    none; otherwise each answer is rewarded with its score at its last token."""
+    lengths = np.array([len(one.at) for one in answers], np.int64)
+    sizes = np.array([len(one.tokens) for one in answers], np.int64)
+    offsets, starts = offsets_of(lengths), offsets_of(sizes)
+    tokens = np.concatenate([one.tokens for one in answers]).astype(np.int32)
+    at = np.concatenate([one.at for one in answers]) + np.repeat(starts[:-1], lengths)
+    truncated = np.array([one.truncated for one in answers], np.bool_)
+    score = np.array(scores, np.float64)
+    if steps:
+        reward = np.concatenate([one.labels for one in answers]).astype(np.float32)
+    else:
+        reward = np.zeros(len(at), np.float32)
+        reward[offsets[1:] - 1] = score
+    return Episodes(
+        offsets=offsets,
+        seen=Transcript(tokens=tokens, offsets=starts, at=at),
+        chosen=tokens[at],
+        logp=np.concatenate([one.logp for one in answers]).astype(np.float32),
+        version=np.zeros(len(at), np.int32),
+        reward=reward,
+        group=np.array(groups, np.int64),
+        terminated=~truncated,
+        truncated=truncated,
+        score=score,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- scored answers
+
 
 _FILE_KINDS: Final[Mapping[AnswerKind, DatasetKind]] = {
     "preference": "preference",
@@ -131,8 +240,11 @@ def imitation_episodes(
     """Examples to imitate as episodes whose every decision was worth 1, and warnings; collected answers as they were
     drawn. Raises DataError as `encode_answers`."""
     if examples.vocabulary is None:
-        (prompts, completions), notes = encode_examples(examples, task, tokenizer, context=context)
-        return supervised_episodes(prompts, completions), notes
+        rows = examples.apply(lambda example: _encode_completion(example, task, tokenizer))
+        rows, notes = _fit(examples, rows, task, context, largest_first=False)
+        texts = [answer for row in rows for answer, _ in row.answers]
+        asked = [one.tokens[: one.at[0]] for one in texts]
+        return supervised_episodes(asked, [one.tokens[one.at[0] :] for one in texts]), notes
     log, notes = encode_answers(examples, task, tokenizer, context=context, kind="imitation")
     return replace(log.episodes, reward=np.ones_like(log.episodes.reward)), notes
 
@@ -167,9 +279,16 @@ def _encode(example: Example, task: AnswerTaskConfig, tokenizer: Tokenizer) -> _
         if tokens is None and answer.steps:
             tokens = _encode_steps(prompt, answer, task.answers.separator, tokenizer)
         elif tokens is None:
-            tokens = answer_tokens(*encode_answer(prompt, answer.content, tokenizer))
+            tokens = answer_tokens(*_encode_answer(prompt, answer.content, tokenizer))
         answers.append((tokens, answer.score))
     return _EncodedExample(id=example.id, answers=tuple(answers))
+
+
+def _encode_completion(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> _EncodedExample:
+    assert example.completion is not None
+    prompt = task.fill_template(example.prompt, example.columns)
+    tokens = answer_tokens(*_encode_answer(prompt, example.completion, tokenizer))
+    return _EncodedExample(id=example.id, answers=((tokens, 1.0),))
 
 
 def _encode_steps(prompt: PromptContent, answer: ScoredAnswer, separator: str, tokenizer: Tokenizer) -> AnswerTokens:
@@ -179,21 +298,28 @@ def _encode_steps(prompt: PromptContent, answer: ScoredAnswer, separator: str, t
         step if step.endswith(separator) or place == last else step + separator
         for place, step in enumerate(answer.steps)
     ]
-    asked, said = encode_answer(prompt, "".join(pieces), tokenizer)
-    ends = text_ends(said, tokenizer.decode, "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist())
-    ended = [*ends[:last], *(ends[last:] if pieces[last].endswith(separator) else []), len(said) - 1]
+    asked, written = _encode_answer(prompt, "".join(pieces), tokenizer)
+    ends = text_ends(written, tokenizer.decode, "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist())
+    ended = [*ends[:last], *(ends[last:] if pieces[last].endswith(separator) else []), len(written) - 1]
     labels = [*answer.labels, answer.labels[last]][: len(ended)]
-    return answer_tokens(asked, said, step_ends=ended, step_labels=labels)
+    return answer_tokens(asked, written, step_ends=ended, step_labels=labels)
 
 
 def _fit(
-    examples: ExampleDataset, rows: Sequence[_EncodedExample], task: AnswerTaskConfig, context: int
+    examples: ExampleDataset,
+    rows: Sequence[_EncodedExample],
+    task: AnswerTaskConfig,
+    context: int,
+    *,
+    largest_first: bool = True,
 ) -> tuple[list[_EncodedExample], list[str]]:
     """Examples that fit in the context, and a note on the others. Raises DataError as `task.on_long_prompt` says."""
-    long = sorted((row for row in rows if row.size > context), key=lambda row: -row.size)
+    long = [row for row in rows if row.size > context]
     if not long:
         return list(rows), []
-    said = (
+    if largest_first:
+        long.sort(key=lambda row: -row.size)
+    note = (
         f"{examples.source}: {len(long)} of {len(rows)} examples are longer than the model's context of {context} "
         f"tokens: {', '.join(f'{row.id} ({row.size} tokens)' for row in long[:MAX_FAULTS_SHOWN])}"
         f"{', ...' if len(long) > MAX_FAULTS_SHOWN else ''}"
@@ -204,6 +330,6 @@ def _fit(
     ]
     kept = [row for row in fitting if row is not None]
     if task.on_long_prompt == "error" or not kept:
-        raise DataError(f'{said}; shorten them, take a model with more positions, or set task.on_long_prompt = "drop"')
+        raise DataError(f'{note}; shorten them, take a model with more positions, or set task.on_long_prompt = "drop"')
     dropped = len(rows) - len(kept)
-    return kept, [f"{said} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]
+    return kept, [f"{note} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]

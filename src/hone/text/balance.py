@@ -23,21 +23,10 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import balanced_bias, load_balance
 from hone.text.rollout_config import RolloutConfig
-from hone.text.rows import TokenLayout, TokenRows
-from hone.text.token_batch import ExpertLoad, TokenBatch
+from hone.text.rows import ExpertLoad, TokenBatch, TokenRows
 
 TokenObjective = Callable[[TokenPolicy, TokenBatch], LossTerms]
 PrepareRows = Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows]
-
-
-def expert_layout(layout: TokenLayout, policy: TokenPolicy) -> TokenLayout:
-    """`layout` as the policy's experts need it: with or without replay, and with every sequence where a loss of their
-    load counts them all."""
-    if policy.decoder.config.experts is None:
-        return layout
-    training = policy.expert_training
-    skips = layout.skip_zero_advantage and training.balance != "loss"
-    return replace(layout, replay_routing=training.replay, skip_zero_advantage=skips)
 
 
 def missing_routes(policy: TokenPolicy, rollout: RolloutConfig) -> list[str]:
@@ -132,8 +121,8 @@ class ExpertBalance:
         def question(batch: TokenBatch) -> tuple[Tensor]:
             return (policy.chosen_experts(batch.replayed)[batch.at],)
 
-        (found,) = rows.evaluate(question, self.micro_batch_tokens)
-        return found.astype(np.int64)
+        (routes,) = rows.evaluate(question, self.micro_batch_tokens)
+        return routes.astype(np.int64)
 
 
 def _expert_counts(policy: TokenPolicy, routes: NDArray[np.integer]) -> NDArray[np.float64]:

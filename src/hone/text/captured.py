@@ -21,9 +21,8 @@ from hone.text.open_text import TextInputs
 from hone.text.rollout_config import RolloutConfig
 from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
-from hone.text.tasks.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_address
 from hone.text.tasks.dataset import ExampleDataset, build_examples
-from hone.text.tasks.task import TaskConfig
+from hone.text.tasks.task import VERIFIERS, AgentSessionsConfig, TaskConfig, agent_address
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS
 
@@ -58,12 +57,6 @@ class CapturedText:
         self.close_address()
 
 
-def _captured_examples(task: TaskConfig) -> ExampleDataset:
-    """The tasks of an environment of verifiers; none where agents bring their own. Raises HoneError."""
-    driver = _driver(task)
-    return build_examples([], source=task.source) if driver is None else driver.examples()
-
-
 def captured_inputs(
     config: AnswersConfig,
     *,
@@ -71,6 +64,8 @@ def captured_inputs(
     more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
 ) -> TextInputs[Sequence[Prompt]]:
     """Inputs of a run whose dialogues are held by agents: they bring the prompts."""
+
+    source, driver = config.task.source, _driver(config.task)
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
         del examples
@@ -88,7 +83,7 @@ def captured_inputs(
 
     return TextInputs(
         config=config,
-        read=lambda _: _captured_examples(config.task),
+        read=lambda _: build_examples([], source=source) if driver is None else driver.examples(),
         lay_out=lay_out,
         rewards=config.rewards,
         other_policies=[*other_policies, *config.rewards.local_judges],
@@ -133,6 +128,16 @@ def open_captured_text(
     address = server.bind()
     served = ServedModel(name=MODEL_NAME, tokenizer=tokenizer, context=context, fingerprint_of="version {}".format)
     server.start(CaptureRoutes(desk, clock, served).app())
+    plan = None
+    if driver is not None:
+        rows = inputs.examples.rows
+        plan = SessionPlan(
+            rows=[row.columns for row in rows],
+            ids=[row.id for row in rows],
+            per_step=rollout.prompts_per_step,
+            samples=rollout.samples_per_prompt,
+            seed=inputs.config.seed,
+        )
     world = CaptureWorld(
         desk=desk,
         tokenizer=tokenizer,
@@ -147,22 +152,11 @@ def open_captured_text(
         address=address,
         scorer=inputs.scorer,
         tool_format=TOOL_FORMATS[agents.tool_format],
-        plan=None if driver is None else _plan(inputs, rollout),
+        plan=plan,
         driver=driver,
     )
     actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=inputs.config.seed, cluster=cluster)
     return CapturedText(world=world, actor=actor, scorer=inputs.scorer, close_address=server.close)
-
-
-def _plan(inputs: TextInputs[Sequence[Prompt]], rollout: RolloutConfig) -> SessionPlan:
-    rows = inputs.examples.rows
-    return SessionPlan(
-        rows=[row.columns for row in rows],
-        ids=[row.id for row in rows],
-        per_step=rollout.prompts_per_step,
-        samples=rollout.samples_per_prompt,
-        seed=inputs.config.seed,
-    )
 
 
 def _driver(task: TaskConfig) -> VerifiersDriver | None:

@@ -14,7 +14,7 @@ from hone.objectives.distill import forward_kl, generalised_jsd, reverse_kl, wit
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, WeightingScheme
 from hone.text.loss import TokenLossSpec, TokenView, likeliest_tokens
-from hone.text.token_batch import TokenBatch
+from hone.text.rows import TokenBatch
 
 
 class SampledTokens(Config):
@@ -24,7 +24,7 @@ class SampledTokens(Config):
     """Names this alternative."""
 
 
-class TopKDivergence(Config):
+class _TopKDivergence(Config):
     """A divergence of the distributions themselves, over k tokens and the rest as one more."""
 
     likeliest_of: ClassVar[Literal["student", "teacher"]] = "student"
@@ -35,30 +35,27 @@ class TopKDivergence(Config):
     whole distribution."""
 
 
-class ForwardKl(TopKDivergence):
+class ForwardKl(_TopKDivergence):
     """KL(teacher || student): the student covers everything that the teacher may write."""
 
     likeliest_of: ClassVar[Literal["student", "teacher"]] = "teacher"
+    divergence: ClassVar[Callable[[Tensor, Tensor], LossTerms]] = staticmethod(forward_kl)
+    """Log-probabilities of student and teacher `[n, k]` -> nats of each decision."""
+
     kind: Literal["forward_kl"]
     """Names this alternative."""
 
-    def divergence(self, student: Tensor, teacher: Tensor) -> LossTerms:
-        """Nats of each decision, of log-probabilities `[n, k]`."""
-        return forward_kl(student, teacher)
 
-
-class ReverseKl(TopKDivergence):
+class ReverseKl(_TopKDivergence):
     """KL(student || teacher): the student avoids everything that the teacher would not write."""
+
+    divergence: ClassVar[Callable[[Tensor, Tensor], LossTerms]] = staticmethod(reverse_kl)
 
     kind: Literal["reverse_kl"]
     """Names this alternative."""
 
-    def divergence(self, student: Tensor, teacher: Tensor) -> LossTerms:
-        """Nats of each decision, of log-probabilities `[n, k]`."""
-        return reverse_kl(student, teacher)
 
-
-class JensenShannon(TopKDivergence):
+class JensenShannon(_TopKDivergence):
     """The generalised Jensen-Shannon divergence between student and teacher (GKD)."""
 
     kind: Literal["jsd"]
@@ -89,23 +86,8 @@ def _compared_tokens(
     return ids, look.extra_logp
 
 
-def _divergence_objective(
-    found: ForwardKl | ReverseKl | JensenShannon, *, weight: float, has_tail: bool
-) -> Callable[[TokenView], LossTerms]:
-    """weight * divergence of each decision, on the k tokens and, with `has_tail`, the mass of all others."""
-    rest: Callable[[Tensor], Tensor] = with_tail if has_tail else lambda logp: logp
-
-    def objective(view: TokenView) -> LossTerms:
-        assert view.top_k_logp is not None
-        assert view.old_top_k is not None
-        terms = found.divergence(rest(view.top_k_logp), rest(view.old_top_k.logp))
-        return replace(terms, loss=weight * terms.loss)
-
-    return objective
-
-
 def divergence_loss(
-    found: ForwardKl | ReverseKl | JensenShannon,
+    chosen: ForwardKl | ReverseKl | JensenShannon,
     policy: TokenPolicy,
     teacher: TokenPolicy,
     scheme: WeightingScheme | PromptScheme,
@@ -114,10 +96,19 @@ def divergence_loss(
 ) -> TokenLossSpec:
     """The loss of a student on its own answers. Both see `vocab_size_used` tokens of the same tokenizer."""
     vocabulary = policy.vocab_size_used
-    count = min(found.top_k, vocabulary)
+    count = min(chosen.top_k, vocabulary)
+    rest: Callable[[Tensor], Tensor] = with_tail if count < vocabulary else lambda logp: logp
+
+    def objective(view: TokenView) -> LossTerms:
+        """weight * divergence of each decision, on the k tokens and the mass of all others, if there are any."""
+        assert view.top_k_logp is not None
+        assert view.old_top_k is not None
+        terms = chosen.divergence(rest(view.top_k_logp), rest(view.old_top_k.logp))
+        return replace(terms, loss=weight * terms.loss)
+
     return TokenLossSpec(
-        objective=_divergence_objective(found, weight=weight, has_tail=count < vocabulary),
+        objective=objective,
         scheme=scheme,
         top_k=count,
-        top_k_question=partial(_compared_tokens, teacher=teacher, count=count, likeliest_of=found.likeliest_of),
+        top_k_question=partial(_compared_tokens, teacher=teacher, count=count, likeliest_of=chosen.likeliest_of),
     )

@@ -22,8 +22,7 @@ from hone.rewards.solutions import run_on_rows
 from hone.text.answer_data import AnswerTaskConfig, encode_answers
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
 from hone.text.tasks.files import SUFFIXES
-from hone.text.tasks.row_checks import PromptContent
-from hone.text.tasks.scored_rows import AnswerTokens, ScoredAnswer
+from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
 from hone.text.tasks.world_tokens import environment_positions, with_learned_tokens
 
 _RELABEL: Final = "relabelling function"
@@ -87,8 +86,8 @@ def experience_episodes(
 
     Raises DataError as `encode_answers`, and where nothing is left to learn; UserCodeError of the user's function.
     """
-    found, notes = (examples, list[str]()) if relabel is None else relabelled(examples, relabel, task, tokenizer)
-    log, more = encode_answers(found, task, tokenizer, context=context, kind="imitation")
+    chosen, notes = (examples, list[str]()) if relabel is None else relabelled(examples, relabel, task, tokenizer)
+    log, more = encode_answers(chosen, task, tokenizer, context=context, kind="imitation")
     right = log.episodes.score >= task.answers.min_score
     if not right.any() and learn.world == 0:
         raise DataError(
@@ -104,8 +103,8 @@ def experience_episodes(
             "dialogues, so that learn.world has nothing to learn"
         )
     world = len(environment_positions(log.episodes)) if learn.world else 0
-    told = f"{examples.source}: {learnt.decisions} tokens are learnt, {world} of them the environment's"
-    return learnt, [*notes, *more, f"{told}; {int(right.sum())} of {len(right)} dialogues are imitated"]
+    note = f"{examples.source}: {learnt.decisions} tokens are learnt, {world} of them the environment's"
+    return learnt, [*notes, *more, f"{note}; {int(right.sum())} of {len(right)} dialogues are imitated"]
 
 
 def relabelled(
@@ -140,12 +139,12 @@ def relabelled(
     if not drafts:
         raise DataError(f"{relabel.use} gave no question to any of {len(rows)} dialogues of {examples.source}")
     named = [replace(example, id=f"{example.id}#{place}") for place, example in enumerate(drafts.values())]
-    told = (
+    note = (
         f"{examples.source}: {len(drafts)} dialogues answer the question that {relabel.use} gave them; {left} of "
         f"{len(rows)} were given none, {len(rows) - left - len(drafts)} repeat another"
     )
     made = build_examples(named, source=examples.source, warnings=examples.warnings)
-    return replace(made, vocabulary=examples.vocabulary), [told]
+    return replace(made, vocabulary=examples.vocabulary), [note]
 
 
 def _row(example: Example, tokens: AnswerTokens, tokenizer: Tokenizer) -> dict[str, object]:
@@ -162,7 +161,14 @@ def _asked_for(
     example: Example, answer: ScoredAnswer, question: str, task: AnswerTaskConfig, tokenizer: Tokenizer
 ) -> Example:
     """A dialogue behind another question. In a conversation the question is the content of its last user message."""
-    prompt = _with_question(example.prompt, question)
+    prompt: PromptContent = question
+    if not isinstance(example.prompt, str):
+        users = [place for place, message in enumerate(example.prompt) if message.get("role") == "user"]
+        last = users[-1] if users else len(example.prompt) - 1
+        prompt = [
+            {**message, "content": question} if place == last else message
+            for place, message in enumerate(example.prompt)
+        ]
     asked = task.fill_template(prompt, example.columns)
     begun = tokenizer.encode(asked) if isinstance(asked, str) else tokenizer.apply_chat(asked)
     old = _tokens(answer)
@@ -175,11 +181,3 @@ def _asked_for(
     )
     right = replace(answer, score=max(1.0, task.answers.min_score), tokens=tokens)
     return replace(example, prompt=prompt, answers=(right,))
-
-
-def _with_question(prompt: PromptContent, question: str) -> PromptContent:
-    if isinstance(prompt, str):
-        return question
-    asked = [place for place, message in enumerate(prompt) if message.get("role") == "user"]
-    last = asked[-1] if asked else len(prompt) - 1
-    return [{**message, "content": question} if place == last else message for place, message in enumerate(prompt)]

@@ -1,6 +1,6 @@
 """Replicas that generate a run's answers, wired: the engine of a run with `[cluster]`."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hone.core.errors import ConfigError
 from hone.engine.clients.http import ServerEngine
@@ -8,6 +8,9 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.config import ClusterConfig
 from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.rollout_config import RolloutConfig
+
+if TYPE_CHECKING:
+    from hone.engine.fleet.fleet_engine import FleetEngine
 
 _TWO_ENGINES: Final = (
     "[cluster] starts replicas of hone's own engine, and rollout.runner names servers that run already; leave out one "
@@ -17,12 +20,12 @@ _TWO_ENGINES: Final = (
 
 def open_text_fleet(
     policy: TokenPolicy, rollout: RolloutConfig, cluster: ClusterConfig, longest: int, *, seed: int
-) -> PolicyEngine:
+) -> "FleetEngine":
     """The fleet of a run for prompts of at most `longest` tokens. Raises ConfigError for a server as `rollout.runner`,
     ResourceError where Ray is not installed."""
     if isinstance(rollout.runner, ServerEngine):
         raise ConfigError(_TWO_ENGINES)
-    from hone.engine.fleet.replica import ReplicaSettings, layout_of  # noqa: PLC0415 - fleets alone need it
+    from hone.engine.fleet.replica import ReplicaSettings, layout_of  # noqa: PLC0415 - runs with replicas only
     from hone.parallel.open_fleet import open_fleet  # noqa: PLC0415 - as above
 
     decoder, text = policy.decoder, tokenizer_rules(policy)

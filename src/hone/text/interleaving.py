@@ -37,7 +37,7 @@ from hone.run.store.interleaving import (
 )
 from hone.run.store.manifest import config_diff, read_config
 from hone.text.evaluate.engine_actor import EngineActor
-from hone.text.rollout_config import AsyncRolloutConfig, RolloutConfig
+from hone.text.rollout_config import AsyncRolloutConfig
 
 _OWN_KEYS = ("name", "rollout.max_staleness.record_interleaving", "rollout.max_staleness.replay_interleaving")
 
@@ -51,15 +51,15 @@ class RecordingActor(EngineActor):
     def next_completion(
         self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
     ) -> Completion | None:
-        found = super().next_completion(request_ids, wake=wake)
-        if found is not None:
-            self.completions.append(found)
-        return found
+        completion = super().next_completion(request_ids, wake=wake)
+        if completion is not None:
+            self.completions.append(completion)
+        return completion
 
     def pop_completions(self) -> list[Completion]:
         """Completions since the last call."""
-        found, self.completions = self.completions, []
-        return found
+        completions, self.completions = self.completions, []
+        return completions
 
     def header(self) -> InterleavingHeader:
         """Facts of the engine for the record."""
@@ -112,7 +112,7 @@ class RecordedSource(SourceWrapper[TokenPolicy]):
 
 
 @dataclass
-class WeightHistory:
+class _WeightHistory:
     """Weights of the latest versions of a model, copied on its device."""
 
     decoder: Decoder
@@ -143,15 +143,24 @@ class WeightHistory:
 class ReplayingActor(RecordingActor):
     """Engine that draws each token by its recorded version; `start` comes first."""
 
-    history: WeightHistory | None = None
+    history: _WeightHistory | None = None
     batch: RecordedBatch | None = None
     """Record of the batch that is collected."""
 
     def start(self, decoder: Decoder, *, versions: int) -> None:
         """Keep the weights of so many versions, and draw by the record from now on."""
         assert isinstance(self.engine, EmbeddedEngine)
-        self.history = WeightHistory(decoder, versions)
+        self.history = _WeightHistory(decoder, versions)
         self.engine.replay(RecordedVersions(self._versions_of, self.history.load))
+
+    def require_engine(self, record: InterleavingRecord) -> None:
+        """Raise ConfigError where the record is of an engine that rounds otherwise than this one."""
+        now = self.header()
+        if record.header != now:
+            raise ConfigError(
+                f"{record.path}:1: recorded with {record.header.runner} and on_publish = {record.header.on_publish!r}, "
+                f"and this run has {now.runner} and {now.on_publish!r}; replay it on the same kind of processor"
+            )
 
     def publish(self, policy: TokenPolicy, version: int) -> None:
         """Keep the weights: the engine fetches them when a token asks for them."""
@@ -160,11 +169,11 @@ class ReplayingActor(RecordingActor):
         self.history.save(version)
 
     def _versions_of(self, answer: AnswerKey) -> AnswerVersions:
-        found = None if self.batch is None else self.batch.versions.get(answer)
-        if found is None:
+        versions = None if self.batch is None else self.batch.versions.get(answer)
+        if versions is None:
             name, turn, sample = answer
             raise DataError(f"the record has no sample {sample} of request {name!r}, turn {turn}: it is of another run")
-        return found
+        return versions
 
 
 @dataclass
@@ -192,8 +201,8 @@ class ReplayedSource(SourceWrapper[TokenPolicy]):
         ordered = sorted(completions, key=lambda one: (one.request_id, one.turn))
         differing = [
             f"{name!r}, turn {turn}"
-            for (name, turn), found in groupby(ordered, key=lambda one: (one.request_id, one.turn))
-            if batch.digests[name, turn] != answers_digest(list(found))
+            for (name, turn), own in groupby(ordered, key=lambda one: (one.request_id, one.turn))
+            if batch.digests[name, turn] != answers_digest(list(own))
         ]
         if differing:
             raise DivergedError(
@@ -242,19 +251,3 @@ def check_replay(config: Config, asynchrony: AsyncRolloutConfig) -> list[str]:
             *(f"  {line}" for line in lines),
         )
     return []
-
-
-def replay_slots(rollout: RolloutConfig) -> int:
-    """Answers that the embedded engine of a run generates at the same time. In a replay it also has room for all that
-    were in progress at one publication, which may have been on many replicas. Raises DataError."""
-    record = replayed_record(rollout.asynchrony)
-    return max(rollout.max_concurrent, 0 if record is None else record.most_in_progress())
-
-
-def require_engine(record: InterleavingRecord, now: InterleavingHeader) -> None:
-    """Raise ConfigError where the record is of an engine that rounds otherwise than that of `now`."""
-    if record.header != now:
-        raise ConfigError(
-            f"{record.path}:1: recorded with {record.header.runner} and on_publish = {record.header.on_publish!r}, and "
-            f"this run has {now.runner} and {now.on_publish!r}; replay it on the same kind of processor"
-        )

@@ -19,8 +19,7 @@ from hone.run.job import EvaluationResult, RunSettings, TrainingJob
 from hone.run.loop import Recipe
 from hone.text.balance import ExpertBalance
 from hone.text.evaluate.text_eval import TextEvaluation
-from hone.text.flops import token_compute_cost
-from hone.text.matmul_rate import matmul_rate
+from hone.text.flops import matmul_rate, token_compute_cost
 from hone.text.open_text import TextInputs
 from hone.text.rows import TokenBatch, TokenLayout, TokenRows
 from hone.text.samples import answer_rows

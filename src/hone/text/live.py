@@ -27,13 +27,12 @@ from hone.text.evaluate.dialogues import (
 from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
 from hone.text.evaluate.reward_members import require_context
 from hone.text.fleet import generating_cluster, open_text_fleet
-from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
+from hone.text.interleaving import RecordingActor, ReplayingActor, replayed_record
 from hone.text.open_text import TextDataConfig, TextInputs, opened_text_run
 from hone.text.planned_memory import TextLengths
 from hone.text.rollout_config import RolloutConfig
-from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.conversation import ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt, TextWorld
 
 
@@ -212,9 +211,11 @@ def engine_actor(
         return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
+    # A replay has room for all answers that were in progress at one publication, maybe on many replicas.
+    record = replayed_record(asynchrony)
     engine = make_engine(
         policy,
-        slots=replay_slots(rollout),
+        slots=max(rollout.max_concurrent, 0 if record is None else record.most_in_progress()),
         longest_prompt=longest,
         max_tokens=rollout.max_tokens,
         seed=seed,

@@ -1,9 +1,9 @@
-"""A policy's loss on tokens: what an objective may look at, what has to be found out for it, and how the recorded
-log-probabilities are held against the trainer's own.
+"""A policy's loss on tokens: the columns that an objective sees, how they are computed, and the mismatch of engine and
+trainer.
 
-Three policies are told apart: the one that acted (its log-probabilities were recorded by an engine), the one at the
-start of the update, and the one being stepped. The loss's ratio is taken between the last and `then`; what lies between
-the first two is mismatch, measured before anything is clipped.
+Three policies are told apart: the behaviour policy (its log-probabilities were recorded by an engine), the policy at
+the start of the update, and the one being stepped. The ratio is taken between the last and one of the others; the
+difference between the first two is mismatch, measured before anything is clipped.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,6 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
-from hone.text.balance import expert_layout
 from hone.text.ratio import CorrectionFactor, StepCorrection
 from hone.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
 
@@ -36,7 +35,7 @@ TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
-    """Data of n decisions for a loss; only `now`, `entropy` and `among` carry a gradient."""
+    """Data of n decisions for a loss; only `logp`, `entropy` and `top_k_logp` carry a gradient."""
 
     logp: Tensor
     """`[n]` nats, of the policy being stepped."""
@@ -45,7 +44,7 @@ class TokenView:
     behaviour_logp: Tensor
     """`[n]` nats, of the behaviour policy, as recorded."""
     old_logp: Tensor
-    """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `now` as data."""
+    """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `logp` as data."""
     advantage: Tensor
     """`[n]`."""
     chosen: Tensor
@@ -57,11 +56,11 @@ class TokenView:
     ref_logp: Tensor | None
     """`[n]` nats, of the reference policy."""
     top_k_logp: Tensor | None
-    """`[n, K]` nats, of the policy being stepped, for the tokens in `top_k_tokens`."""
+    """`[n, K]` nats, of the policy being stepped, for the tokens in `old_top_k`."""
     old_top_k: TopKTokens | None
     """`[n, K]` of the policy when the update began, or of the policy that `TokenLossSpec.top_k_question` asks."""
     token_factor: Tensor | None
-    """`[n]` what `Loss.select` returned."""
+    """`[n]` what `TokenLossSpec.select_tokens` returned."""
     group: Tensor | None = None
     """`[sequences]` group of each sequence of this micro-batch, which holds whole groups; None: it may not."""
     term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -112,7 +111,7 @@ class TokenLossSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """A `Loss`, ready to be stepped: questions are put to the policy here, and nowhere else."""
+    """A loss ready to be stepped: the policy is asked for log-probabilities here, and nowhere else."""
 
     loss: TokenLossSpec
     denominator: Literal["self", "recomputed", "recorded"]
@@ -128,7 +127,11 @@ class TokenLoss:
 
     def layout(self, layout: TokenLayout, policy: TokenPolicy) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, with what has to be known before the first update."""
-        layout = expert_layout(layout, policy)
+        if policy.decoder.config.experts is not None:
+            # With or without replay, and with every sequence where a loss of the experts' load counts them all.
+            training = policy.expert_training
+            skips = layout.skip_zero_advantage and training.balance != "loss"
+            layout = replace(layout, replay_routing=training.replay, skip_zero_advantage=skips)
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             _require_draws(episodes)
@@ -175,10 +178,10 @@ class TokenLoss:
         )
 
     def _measure_mismatch(self, view: TokenView) -> Mapping[str, Tensor]:
-        found = mismatch_metrics(view, weight_cap=self.weight_cap)
+        metrics = mismatch_metrics(view, weight_cap=self.weight_cap)
         if not self.diagnostics:
-            return found
-        return {**found, **mismatch_diagnostics(view.old_logp, view.behaviour_logp, view.sequence)}
+            return metrics
+        return {**metrics, **mismatch_diagnostics(view.old_logp, view.behaviour_logp, view.sequence)}
 
     def select_tokens(
         self, policy: TokenPolicy, rows: TokenRows, update: int, reduction: Reduction = ONE_PROCESS
@@ -275,8 +278,8 @@ def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, T
 
 def likeliest_tokens(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Numbers and log-probabilities `[n, count]` of the most probable tokens: a question for `TokenRows.evaluate`."""
-    found = policy.top_k_tokens(batch.replayed, batch.at, count)
-    return found.ids, found.logp
+    top_k = policy.top_k_tokens(batch.replayed, batch.at, count)
+    return top_k.ids, top_k.logp
 
 
 def collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
@@ -284,13 +287,13 @@ def collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tenso
     for `TokenRows.evaluate`.
     """
     hidden = policy.decoder.hidden(batch.packed)[batch.at]
-    found = [
+    pieces = [
         policy.decoder.top_k_tokens(
             part, policy.vocab_size_used, policy.temperature, vocab_size_used=policy.vocab_size_used
         )
         for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocab_size_used))
     ]
-    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
+    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in pieces]),)
 
 
 def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Mapping[str, Tensor]:
@@ -303,7 +306,7 @@ def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Map
     gap = (view.old_logp - view.behaviour_logp).double()
     weight = gap.clamp(max=20.0).exp()
     size = gap.abs()
-    found = {
+    metrics = {
         "mismatch/mean": size,
         "mismatch/value_max": size,
         "mismatch/k3_nats": torch.expm1(gap.clamp(max=20.0)) - gap.clamp(max=20.0),
@@ -311,5 +314,14 @@ def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Map
         "mismatch/ratio_ess": weight,
     }
     if weight_cap is not None:
-        found["mismatch/ratio_above_cap"] = (weight > weight_cap).to(gap.dtype)
-    return found
+        metrics["mismatch/ratio_above_cap"] = (weight > weight_cap).to(gap.dtype)
+    return metrics
+
+
+# ------------------------------------------------------------------------------------------------------------ imitation
+
+
+def token_nll(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
+    """-log pi of each imitated token, in nats."""
+    now = policy.token_logprobs(batch.packed, batch.at, batch.chosen)
+    return LossTerms(loss=-batch.advantage * now.logp, compute_metrics=lambda: {"policy/nll_nats": -now.logp.detach()})

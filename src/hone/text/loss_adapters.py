@@ -56,7 +56,7 @@ RatioLevel = Literal["token", "sequence"]
 KlEstimator = Literal["k2", "k3", "weighted_k3", "k3_valued_k2", "k1_valued_k2", "absolute", "absolute_valued_k2"]
 
 
-class ClipRange(TypedDict):
+class _ClipRange(TypedDict):
     """Clip widths and dual clip of a loss."""
 
     low: float
@@ -75,12 +75,12 @@ def importance_objective(view: TokenView) -> LossTerms:
 
 
 def from_token_columns(loss: Callable[[Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
-    """`loss(now, then, advantage)` on views."""
+    """`loss` of (logp, denominator_logp, advantage) on views."""
     return lambda view: loss(view.logp, view.denominator_logp, view.advantage)
 
 
 def from_sequence_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
-    """`loss(now, then, advantage, sequence)` on views."""
+    """`loss` of (logp, denominator_logp, advantage, sequence) on views."""
     return lambda view: loss(view.logp, view.denominator_logp, view.advantage, view.sequence)
 
 
@@ -90,7 +90,7 @@ def from_ratio_columns(loss: Callable[..., LossTerms], level: RatioLevel) -> Tok
 
 
 def from_selected_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
-    """`loss(now, then, advantage, factor)` on views: the factor is what `Loss.select` chose."""
+    """`loss` of (logp, denominator_logp, advantage, factor) on views: the factor is what `select_tokens` returned."""
 
     def objective(view: TokenView) -> LossTerms:
         assert view.token_factor is not None
@@ -220,9 +220,9 @@ def clip_objective(clip: ClipConfig) -> TokenObjective:
     return from_token_columns(partial(clipped_surrogate, **clip_range(clip)))
 
 
-def clip_range(clip: ClipConfig) -> ClipRange:
+def clip_range(clip: ClipConfig) -> _ClipRange:
     """Keyword arguments of a clipped loss: its widths and its dual clip."""
-    return ClipRange(low=clip.clip_low, high=clip.clip_high, negative_cap=clip.negative_cap)
+    return _ClipRange(low=clip.clip_low, high=clip.clip_high, negative_cap=clip.negative_cap)
 
 
 def clip_loss(clip: ClipConfig, scheme: WeightingScheme | PromptScheme) -> TokenLossSpec:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import run_all_checks
+from hone.credit.grouping import LabelCredit
 from hone.models.language.hf_checkpoint import check_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.models.language.scalar_head import TokenScorer
@@ -76,6 +77,8 @@ class LanguageRunConfig(RunConfig):
     """Held-out prompts, evaluated during training and at the end."""
 
     optimizer_moments: ClassVar[int] = 2
+    labels: ClassVar[LabelCredit | None] = None
+    """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 
     def answers_evaluation(self) -> EvaluationConfig | None:
         return self.evaluation
@@ -300,6 +303,7 @@ def _check_search(inputs: TextInputs[T]) -> list[str]:
     scorer = exam.config.search.scorer
     if isinstance(scorer, SearchModelScorer | SearchWorldModelScorer) and is_to_come(scorer.path):
         return []
+
     search = OpenedSearch(config=exam.config.search, exam=exam, load=inputs.reward_model)
     try:
         search.scorer(inputs.tokenizer[0].decode)

@@ -109,6 +109,33 @@ class RejectionConfig(Config):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCorrection:
+    """Correction and rejections that are computed once, over all tokens of a step."""
+
+    weight: CorrectionFactor | None
+    """The correction, already normalised where that is asked for; None: 1."""
+    mask: CorrectionFactor | None
+    """1 for the tokens that are kept, 0 for those that are rejected; None: all are kept."""
+    count_rejected: bool
+    """Rejected tokens count in the denominator of the aggregation."""
+
+    def columns(self, trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Factor `[N]` on each token's loss, and flags `[N]` of the tokens that count in the denominator (None: all).
+
+        Arguments: log-probabilities of the trainer's policy before the update and of the behaviour policy `[N]`, and
+        the tokens' sequences `[N]`.
+        """
+        factor, counted = torch.ones_like(trainer), None
+        if self.weight is not None:
+            factor = self.weight(trainer, behaviour, sequence)
+        if self.mask is not None:
+            mask = self.mask(trainer, behaviour, sequence)
+            factor = factor * mask
+            counted = None if self.count_rejected else mask > 0
+        return factor, counted
+
+
 class RatioConfig(Config):
     """Denominator of the importance ratio, its correction, and the mismatch that stops a run."""
 
@@ -139,6 +166,85 @@ class RatioConfig(Config):
     max_mismatch_nats: float | None = Field(default=None, gt=0)
     """Mean |trainer - engine| of a step's log-probabilities above which the run stops; unset: never."""
 
+    def resolve_denominator(
+        self, *, updates_per_rollout: int, is_stale: bool
+    ) -> Literal["self", "recomputed", "recorded"]:
+        """Resolve `auto`. Raises ValueError for `self` if the policy changes between rollouts."""
+        if self.denominator == "self" and (updates_per_rollout > 1 or is_stale):
+            raise ValueError(
+                'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '
+                f'{updates_per_rollout}{" on older answers" if is_stale else ""}; take "recomputed", "recorded" or '
+                '"auto"'
+            )
+        denominator = self.denominator
+        if denominator == "auto":
+            denominator = "recorded" if is_stale else "self" if updates_per_rollout == 1 else "recomputed"
+        if denominator == "recorded" and self.correction != "none":
+            raise ValueError(
+                f'learner.ratio.correction = "{self.correction}" corrects for the behaviour policy, and so does a '
+                "ratio against recorded log-probabilities: twice is wrong. Set learner.ratio.denominator = "
+                '"recomputed", or drop the correction'
+            )
+        return denominator
+
+    def resolve_correction(self) -> CorrectionFactor | None:
+        """The correction and the rejections of a config, as one factor; None for neither.
+
+        Raises ValueError for a bound that the method does not have, and for a floor above the cap.
+        """
+        weight = _weight(self)
+        return _product([*([] if weight is None else [weight]), *(bounds.mask() for bounds in self.rejections)])
+
+    def resolve_step_correction(self) -> StepCorrection | None:
+        """The correction and the rejections of a config whose tokens cannot be corrected one micro-batch after another;
+        None where they can.
+
+        Raises ValueError as `resolve_correction`, and for weights that are to be normalised, and rejected tokens that
+        are not to count, where there are none.
+        """
+        weight, masks = _weight(self), [bounds.mask() for bounds in self.rejections]
+        if self.normalise_weights and self.correction in ("none", *REJECTING_CORRECTIONS):
+            raise ValueError(
+                "learner.ratio.normalise_weights = true divides the weights of a correction by their mean, and "
+                f'learner.ratio.correction = "{self.correction}" has no weights; choose another, as "truncated_is", or '
+                "leave normalise_weights out"
+            )
+        rejects = bool(self.rejections) or self.correction in REJECTING_CORRECTIONS
+        if not self.count_rejected and not rejects:
+            raise ValueError(
+                "learner.ratio.count_rejected = false takes rejected tokens out of the denominator, and nothing is "
+                'rejected; add learner.ratio.rejections, or correction = "geometric_kept", or leave count_rejected out'
+            )
+        if self.count_rejected and not self.normalise_weights:
+            return None
+        if weight is not None and self.correction in REJECTING_CORRECTIONS:
+            masks.insert(0, weight)
+            weight = None
+        if weight is not None and self.normalise_weights:
+            weight = _normalised(weight, per_token=self.correction in TOKEN_CORRECTIONS)
+        return StepCorrection(weight=weight, mask=_product(masks), count_rejected=self.count_rejected)
+
+    def token_weight_cap(self) -> float | None:
+        """The largest weight of a token's correction; None where no token is weighted by its own ratio."""
+        if self.correction not in TOKEN_CORRECTIONS or self.correction == "kpop":
+            return None
+        if self.weight_cap is not None:
+            return self.weight_cap
+        method, _ = CORRECTIONS[self.correction]
+        return float(inspect.signature(method).parameters["weight_cap"].default)
+
+    def require_small_mismatch(self, metrics: Metrics) -> None:
+        """Raises DivergedError when engine and trainer differ by more than the config allows."""
+        nats, limit = metrics.get("mismatch/mean"), self.max_mismatch_nats
+        if limit is None or nats is None or nats <= limit:
+            return
+        raise DivergedError(
+            f"the trainer's log-probabilities are {nats:.3g} nats a token from the recorded ones, above "
+            f"learner.ratio.max_mismatch_nats = {limit:g}: the behaviour policy is not the policy that is trained. "
+            "Look at mismatch/* in the run's metrics; usual causes: an engine of lower precision, stale answers, "
+            "weights that were not handed over."
+        )
+
 
 class RatioLearnerConfig(LearnerConfig):
     """AdamW, epochs and minibatches, and the importance ratio."""
@@ -147,118 +253,28 @@ class RatioLearnerConfig(LearnerConfig):
     """Importance ratio: its denominator and correction."""
 
 
-def resolve_denominator(
-    config: RatioConfig, *, updates_per_rollout: int, is_stale: bool
-) -> Literal["self", "recomputed", "recorded"]:
-    """Resolve `auto`. Raises ValueError for `self` if the policy changes between rollouts."""
-    if config.denominator == "self" and (updates_per_rollout > 1 or is_stale):
-        raise ValueError(
-            'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '
-            f'{updates_per_rollout}{" on older answers" if is_stale else ""}; take "recomputed", "recorded" or "auto"'
-        )
-    found = config.denominator
-    if found == "auto":
-        found = "recorded" if is_stale else "self" if updates_per_rollout == 1 else "recomputed"
-    if found == "recorded" and config.correction != "none":
-        raise ValueError(
-            f'learner.ratio.correction = "{config.correction}" corrects for the behaviour policy, and so does a ratio '
-            'against recorded log-probabilities: twice is wrong. Set learner.ratio.denominator = "recomputed", or '
-            "drop the correction"
-        )
-    return found
-
-
-def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
-    """The correction and the rejections of a config, as one factor; None for neither.
-
-    Raises ValueError for a bound that the method does not have, and for a floor above the cap.
-    """
-    masks = [bounds.mask() for bounds in config.rejections]
-    weight = _weight(config)
-    if weight is not None:
-        masks.insert(0, weight)
-    return _product(masks)
-
-
 def _product(factors: Sequence[CorrectionFactor]) -> CorrectionFactor | None:
     """The product of `factors`; None for no factor."""
     if len(factors) < 2:
         return factors[0] if factors else None
 
     def factor(trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> Tensor:
-        found = factors[0](trainer, behaviour, sequence)
+        product = factors[0](trainer, behaviour, sequence)
         for other in factors[1:]:
-            found = found * other(trainer, behaviour, sequence)
-        return found
+            product = product * other(trainer, behaviour, sequence)
+        return product
 
     return factor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCorrection:
-    """Correction and rejections that are computed once, over all tokens of a step."""
-
-    weight: CorrectionFactor | None
-    """The correction, already normalised where that is asked for; None: 1."""
-    mask: CorrectionFactor | None
-    """1 for the tokens that are kept, 0 for those that are rejected; None: all are kept."""
-    count_rejected: bool
-    """Rejected tokens count in the denominator of the aggregation."""
-
-    def columns(self, trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Factor `[N]` on each token's loss, and flags `[N]` of the tokens that count in the denominator (None: all).
-
-        Arguments: log-probabilities of the trainer's policy before the update and of the behaviour policy `[N]`, and
-        the tokens' sequences `[N]`.
-        """
-        factor, counted = torch.ones_like(trainer), None
-        if self.weight is not None:
-            factor = self.weight(trainer, behaviour, sequence)
-        if self.mask is not None:
-            mask = self.mask(trainer, behaviour, sequence)
-            factor = factor * mask
-            counted = None if self.count_rejected else mask > 0
-        return factor, counted
-
-
-def resolve_step_correction(config: RatioConfig) -> StepCorrection | None:
-    """The correction and the rejections of a config whose tokens cannot be corrected one micro-batch after another;
-    None where they can.
-
-    Raises ValueError as `resolve_correction`, and for weights that are to be normalised, and rejected tokens that are
-    not to count, where there are none.
-    """
-    weight, masks = _weight(config), [bounds.mask() for bounds in config.rejections]
-    if config.normalise_weights and config.correction in ("none", *REJECTING_CORRECTIONS):
-        raise ValueError(
-            "learner.ratio.normalise_weights = true divides the weights of a correction by their mean, and "
-            f'learner.ratio.correction = "{config.correction}" has no weights; choose another, as "truncated_is", or '
-            "leave normalise_weights out"
-        )
-    rejects = bool(config.rejections) or config.correction in REJECTING_CORRECTIONS
-    if not config.count_rejected and not rejects:
-        raise ValueError(
-            "learner.ratio.count_rejected = false takes rejected tokens out of the denominator, and nothing is "
-            'rejected; add learner.ratio.rejections, or correction = "geometric_kept", or leave count_rejected out'
-        )
-    if config.count_rejected and not config.normalise_weights:
-        return None
-    if weight is not None and config.correction in REJECTING_CORRECTIONS:
-        masks.insert(0, weight)
-        weight = None
-    if weight is not None and config.normalise_weights:
-        weight = _normalised(weight, per_token=config.correction in TOKEN_CORRECTIONS)
-    return StepCorrection(weight=weight, mask=_product(masks), count_rejected=config.count_rejected)
 
 
 def _normalised(weight: CorrectionFactor, *, per_token: bool) -> CorrectionFactor:
     """`weight`, of mean 1 over the tokens that it is given, or over their answers."""
 
     def factor(trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> Tensor:
-        found = weight(trainer, behaviour, sequence)
+        weights = weight(trainer, behaviour, sequence)
         if per_token:
-            return mismatch.normalised_weight(found)
-        return mismatch.sequence_normalised_weight(found, sequence)
+            return mismatch.normalised_weight(weights)
+        return mismatch.sequence_normalised_weight(weights, sequence)
 
     return factor
 
@@ -275,8 +291,8 @@ def _weight(config: RatioConfig) -> CorrectionFactor | None:
         raise ValueError(
             f'learner.ratio.correction = "{config.correction}" has no lower bound; leave out learner.ratio.weight_floor'
         )
-    given = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
-    factor = partial(method, **{name: value for name, value in given.items() if value is not None})
+    own = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
+    factor = partial(method, **{name: value for name, value in own.items() if value is not None})
     _require_order(config, method, bounds)
     if config.correction in TOKEN_CORRECTIONS:
         return lambda trainer, behaviour, _sequence: factor(trainer, behaviour)
@@ -289,34 +305,11 @@ def _require_order(config: RatioConfig, method: Callable[..., Tensor], bounds: t
         return
     own = inspect.signature(method).parameters
     floor, cap = (
-        own[name].default if given is None else given
-        for name, given in zip(bounds, (config.weight_floor, config.weight_cap), strict=True)
+        own[name].default if bound is None else bound
+        for name, bound in zip(bounds, (config.weight_floor, config.weight_cap), strict=True)
     )
     if floor > cap:
         raise ValueError(
             f'learner.ratio.correction = "{config.correction}": weight_floor = {floor:g} is above weight_cap = {cap:g}'
             f"{' (a default)' if config.weight_floor is None or config.weight_cap is None else ''}; set both"
         )
-
-
-def token_weight_cap(config: RatioConfig) -> float | None:
-    """The largest weight of a token's correction; None where no token is weighted by its own ratio."""
-    if config.correction not in TOKEN_CORRECTIONS or config.correction == "kpop":
-        return None
-    if config.weight_cap is not None:
-        return config.weight_cap
-    method, _ = CORRECTIONS[config.correction]
-    return float(inspect.signature(method).parameters["weight_cap"].default)
-
-
-def require_small_mismatch(config: RatioConfig, metrics: Metrics) -> None:
-    """Raises DivergedError when engine and trainer differ by more than the config allows."""
-    found, limit = metrics.get("mismatch/mean"), config.max_mismatch_nats
-    if limit is None or found is None or found <= limit:
-        return
-    raise DivergedError(
-        f"the trainer's log-probabilities are {found:.3g} nats a token from the recorded ones, above "
-        f"learner.ratio.max_mismatch_nats = {limit:g}: the behaviour policy is not the policy that is trained. Look at "
-        "mismatch/* in the run's metrics; usual causes: an engine of lower precision, stale answers, weights that were "
-        "not handed over."
-    )

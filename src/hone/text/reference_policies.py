@@ -68,9 +68,9 @@ class TextPolicies:
 
     def teacher(self, path: str, *, key: str) -> TokenPolicy:
         """The policy in a folder. Raises DataError, naming the config's `key`, where its tokens are not ours."""
-        found = self._open_frozen_once(path, f"the teacher ({key})")
-        require_same_tokens(self.policy.tokenizer, found.tokenizer, f"{key} = {path!r}")
-        return found
+        policy = self._open_frozen_once(path, f"the teacher ({key})")
+        require_same_tokens(self.policy.tokenizer, policy.tokenizer, f"{key} = {path!r}")
+        return policy
 
     def logp(self, policy: TokenPolicy) -> DecisionColumn:
         """The log-probability of each choice under `policy`, nats."""
@@ -84,9 +84,9 @@ class TextPolicies:
     def frozen(self, path: str | None, *, key: str) -> TokenPolicy:
         """A policy that nobody keeps in memory: the start of the run, or the one in a folder. Raises DataError, naming
         the config's `key`, where its tokens are not ours."""
-        found = self.open_frozen(path).requires_grad_(requires_grad=False)
-        require_same_tokens(self.policy.tokenizer, found.tokenizer, f"{key} = {path!r}")
-        return found
+        policy = self.open_frozen(path).requires_grad_(requires_grad=False)
+        require_same_tokens(self.policy.tokenizer, policy.tokenizer, f"{key} = {path!r}")
+        return policy
 
     def collision_probability(self) -> DecisionColumn:
         """sum over the vocabulary of pi(v)^2 at each decision, of the policy as it stands."""
@@ -101,9 +101,9 @@ class TextPolicies:
 
     def _open_frozen_once(self, path: str | None, name: str) -> TokenPolicy:
         if path not in self.frozen_policies:
-            found = self.open_frozen(path).requires_grad_(requires_grad=False)
-            fingerprint = self.fingerprint(found)  # of the whole policy
-            self.frozen_policies[path] = (shared_network(found), fingerprint)
+            opened = self.open_frozen(path).requires_grad_(requires_grad=False)
+            fingerprint = self.fingerprint(opened)  # of the whole policy
+            self.frozen_policies[path] = (shared_network(opened), fingerprint)
         policy, self.fingerprints[name] = self.frozen_policies[path]
         return policy
 
@@ -182,10 +182,10 @@ def with_kl_reward(
     """`credit` with the distance to the reference paid in the reward, and what of it is part of a run's state."""
     if isinstance(kl_coef, FixedKlCoef) and kl_coef.weight == 0:
         return credit, None
-    found = KlRewardCredit(
+    with_price = KlRewardCredit(
         credit,
         reference=policies.logp(policies.reference()),
         controller=kl_coef.controller(),
         estimator=KL_ESTIMATORS[kl_coef.estimator],
     )
-    return found, found
+    return with_price, with_price

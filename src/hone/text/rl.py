@@ -7,7 +7,7 @@ whose `method` wires credit, loss and learner; see `recipes/text/grpo.py`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import model_validator
@@ -34,9 +34,7 @@ from hone.run.store.survivorship import Fate, SurvivorshipCounts
 from hone.sources.asynchronous import AsyncSource
 from hone.sources.live import LiveSource
 from hone.sources.logged import of_live_groups
-from hone.text.adapters.openenv import check_server, server_schema
 from hone.text.balance import missing_routes
-from hone.text.captured import CapturedText, captured_inputs, open_captured_text
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.evaluate.dialogues import SecondAnswer, dialogue_faults, with_world_reward
 from hone.text.evaluate.engine_actor import EngineActor
@@ -50,9 +48,7 @@ from hone.text.interleaving import (
     ReplayingActor,
     check_replay,
     replayed_record,
-    require_engine,
 )
-from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import LiveText, open_live_text, prompt_inputs
 from hone.text.loss import TokenLoss, TokenLossSpec
@@ -62,22 +58,17 @@ from hone.text.open_text import TextInputs, evaluation_copy, opened_text_run
 from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.presets import PresetName, preset_values
 from hone.text.quantised import ratio_defaults, require_correction, require_ratio
-from hone.text.ratio import (
-    Denominator,
-    RatioLearnerConfig,
-    require_small_mismatch,
-    resolve_correction,
-    resolve_denominator,
-    resolve_step_correction,
-    token_weight_cap,
-)
+from hone.text.ratio import Denominator, RatioLearnerConfig
 from hone.text.reference_policies import TextPolicies, text_policies
 from hone.text.rollout_config import RolloutConfig
 from hone.text.rows import TokenBatch
-from hone.text.samples import answer_metrics, reward_metrics
+from hone.text.samples import answer_metrics, judge_questions, reward_metrics
 from hone.text.tasks.world import Prompt
 
 TextCredit = Callable[[Episodes, Values], Credits]
+
+if TYPE_CHECKING:
+    from hone.text.captured import CapturedText
 
 
 class TextRunConfig(RunConfig):
@@ -138,8 +129,12 @@ class TextRunConfig(RunConfig):
     def open(self) -> OpenedRun:
         """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
         if self.task.server is not None:
+            from hone.text.adapters.openenv import server_schema  # noqa: PLC0415 - tasks of a server only
+
             server_schema(self.task.server)  # whatever else is checked asks the server
         if self.task.is_captured:
+            from hone.text.captured import captured_inputs  # noqa: PLC0415 - where agents come of themselves only
+
             return opened_text_run(
                 captured_inputs(self, other_policies=self.other_policies(), more_checks=self.more_checks()), _text_job
             )
@@ -310,7 +305,7 @@ class TextGradientRunConfig(TextRunConfig):
             )
         if not self.corrects_itself:
             require_correction(self.rollout, self.learner.ratio, denominator=self.denominator())
-        resolve_step_correction(self.learner.ratio)
+        self.learner.ratio.resolve_step_correction()
         return self
 
     @classmethod
@@ -349,7 +344,7 @@ class TextGradientRunConfig(TextRunConfig):
         ratio, stale = self.learner.ratio, self.rollout.asynchrony.steps > 0
         if ratio.denominator == "auto":
             ratio = ratio.model_copy(update={"denominator": self.auto_denominator})
-        return resolve_denominator(ratio, updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale)
+        return ratio.resolve_denominator(updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale)
 
 
 @dataclass
@@ -502,10 +497,12 @@ def _release_engine(actor: EngineActor) -> None:
 
 def _open_live(
     config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, chosen: TextMethod
-) -> LiveText | CapturedText:
+) -> "LiveText | CapturedText":
     """The task and its engine: prompts or worlds of hone, or agents that call an address."""
     greedy = chosen.greedy_baseline
     if config.task.is_captured:
+        from hone.text.captured import open_captured_text  # noqa: PLC0415 - where agents come of themselves only
+
         return open_captured_text(inputs, policy, config.rollout, greedy_baseline=greedy, cluster=config.cluster)
     return open_live_text(
         inputs,
@@ -522,7 +519,7 @@ def _recorded_source(live: LiveSource[TokenPolicy], actor: EngineActor, rollout:
     record = replayed_record(rollout.asynchrony)
     if record is not None:
         assert isinstance(actor, ReplayingActor)
-        require_engine(record, actor.header())
+        actor.require_engine(record)
         return ReplayedSource(live, actor=actor, record=record)
     return RecordedSource(live, actor=actor) if isinstance(actor, RecordingActor) else live
 
@@ -571,6 +568,8 @@ def _server_checks(config: TextRunConfig) -> dict[str, Callable[[], Sequence[str
     task, rollout = config.task, config.rollout
     if task.server is None:
         return {}
+    from hone.text.adapters.openenv import check_server  # noqa: PLC0415 - tasks of a server only
+
     # A loop of dialogues holds twice as many as the engine answers.
     sessions = min(2 * rollout.max_concurrent, rollout.prompts_per_step * rollout.samples_per_prompt)
     address, options = task.server, task.world.options
@@ -603,9 +602,9 @@ def gradient_learner(
         denominator=config.denominator(),
         micro_batch_tokens=config.learner.micro_batch_tokens,
         reference=policies.reference() if loss.needs_reference else None,
-        correction=resolve_correction(config.learner.ratio),
-        step_correction=resolve_step_correction(config.learner.ratio),
-        weight_cap=token_weight_cap(config.learner.ratio),
+        correction=config.learner.ratio.resolve_correction(),
+        step_correction=config.learner.ratio.resolve_step_correction(),
+        weight_cap=config.learner.ratio.token_weight_cap(),
         diagnostics=config.learner.ratio.diagnostics,
     )
     learner = token_learner(
@@ -617,5 +616,5 @@ def gradient_learner(
         steps=config.steps,
         prepare=None if loss.select_tokens is None else token_loss.select_tokens,
     )
-    mismatch = partial(require_small_mismatch, config.learner.ratio)
+    mismatch = config.learner.ratio.require_small_mismatch
     return replace(learner, on_metrics=mismatch, fingerprints=policies.fingerprints)

@@ -1,4 +1,4 @@
-"""How episodes of tokens are laid out for a gradient.
+"""How episodes of tokens are laid out for a gradient, and the micro-batches of tensors that come of it.
 
 A row is a few sequences that begin alike: what they share (a question, a system prompt) is computed once as the row's
 trunk, and each sequence branches off it, so a group of eight answers to a long question costs little more than one.
@@ -10,7 +10,7 @@ nothing a prompt or a tool said can reach a loss.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,110 @@ from hone.learner.share import UNBOUNDED, evaluated_pieces
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
-from hone.text.token_batch import ExpertLoad, PrecomputedColumns, TokenBatch
+
+# --------------------------------------------------------------------------------------------- micro-batches as tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """Where the decisions of an optimizer step go, over all micro-batches and ranks."""
+
+    shares: NDArray[np.float64]
+    """`[L, E]` share of the decisions that went to each expert of each layer."""
+    decisions: float
+    """Number of the decisions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """n decisions of some rows, as tensors."""
+
+    packed: PackedBatch
+    at: Tensor
+    """`[n]` position in the packed tokens whose hidden state decided; of the decision's own token in a layout
+    `after`."""
+    chosen: Tensor
+    """`[n]` int64."""
+    behaviour_logp: Tensor
+    """`[n]` nats, of the behaviour policy."""
+    advantage: Tensor
+    """`[n]`."""
+    weight: Tensor
+    """`[n]`."""
+    ref_logp: Tensor | None
+    """`[n]` nats, of the reference policy."""
+    sequence: Tensor
+    """`[n]` number of the decision's sequence within this batch."""
+    old_logp: Tensor | None = None
+    """`[n]` nats, of the policy as it was when the update began."""
+    old_top_k: TopKTokens | None = None
+    """`[n, K]` of the policy as it was when the update began."""
+    token_factor: Tensor | None = None
+    """`[n]` what a selection over the whole optimizer batch decided."""
+    correction: Tensor | None = None
+    """`[n]` factor of the mismatch correction, where it was computed over the whole step."""
+    value_target: Tensor | None = None
+    """`[n]` target of the critic."""
+    old_value: Tensor | None = None
+    """`[n]` the critic's value when the update began."""
+    sampling_mask: SamplingMask | None = None
+    """What sampling left to choose from, where it cut anything off."""
+    group: Tensor | None = None
+    """`[sequences]` number of each sequence's group within this batch, ascending; None: groups may be split."""
+    term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Weights of the loss terms that have their own, by name: `[n]`, `[sequences]` or `[groups]`."""
+    routing: Tensor | None = None
+    """`[T, L, k]` int64 experts that were recorded with the packed tokens, -1 for none; None: nothing is replayed."""
+    expert_load: ExpertLoad | None = None
+    """Load of the experts over the optimizer step, where a loss needs it."""
+
+    @property
+    def replayed(self) -> PackedBatch:
+        """The packed tokens with their recorded routes: for the policy that drew them, and for no other model."""
+        return self.packed if self.routing is None else replace(self.packed, routing=self.routing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecomputedColumns:
+    """Columns computed for each decision before a gradient; None: not requested."""
+
+    ref_logp: NDArray[np.floating] | None = None
+    """`[N]` log-probability under the reference policy, nats."""
+    old_logp: NDArray[np.floating] | None = None
+    """`[N]` log-probability under the policy as it was when the update began, nats."""
+    top_k_ids: NDArray[np.int64] | None = None
+    """`[N, K]` the tokens that policy found likeliest."""
+    top_k_logp: NDArray[np.floating] | None = None
+    """`[N, K]` their log-probabilities, nats."""
+    token_factor: NDArray[np.floating] | None = None
+    """`[N]` of a selection over the whole optimizer batch."""
+    correction: NDArray[np.floating] | None = None
+    """`[N]` factor of the mismatch correction, over the whole step."""
+    counted: NDArray[np.bool_] | None = None
+    """`[N]` flags of the decisions that count in the weights' denominators; None: all."""
+    value_target: NDArray[np.floating] | None = None
+    """`[N]` target of the critic."""
+    old_value: NDArray[np.floating] | None = None
+    """`[N]` the critic's value when the update began."""
+
+    def take(self, where: Ints) -> "PrecomputedColumns":
+        """The columns of decisions `where` `[K]`."""
+
+        def chosen(column: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if column is None else column[where]
+
+        return PrecomputedColumns(
+            ref_logp=chosen(self.ref_logp),
+            old_logp=chosen(self.old_logp),
+            top_k_ids=chosen(self.top_k_ids),
+            top_k_logp=chosen(self.top_k_logp),
+            token_factor=chosen(self.token_factor),
+            correction=chosen(self.correction),
+            counted=chosen(self.counted),
+            value_target=chosen(self.value_target),
+            old_value=chosen(self.old_value),
+        )
+
 
 # ------------------------------------------------------------------------------------------------------ shared prefixes
 
@@ -86,7 +189,9 @@ def _require_whole_routing(episodes: Episodes) -> None:
     seen = episodes.transcript
     if seen.routing is None or not len(seen.at):
         return
-    coverage = routing_coverage(seen.routing, seen.offsets, _last_decisions(episodes))
+    # Up to each episode's last decision; of one without decisions up to its first token.
+    ends = np.where(episodes.lengths > 0, seen.at[np.maximum(episodes.offsets[1:] - 1, 0)], seen.offsets[:-1])
+    coverage = routing_coverage(seen.routing, seen.offsets, ends)
     if coverage < 1:
         raise DivergedError(
             f"the engine recorded the experts of {coverage:.6g} of the (token, layer) places that the answers depend "
@@ -102,17 +207,10 @@ def _replayed_routes(episodes: Episodes, read: Ints, size: int) -> NDArray[np.in
     routing = episodes.transcript.routing
     if routing is None:
         return None
-    told = np.full((size, *routing.shape[1:]), -1, np.int64)
+    routes = np.full((size, *routing.shape[1:]), -1, np.int64)
     known = is_recorded(routing[read])[:, :, None]
-    told[: len(read)] = np.where(known, routing[read].astype(np.int64), -1)
-    return told
-
-
-def _last_decisions(episodes: Episodes) -> Ints:
-    """`[E]` flat position of each episode's last decision; of its first token where it has none."""
-    seen, last = episodes.transcript, episodes.offsets[1:] - 1
-    positions = seen.at[np.maximum(last, 0)]
-    return np.where(episodes.lengths > 0, positions, seen.offsets[:-1])
+    routes[: len(read)] = np.where(known, routing[read].astype(np.int64), -1)
+    return routes
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
@@ -289,10 +387,10 @@ class TokenRows:
 
         answers: list[NDArray[np.generic]] = []
         with torch.no_grad():
-            for where, said in evaluated_pieces(sizes, budget_tokens, ask, places):
+            for where, results in evaluated_pieces(sizes, budget_tokens, ask, places):
                 if not answers:
-                    answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in said]
-                for answer, one in zip(answers, said, strict=True):
+                    answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in results]
+                for answer, one in zip(answers, results, strict=True):
                     answer[where] = one
         return answers
 

@@ -1,4 +1,4 @@
-"""Metrics and sample rows of a batch of answers."""
+"""What a text run shows: metrics and samples of its answers, and the questions of its judges."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ from hone.core.credit import Credits, Metrics
 from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.config import RewardsConfig
+from hone.rewards.judges.questions import shown_template
 from hone.run.store.evaluations import SampleRow
+from hone.text.open_text import LanguageRunConfig
 
 
 def answer_metrics(episodes: Episodes) -> Metrics:
@@ -48,6 +51,9 @@ def answer_rows(
         start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
         scored = shown.status[place] == ScoreStatus.SCORED
         group = int(shown.group[place])
+        finish = "length" if shown.truncated[place] else "stop"
+        if shown.stop is not None:
+            finish = STOP_REASONS[int(shown.stop[place])]
         asked[group] += 1
         rows.append(
             SampleRow(
@@ -61,15 +67,29 @@ def answer_rows(
                 status=ScoreStatus(int(shown.status[place])).name.lower(),
                 advantage=float(credits.advantage[start]),
                 tokens=stop - start,
-                finish=_finish(shown, place),
+                finish=finish,
                 version=int(shown.version[start]),
             )
         )
     return rows
 
 
-def _finish(episodes: Episodes, place: int) -> str:
-    """Reason why an answer or a dialogue ended."""
-    if episodes.stop is not None:
-        return STOP_REASONS[int(episodes.stop[place])]
-    return "length" if episodes.truncated[place] else "stop"
+# ------------------------------------------------------------------------------------------------------ judge questions
+
+
+def judge_questions(
+    config: LanguageRunConfig, rewards: RewardsConfig | None = None, *, answers: int = 0
+) -> dict[str, str]:
+    """The question of each judge of `rewards` and of the evaluation, with names in place of the material; with the
+    largest number of requests for `answers` answers in all."""
+    evaluation = config.answers_evaluation()
+    judges = {} if rewards is None else rewards.judges
+    held_out = {} if evaluation is None else evaluation.rewards.judges
+    asked = {
+        f"judge {name}": f"{judge.describe_cost(answers)}\n{shown_template(judge)}" for name, judge in judges.items()
+    }
+    same = "the same question as in training"
+    return asked | {
+        f"evaluation's judge {name}": same if judges.get(name) == judge else shown_template(judge)
+        for name, judge in held_out.items()
+    }

@@ -3,19 +3,31 @@
 Belongs here: finding, verifying and taking over Adam's moments. The weights are `model.path`'s own affair.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.state import State, substate
 from hone.learner.gradient import GradientLearner
+from hone.models.language.token_policy import TokenPolicy
 from hone.run.loop import Learner
 from hone.run.saved_config import policy_folder
 from hone.run.store.checkpoints import STATE, checkpoint_of, verify_checkpoint
 from hone.run.store.codec import read_state
-from hone.text.critic import ActorCriticLearner
 from hone.text.evaluate.open_policy import ModelSource
-from hone.text.world_model import CuriousLearner
+from hone.text.rows import TokenBatch
+
+
+@dataclass
+class TwoNetworkLearner:
+    """A policy's learner, beside the learner of a second network."""
+
+    actor: GradientLearner[TokenPolicy, TokenBatch]
+
+    @property
+    def policy(self) -> TokenPolicy:
+        return self.actor.policy
 
 
 def check_saved_optimizer(source: ModelSource) -> Path:
@@ -37,7 +49,7 @@ def restore_optimizer(learner: Learner[Any], source: ModelSource) -> None:
     Raises ConfigError for a learner without such a state, DataError where the saved one does not fit.
     """
     folder = check_saved_optimizer(source)
-    if isinstance(learner, ActorCriticLearner | CuriousLearner):
+    if isinstance(learner, TwoNetworkLearner):
         learner = learner.actor
     if not isinstance(learner, GradientLearner):
         raise ConfigError("model.optimizer = true: this recipe has no optimizer whose state could be taken over")

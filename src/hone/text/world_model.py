@@ -1,20 +1,32 @@
-"""A world model beside a policy: a network of its own that learns what the environment says in every batch."""
+"""A world model beside a policy: a network of its own that learns what the environment says in every batch.
+
+It is a copy of the policy that the run starts from, with its own optimizer steps. It never answers, and the policy
+never learns the environment's tokens; what surprises the model may be worth a bonus (curiosity).
+"""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from hone.core.config import Config
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State, substate
 from hone.credit.grouping import DecisionColumn
 from hone.learner.adam import restore_weights, stored_weights
 from hone.learner.gradient import GradientLearner
-from hone.learner.share import ParameterStore
+from hone.learner.share import ParameterStore, shared_network
 from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.weights import token_mean
+from hone.text.learners import token_learner
+from hone.text.loss import token_nll
+from hone.text.reference_policies import TextPolicies
+from hone.text.rl import TextGradientRunConfig
+from hone.text.rows import TokenBatch, TokenLayout
+from hone.text.saved_optimizer import TwoNetworkLearner
 from hone.text.tasks.world_tokens import environment_means, environment_only
-from hone.text.token_batch import TokenBatch
 
 
 @dataclass
@@ -30,14 +42,14 @@ class WorldModel:
 
     def surprise(self, episodes: Episodes) -> NDArray[np.float64]:
         """`[E]` nats: mean of -log p of what the environment said after the policy's first turn; 0 for nothing."""
-        said = environment_only(episodes)
-        nats = -self.logp(said) if said.decisions else np.zeros(0)
+        spoken = environment_only(episodes)
+        nats = -self.logp(spoken) if spoken.decisions else np.zeros(0)
         return environment_means(nats, episodes)
 
     def update(self, episodes: Episodes) -> Metrics:
         """Learn what the environment said; metrics as `world_model/...`."""
-        said = environment_only(episodes)
-        if not said.decisions:
+        spoken = environment_only(episodes)
+        if not spoken.decisions:
             if not self.is_silent:
                 self.is_silent = True
                 self.notes.append(
@@ -45,13 +57,13 @@ class WorldModel:
                     "about; take a task with dialogues, or a recipe without curiosity such as grpo"
                 )
             return {"world_model/tokens": 0.0}
-        found = self.learner.update(said, Credits(advantage=said.reward))
+        metrics = self.learner.update(spoken, Credits(advantage=spoken.reward))
         return {
-            "world_model/tokens": float(said.decisions),
-            "world_model/nll_nats": found["policy/nll_nats"],
-            "world_model/lr": found["learner/lr"],
-            "learner/tokens": found["learner/tokens"],
-            "learner/flops": found["learner/flops"],
+            "world_model/tokens": float(spoken.decisions),
+            "world_model/nll_nats": metrics["policy/nll_nats"],
+            "world_model/lr": metrics["learner/lr"],
+            "learner/tokens": metrics["learner/tokens"],
+            "learner/flops": metrics["learner/flops"],
         }
 
     def pop_notes(self) -> list[str]:
@@ -76,15 +88,10 @@ class WorldModel:
 
 
 @dataclass
-class CuriousLearner:
+class CuriousLearner(TwoNetworkLearner):
     """A policy's learner and a world model's, on the same episodes. Implements `Learner`."""
 
-    actor: GradientLearner[TokenPolicy, TokenBatch]
     world_model: WorldModel
-
-    @property
-    def policy(self) -> TokenPolicy:
-        return self.actor.policy
 
     def values(self, episodes: Episodes) -> Values:
         return self.actor.values(episodes)
@@ -102,3 +109,36 @@ class CuriousLearner:
     def restore(self, state: State) -> None:
         self.actor.restore(state)
         self.world_model.restore(substate(state, "world_model"))
+
+
+# --------------------------------------------------------------------------------------------------------------- config
+
+
+class CuriosityConfig(Config):
+    """Bonus for what surprises a world model."""
+
+    weight: float = Field(default=0.1, ge=0)
+    """Score of a nat of surprise, the mean of -log p over what the environment said in a dialogue."""
+    max_nats: float = Field(default=5.0, gt=0)
+    """Surprise beyond this pays no more."""
+    lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate of the world model; unset: `learner.lr`."""
+    epochs: int = Field(default=1, ge=1)
+    """Its passes over each batch."""
+
+    def open(self, config: TextGradientRunConfig, policies: TextPolicies) -> WorldModel:
+        """The world model as it starts: a copy of the policy that the run starts from."""
+        model = policies.open_frozen(None).requires_grad_(requires_grad=True)
+        model.decoder.save_memory_like(policies.policy.decoder)
+        model = shared_network(model)
+        changes = {"lr": self.lr or config.learner.lr, "epochs": self.epochs, "minibatches": 1}
+        mixed = model.decoder.is_mixed_precision
+        learner = token_learner(
+            config.learner.model_copy(update=changes),
+            model,
+            layout=TokenLayout(scheme=token_mean, pad_to_size=mixed, device=config.run.device),
+            objective=token_nll,
+            seed=config.seed,
+            steps=config.steps,
+        )
+        return WorldModel(learner=learner, logp=policies.logp(model))

@@ -18,9 +18,8 @@ from hone.models.language.scalar_head import ScoredTokens
 from hone.models.packing import pack_rows
 from hone.text.evaluate.search_eval import PlanValues, SearchSettings, auc, evaluate_search, hurting_notes, sizes_up_to
 from hone.text.evaluate.search_scorers import AGGREGATES, ModelCandidateScorer, VerifierCandidateScorer, step_ends
-from hone.text.search.candidates import Candidate, CandidateScores
 from hone.text.search.plans import BeamPlan, BestOfPlan, TreesPlan, WeightedVotePlan
-from hone.text.search.searching import Searching, SearchTools
+from hone.text.search.searching import Candidate, CandidateScores, Searching, SearchTools
 from hone.text.tasks.world import Prompt
 
 TABLE = np.array([[0.3, 0.2, 0.3, 0.2], [0.4, 0.2, 0.3, 0.1], [0.4, 0.3, 0.0, 0.3], [0, 0, 0, 1], [0.4, 0.4, 0.1, 0.1]])

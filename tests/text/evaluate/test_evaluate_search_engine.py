@@ -22,9 +22,8 @@ from hone.text.evaluate.search_config import SearchConfig
 from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.search_scorers import ModelCandidateScorer, VerifierCandidateScorer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation
-from hone.text.search.candidates import EMPTY, extended
 from hone.text.search.plans import BeamPlan, BestOfPlan
-from hone.text.search.searching import Searching, SearchTools
+from hone.text.search.searching import EMPTY, Searching, SearchTools, extended
 from hone.text.tasks.dataset import build_examples
 from hone.text.tasks.world import Prompt
 

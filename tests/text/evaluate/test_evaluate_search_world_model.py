@@ -14,7 +14,7 @@ from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, 
 from hone.models.packing import pack_rows
 from hone.text.evaluate.search_config import SearchConfig, SearchWorldModelScorer
 from hone.text.evaluate.search_scorers import WorldModelCandidateScorer, open_world_model_scorer
-from hone.text.search.candidates import Candidate
+from hone.text.search.searching import Candidate
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
 from hone.text.tasks.world import Prompt
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.text.search import estimates
-from hone.text.search.select import best, majority, weighted_vote
+from hone.text.search.searching import best, majority, weighted_vote
 
 SCORES = st.sampled_from([0.0, 0.25, 0.5, 1.0, np.nan])
 pools = st.integers(1, 5).flatmap(

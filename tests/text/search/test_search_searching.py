@@ -13,7 +13,6 @@ from scripted_session import END, ScriptedSession, decode
 
 from hone.core.errors import ConfigError
 from hone.core.generation import Completion, Request, SamplingParams, generate
-from hone.text.search.candidates import Candidate, CandidateScores
 from hone.text.search.plans import (
     BeamPlan,
     BestOfPlan,
@@ -23,7 +22,7 @@ from hone.text.search.plans import (
     WeightedVotePlan,
     needs_scorer,
 )
-from hone.text.search.searching import Searching, SearchTools
+from hone.text.search.searching import Candidate, CandidateScores, Searching, SearchTools
 
 TABLE = np.array([[0.3, 0.2, 0.3, 0.2], [0.4, 0.2, 0.3, 0.1], [0.4, 0.3, 0.0, 0.3], [0, 0, 0, 1], [0.4, 0.4, 0.1, 0.1]])
 PROMPT = np.array([9], np.int32)

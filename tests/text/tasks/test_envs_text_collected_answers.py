@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.text.tasks.answer_episodes import answer_tokens
-from hone.text.tasks.collected_answers import AnswerKind, select_answers
+from hone.text.answer_data import answer_tokens
+from hone.text.tasks.collection import AnswerKind, select_answers
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
 from hone.text.tasks.scored_rows import AnswerTokens, ScoredAnswer
 

@@ -1,11 +1,13 @@
 """reasoning-gym's tasks by name: checked at the door, reproducible, and evaluation kept apart from training."""
 
+from collections.abc import Mapping
+
 import pytest
 from reasoning_gym.factory import create_dataset
 
 from hone.core.errors import ConfigError, DataError
-from hone.text.tasks.dataset import find_overlap
-from hone.text.tasks.reasoning_gym import reasoning_gym_examples, train_evaluation_split
+from hone.text.tasks.dataset import ExampleDataset, find_overlap
+from hone.text.tasks.reasoning_gym import reasoning_gym_examples
 
 
 def test_examples_are_the_tasks_own_items() -> None:
@@ -22,10 +24,19 @@ def test_examples_are_the_tasks_own_items() -> None:
     assert again.fingerprint != reasoning_gym_examples("chain_sum", size=5, seed=43).fingerprint
 
 
+def train_evaluation_split(
+    task: str, *, train_size: int, evaluation_size: int, seed: int, config: Mapping[str, object] | None = None
+) -> tuple[ExampleDataset, ExampleDataset]:
+    """A training and an evaluation set that share no question; the seeds of the second are far from the first's."""
+    evaluation = reasoning_gym_examples(task, size=evaluation_size, seed=seed + 2**30, config=config, distinct=True)
+    train = reasoning_gym_examples(task, size=train_size, seed=seed, config=config, exclude=(evaluation,))
+    return train, evaluation
+
+
 def test_near_seeds_share_items_and_split_does_not() -> None:
     first = reasoning_gym_examples("chain_sum", size=100, seed=1)
     second = reasoning_gym_examples("chain_sum", size=100, seed=51)
-    assert find_overlap(first, second).count >= 50  # why `train_evaluation_split` exists
+    assert find_overlap(first, second).count >= 50  # why a split takes far seeds
     train, evaluation = train_evaluation_split(
         "chain_sum", train_size=300, evaluation_size=100, seed=1, config={"max_digits": 1}
     )

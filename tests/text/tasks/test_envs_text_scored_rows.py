@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
+from hone.text.answer_data import answer_episodes, answer_tokens
 from hone.text.tasks.dataset import read_examples
 
 USER = {"role": "user", "content": "2+2?"}

@@ -15,7 +15,7 @@ from hone.core.state import State
 from hone.lab.tasks.chain_of_sums import right_steps
 from hone.rewards.scorer import reward_batch
 from hone.rewards.scores import RewardScores, combine_results, result_from_value
-from hone.text.tasks.step_rewards import count_steps, step_ends
+from hone.text.tasks.step_rewards import step_ends
 from hone.text.tasks.world import Prompt, TextWorld
 
 PIECES = ["a", "bc", ";", ";;", "a;", ";b", "\n", "x\n", "", "\n\n"]
@@ -28,7 +28,7 @@ def decode(tokens: np.ndarray) -> str:
 @given(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=20), st.sampled_from([";", "\n", "\n\n", "a;"]))
 def test_a_step_ends_at_the_first_token_that_completes_its_separator(tokens: list[int], separator: str) -> None:
     array = np.array(tokens, np.int32)
-    steps = count_steps(decode(array), separator)
+    steps = len(decode(array).split(separator))
     expected = [
         next(place for place in range(len(tokens)) if decode(array[: place + 1]).count(separator) > step)
         for step in range(steps - 1)
@@ -129,4 +129,4 @@ def test_a_list_of_another_length_is_named_with_what_divides_an_answer() -> None
 )
 def test_steps_of_a_chain_are_scored_one_by_one(text: str, scores: list[float]) -> None:
     assert right_steps(["9+3-7\n"], [text]) == [scores]
-    assert count_steps(text, ";") == len(scores)
+    assert len(text.split(";")) == len(scores)

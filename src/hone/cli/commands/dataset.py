@@ -8,9 +8,14 @@ from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.errors import ConfigError, did_you_mean
 from hone.run.store.durable import replace_file
-from hone.text.tasks.collected_answers import PairRule
-from hone.text.tasks.collection import is_collection
-from hone.text.tasks.export import EXPORTED_KINDS, check_export_path, dataset_bytes, trl_rows
+from hone.text.tasks.collection import (
+    EXPORTED_KINDS,
+    PairRule,
+    check_export_path,
+    dataset_bytes,
+    is_collection,
+    trl_rows,
+)
 
 
 def run(call: CommandCall) -> int:

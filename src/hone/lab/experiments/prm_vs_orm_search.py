@@ -20,9 +20,8 @@ from hone.core.random import generator, uniforms
 from hone.lab.exact import gradient
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, Floats, at_least, bar_plot
 from hone.objectives.reward_model import step_regression
-from hone.text.search.candidates import Candidate, CandidateScores
 from hone.text.search.plans import BeamPlan, BestOfPlan
-from hone.text.search.searching import Searching, SearchTools
+from hone.text.search.searching import Candidate, CandidateScores, Searching, SearchTools
 
 STEPS, DIGITS, CHOICES, PROBLEMS, BRANCH = 6, 12, 5, 200, 4
 FEW, MANY = 60, 3000

@@ -7,7 +7,7 @@ reference is the policy as the run starts, asked once. `algorithm.loss.kind` nam
 from hone.objectives.preference import dpo
 from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec
-from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.preference.pair_losses import PairAlgorithm
 from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 

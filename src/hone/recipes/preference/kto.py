@@ -20,8 +20,7 @@ from hone.objectives.preference import apo_zero_unpaired, bco, kto
 from hone.objectives.terms import LossTerms
 from hone.run.job import RecipeSpec
 from hone.text.answer_data import AnswerKind
-from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic
-from hone.text.preference.mismatched_answers import with_mismatched_answers
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic, with_mismatched_answers
 from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 

@@ -15,7 +15,7 @@ from hone.objectives.weights import sequence_sum
 from hone.run.job import RecipeParts
 from hone.text import recipe
 from hone.text.planned_memory import BatchDimensions, TextLengths
-from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.preference.pair_losses import PairAlgorithm
 from hone.text.preference.preference_job import answer_learner
 
 

@@ -12,7 +12,7 @@ from hone.objectives.preference import dpo
 from hone.objectives.terms import LossTerms, add_terms
 from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.preference.pair_losses import PairAlgorithm
 from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 

@@ -23,15 +23,14 @@ from hone.sources.live import LiveSource
 from hone.text.collecting.branches import branching_source
 from hone.text.collecting.collect_job import CollectionWriter, score_as_advantage
 from hone.text.collecting.continuations import StepContinuations
-from hone.text.collecting.reflections import KIND, BranchReflections
-from hone.text.collecting.revising import CollectionReviser
+from hone.text.collecting.reflections import KIND, BranchReflections, CollectionReviser
 from hone.text.evaluate.judges.revise import open_reviser
 from hone.text.experience import UserFunction, function_table
-from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job
 from hone.text.live import open_answering_run, open_live_text
 from hone.text.open_text import TextInputs, is_to_come
 from hone.text.rl import TextRunConfig
+from hone.text.samples import judge_questions
 from hone.text.tasks.world import Prompt
 
 

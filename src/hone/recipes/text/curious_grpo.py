@@ -7,14 +7,15 @@ said, under a copy of the policy that learns these tokens from every batch; then
 from functools import partial
 
 from hone.credit.shaping import with_curiosity
-from hone.text import curiosity, recipe
-from hone.text.world_model import CuriousLearner
+from hone.text import recipe
+from hone.text.memory import WEIGHT_BYTES
+from hone.text.world_model import CuriosityConfig, CuriousLearner
 
 
 class CuriousGrpoAlgorithm(recipe.ClipConfig):
     """The bonus, and the numbers of GRPO."""
 
-    bonus: curiosity.CuriosityConfig = curiosity.CuriosityConfig()
+    bonus: CuriosityConfig = CuriosityConfig()
     """The bonus and the world model."""
     advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
     """Baseline, divisor and whitening of the advantages."""
@@ -28,11 +29,12 @@ class CuriousGrpoConfig(recipe.TextGradientRunConfig):
     """Bonus and loss."""
 
     def weight_copies(self) -> dict[str, int]:
-        return {**super().weight_copies(), **curiosity.world_model_copies(self)}
+        """With the world model's weights, gradients and two moments."""
+        return {**super().weight_copies(), "world model": 4 * WEIGHT_BYTES[self.model.weights]}
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, bonus = self.algorithm, self.algorithm.bonus
-        model = curiosity.open_world_model(self, policies, bonus)
+        model = bonus.open(self, policies)
         credit = partial(
             with_curiosity,
             credit=recipe.group_advantage(chosen.advantage),

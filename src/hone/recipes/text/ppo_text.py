@@ -51,10 +51,10 @@ class PpoTextConfig(recipe.TextGradientRunConfig):
         return () if path is None else (path,)
 
     def check_folders(self, tokenizer: recipe.Tokenizer, longest: int) -> None:
-        actor_critic.require_fitting_critic(self.algorithm.critic, tokenizer, longest)
+        self.algorithm.critic.require_fit(tokenizer, longest)
 
     def weight_copies(self) -> dict[str, int]:
-        return {**super().weight_copies(), **actor_critic.critic_copies(self.model, self.algorithm.critic)}
+        return {**super().weight_copies(), **self.algorithm.critic.copies(self.model)}
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, gae = self.algorithm, self.algorithm.gae

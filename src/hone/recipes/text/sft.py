@@ -18,7 +18,7 @@ from hone.objectives.weights import token_mean
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe
 from hone.sources.logged import LogSource
-from hone.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
+from hone.text.answer_data import AnswerTaskConfig, SolutionConfig, imitation_episodes, read_answers, solved_examples
 from hone.text.experience import (
     TokenWeights,
     UserFunction,
@@ -27,13 +27,12 @@ from hone.text.experience import (
     experience_episodes,
     function_table,
 )
-from hone.text.imitation import token_nll
-from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job, step_layout, token_learner
+from hone.text.loss import token_nll
 from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.text.rows import TokenBatch
-from hone.text.sft_data import SolutionConfig, solved_examples
+from hone.text.samples import judge_questions
 from hone.text.tasks.collection import is_collection
 from hone.text.tasks.dataset import ExampleDataset
 

@@ -109,16 +109,13 @@ def minigrid_text(observation: Mapping[str, Any], _: object) -> str:
     image = observation["image"]
     rows = []
     for y in range(image.shape[1]):
-        fields = [(int(image[x, y, 0]), int(image[x, y, 2])) for x in range(image.shape[0])]
-        rows.append(" ".join(_MINIGRID_OBJECTS[kind] + (str(state) if kind == 4 else "") for kind, state in fields))
-    rows[-1] = _with_agent(rows[-1], image.shape[0] // 2)
+        seen = [(int(image[x, y, 0]), int(image[x, y, 2])) for x in range(image.shape[0])]
+        rows.append(" ".join(_MINIGRID_OBJECTS[kind] + (str(state) if kind == 4 else "") for kind, state in seen))
+    fields = rows[-1].split(" ")
+    fields[image.shape[0] // 2] = "A"
+    rows[-1] = " ".join(fields)
     direction = ("right", "down", "left", "up")[int(observation["direction"])]
     return f"Mission: {observation['mission']}\nDirection: {direction}\n" + "\n".join(rows) + "\n"
-
-
-def _with_agent(row: str, place: int) -> str:
-    fields = row.split(" ")
-    return " ".join([*fields[:place], "A", *fields[place + 1 :]])
 
 
 def _drawing(observation: object, env: "gymnasium.Env[Any, Any]") -> object:

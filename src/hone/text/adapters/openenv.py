@@ -44,19 +44,19 @@ class OpenEnvWorld:
         """Reset the environment; its first observation is the question."""
         if not self._action:
             self._action = text_action(server_schema(self._address), self._address)
-        given = cast("Mapping[str, Any]", columns.get("reset") or {})
-        told = self._reset({"seed": int(columns.get("seed", seed)), **given})
-        return WorldTurn(messages=[self._message(told, self._prompt)], done=bool(told.get("done")))
+        options = cast("Mapping[str, Any]", columns.get("reset") or {})
+        result = self._reset({"seed": int(columns.get("seed", seed)), **options})
+        return WorldTurn(messages=[self._message(result, self._prompt)], done=bool(result.get("done")))
 
     def answer(self, said: PolicyTurn) -> WorldTurn:
         """Step the environment by the policy's text."""
         assert self._session is not None, "begin comes first"
-        told = self._session.call("step", self._step(said.text))
-        reward, done = told.get("reward"), bool(told.get("done"))
+        result = self._session.call("step", self._step(said.text))
+        reward, done = result.get("reward"), bool(result.get("done"))
         self._paid = self._paid or reward is not None
         # An environment may pay at the end only; one that never pays has no score.
         own = (0.0 if self._paid or not done else None) if reward is None else float(reward)
-        return WorldTurn(messages=[] if done else [self._message(told)], reward=own, done=done)
+        return WorldTurn(messages=[] if done else [self._message(result)], reward=own, done=done)
 
     def close(self) -> None:
         """End the session."""
@@ -85,8 +85,8 @@ class OpenEnvWorld:
             action = None
         return cast("Json", action) if isinstance(action, dict) else {"invalid": text}
 
-    def _message(self, told: Json, before: str = "") -> Message:
-        seen = cast("Json", told.get("observation") or {})
+    def _message(self, result: Json, before: str = "") -> Message:
+        seen = cast("Json", result.get("observation") or {})
         texts = [value for value in seen.values() if isinstance(value, str)]
         if self._observation:
             shown = seen.get(self._observation)
@@ -119,11 +119,11 @@ class _OpenEnvSession:
         try:
             with suppress(*self._broken):  # a server that refuses says why before it closes
                 self._socket.send(json.dumps({"type": kind} if data is None else {"type": kind, "data": data}))
-            told = cast("Json", json.loads(self._socket.recv(timeout=_WAIT_S)))
+            reply = cast("Json", json.loads(self._socket.recv(timeout=_WAIT_S)))
         except (*self._broken, ValueError) as error:
             raise OpenEnvServerError(f"{self._address}: no answer to {kind}: {error}") from None
-        content = cast("Json", told.get("data") or {})
-        if told.get("type") == "error":
+        content = cast("Json", reply.get("data") or {})
+        if reply.get("type") == "error":
             code, message = content.get("code"), content.get("message")
             raise OpenEnvServerError(
                 f"{self._address} answered {kind} with {code}: {message}", most_sessions=content.get("max_sessions")
@@ -183,10 +183,10 @@ def server_schema(address: str) -> Json:
     """JSON schema of the server's actions. Raises ResourceError where no OpenEnv server answers."""
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/schema", timeout=_WAIT_S) as reply:
-            told = cast("Json", json.loads(reply.read()))
+            schema = cast("Json", json.loads(reply.read()))
     except (OSError, ValueError, urllib.error.URLError) as error:
         raise ResourceError(f"no OpenEnv server answers at {address}: {error}") from None
-    return cast("Json", told.get("action") or {})
+    return cast("Json", schema.get("action") or {})
 
 
 def text_action(schema: Json, address: str) -> str:

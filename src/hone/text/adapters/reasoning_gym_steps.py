@@ -69,8 +69,8 @@ class ReasoningGymSteps:
     def _extracted(self, text: str) -> str:
         if not self._pattern:
             return text.strip()
-        found = list(re.finditer(self._pattern, text))
-        return "" if not found else (found[-1][1] if found[-1].groups() else found[-1][0]) or ""
+        matches = list(re.finditer(self._pattern, text))
+        return "" if not matches else (matches[-1][1] if matches[-1].groups() else matches[-1][0]) or ""
 
     def _faults(self) -> ErrorCollector:
         faults = ErrorCollector(ConfigError)

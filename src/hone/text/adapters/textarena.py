@@ -104,8 +104,8 @@ class TextArenaWorld:
     def _read_by_policy(self, text: str) -> str:
         if not self._read_pattern:
             return text
-        found = re.finditer(self._read_pattern, text)
-        return " ".join(one[1] if one.groups() else one[0] for one in found) + "\n"
+        matches = re.finditer(self._read_pattern, text)
+        return " ".join(one[1] if one.groups() else one[0] for one in matches) + "\n"
 
     def _news(self, seat: int, kinds: Collection[str]) -> str:
         """Messages that a seat has not read yet, without its own moves."""
@@ -138,10 +138,10 @@ class TextArenaWorld:
     def _made_opponent(self) -> Player:
         if self._opponent == "random" or self._players == 1:
             return self._random_move
-        found = load_reference(self._opponent, kind="opponent")
-        if inspect.isclass(found):
-            return cast("Player", found(**self._options))
-        return partial(cast("Callable[..., str]", found), **self._options)
+        opponent = load_reference(self._opponent, kind="opponent")
+        if inspect.isclass(opponent):
+            return cast("Player", opponent(**self._options))
+        return partial(cast("Callable[..., str]", opponent), **self._options)
 
     def _check(self) -> None:
         """Raise ResourceError without the package, and ConfigError with all faults of the options."""

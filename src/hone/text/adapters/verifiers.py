@@ -14,8 +14,8 @@ from typing import Any, Final
 from hone.core.dialogue import PlannedSession, SessionReport
 from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
 from hone.process.child import ForeignProgram
-from hone.text.tasks.agent_sessions import VERIFIERS
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
+from hone.text.tasks.task import VERIFIERS
 
 _PROGRAM: Final = Path(__file__).with_name("verifiers_program.py")
 
@@ -86,17 +86,17 @@ class VerifiersDriver:
         environment = {**self.config, "taskset": {**self.config.get("taskset", {}), "id": self.name}}
         program.send({"environment": environment, "size": self.size})
         for _ in range(int(self.opening_s / 0.1)):
-            told: dict[str, Any]
+            message: dict[str, Any]
             try:
-                told = self._opened.get(timeout=0.1)
+                message = self._opened.get(timeout=0.1)
             except queue.Empty:
                 if not program.ended():
                     continue
-                told = {"fault": program.ended()}
-            if "tasks" in told:
-                return told["tasks"]
+                message = {"fault": program.ended()}
+            if "tasks" in message:
+                return message["tasks"]
             self.close()
-            raise self._cannot_open(told["fault"])
+            raise self._cannot_open(message["fault"])
         output = program.last_output()
         self.close()
         raise UserCodeError(f"{VERIFIERS}{self.name} gave no tasks in {self.opening_s:g} s{output}")

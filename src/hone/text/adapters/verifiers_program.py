@@ -42,21 +42,25 @@ class _Program:
         try:
             env, tasks = _open(json.loads(await lines.readline()))
             async with env.serving():
-                self._write({"tasks": [_task_row(task) for task in tasks]})
+                rows = [
+                    {"name": one.name or one.id or str(one.idx), "prompt": one.prompt_text, "system": one.system_prompt}
+                    for one in (task.data for task in tasks)
+                ]
+                self._write({"tasks": rows})
                 while line := await lines.readline():
                     asked = json.loads(line)
                     running = asyncio.create_task(self._session(env, tasks[asked["task"]], asked))
                     self._running.add(running)
                     running.add_done_callback(self._running.discard)
         except Exception as error:  # noqa: BLE001 - whatever the environment raises is told, with its traceback
-            self._write({"fault": _told(error), "traceback": traceback.format_exc()})
+            self._write({"fault": _named(error), "traceback": traceback.format_exc()})
 
     async def _session(self, env: Any, task: Any, asked: Table) -> None:
         try:
-            told = await _run(env, task, asked["address"])
+            result = await _run(env, task, asked["address"])
         except Exception as error:  # noqa: BLE001 - a session that fails has no score, and the others go on
-            told = {"error": _told(error)}
-        self._write({"session": asked["session"], **told})
+            result = {"error": _named(error)}
+        self._write({"session": asked["session"], **result})
 
     def _write(self, result: Table) -> None:
         self._results.write(json.dumps(result) + "\n")
@@ -96,12 +100,7 @@ async def _run(env: Any, task: Any, address: str) -> Table:
     return {"reward": reward, "facts": metrics, "without_roles": others}
 
 
-def _task_row(task: Any) -> Table:
-    data = task.data
-    return {"name": data.name or data.id or str(data.idx), "prompt": data.prompt_text, "system": data.system_prompt}
-
-
-def _told(error: BaseException) -> str:
+def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

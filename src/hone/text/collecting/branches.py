@@ -121,9 +121,14 @@ def _expert_turns(examples: ExampleDataset, column: str) -> dict[str, list[str]]
     if column not in examples.column_names():
         known = ", ".join(sorted(examples.column_names())) or "none"
         raise DataError(f"collect.expert = {column!r}: {examples.source} has no such column; it has {known}")
-    wrong = [example for example in examples.rows if not _is_turns(example.columns[column])]
+
+    def has_turns(example: Example) -> bool:
+        turns = example.columns[column]
+        return isinstance(turns, list) and bool(turns) and all(isinstance(one, str) and one for one in turns)
+
+    wrong = [example for example in examples.rows if not has_turns(example)]
     if wrong:
-        shown = "; ".join(_shown(example, column) for example in wrong[:_SHOWN])
+        shown = "; ".join(f"row {one.row} (id {one.id}) has {one.columns[column]!r}" for one in wrong[:_SHOWN])
         raise DataError(
             f"{examples.source}: collect.expert = {column!r} is a list of texts, one for each turn, in every row; "
             f"{len(wrong)} rows have none: {shown}"
@@ -143,12 +148,3 @@ def _encode_turns(
         return tokens if ended else np.append(tokens, np.int32(tokenizer.eos_id)).astype(np.int32)
 
     return {name: [encode(text) for text in own] for name, own in turns.items() if name in known}
-
-
-def _is_turns(value: object) -> bool:
-    turns = cast("list[object]", value) if isinstance(value, list) else []
-    return bool(turns) and all(isinstance(one, str) and one for one in turns)
-
-
-def _shown(example: Example, column: str) -> str:
-    return f"row {example.row} (id {example.id}) has {example.columns[column]!r}"

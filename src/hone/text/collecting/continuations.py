@@ -55,7 +55,11 @@ class StepContinuations:
         episodes = self.world.rollout(session)
         texts = [self.world.decode(_own(episodes, place, episodes.chosen)) for place in range(len(episodes))]
         if not any(self.separator in text for text in texts):
-            raise DataError(_no_steps(texts, self.separator))
+            raise DataError(
+                f"collect.separator = {self.separator!r} ends no step of {len(texts)} answers, such as "
+                f"{', '.join(map(repr, texts[:_SHOWN]))}; set the separator that the policy writes, or "
+                'collect.continue_from = "none"'
+            )
         ends = [self._step_ends(episodes, place) for place in range(len(episodes))]
         prefixes: dict[bytes, _Prefix] = {}
         places: list[tuple[int, bytes]] = []
@@ -87,8 +91,8 @@ class StepContinuations:
     def _step_ends(self, episodes: Episodes, place: int) -> list[int]:
         """Decisions of an answer that complete a separator; its last decision is not among them."""
         tokens = _own(episodes, place, episodes.chosen)
-        found = separator_ends(tokens, self.world.decode, self.separator)
-        return [one for one in dict.fromkeys(found) if one < len(tokens) - 1]
+        ends = separator_ends(tokens, self.world.decode, self.separator)
+        return [one for one in dict.fromkeys(ends) if one < len(tokens) - 1]
 
     def _prefix(self, episodes: Episodes, place: int, end: int) -> tuple[bytes, _Prefix]:
         begin = int(episodes.transcript.offsets[place])
@@ -165,11 +169,3 @@ class StepContinuations:
 def _own(episodes: Episodes, place: int, column: NDArray[np.generic]) -> NDArray:
     """The part of a column that belongs to an episode."""
     return column[episodes.offsets[place] : episodes.offsets[place + 1]]
-
-
-def _no_steps(texts: Sequence[str], separator: str) -> str:
-    return (
-        f"collect.separator = {separator!r} ends no step of {len(texts)} answers, such as "
-        f"{', '.join(map(repr, texts[:_SHOWN]))}; set the separator that the policy writes, or collect.continue_from = "
-        '"none"'
-    )

@@ -27,17 +27,16 @@ from hone.objectives.weights import token_mean
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe
 from hone.text.collecting.collect_job import score_as_advantage
-from hone.text.imitation import token_nll
-from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import open_answering_run, open_live_text
+from hone.text.loss import token_nll
 from hone.text.memory import WEIGHT_BYTES
 from hone.text.open_text import TextInputs
 from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.rl import TextRunConfig
-from hone.text.samples import answer_metrics, reward_metrics
+from hone.text.rows import TokenBatch
+from hone.text.samples import answer_metrics, judge_questions, reward_metrics
 from hone.text.tasks.world import Prompt
-from hone.text.token_batch import TokenBatch
 
 
 class RoundAlgorithm(Config):

@@ -34,7 +34,7 @@ def right_answers(episodes: Episodes, *, min_score: float, max_per_problem: int 
             taken[problem] += 1
         seen.add(answer)
     count, solved = len(np.unique(problems)), len(taken)
-    said = (
+    note = (
         f"{len(kept)} of {len(episodes)} answers are imitated: {int(right.sum())} are right, {repeated} of them repeat "
         f"another, {int(right.sum()) - repeated - len(kept)} are beyond {max_per_problem or 'the cap'} of a problem; "
         f"{count - solved} of {count} problems are unsolved"
@@ -53,7 +53,7 @@ def right_answers(episodes: Episodes, *, min_score: float, max_per_problem: int 
         "rounds/repeated_answers": float(repeated),
         "rounds/unsolved_problems": float(count - solved),
     }
-    return _selection(episodes, np.array(kept, np.int64), metrics, said)
+    return _selection(episodes, np.array(kept, np.int64), metrics, note)
 
 
 def best_answers(episodes: Episodes) -> Selection:
@@ -77,11 +77,11 @@ def best_answers(episodes: Episodes) -> Selection:
         "rounds/best_score": float(episodes.score[kept].mean()),
         "rounds/gain_of_the_best": float(np.mean(gains)),
     }
-    said = (
+    note = (
         f"the best of each of {len(groups)} groups is imitated: score {metrics['rounds/best_score']:.4g}, "
         f"{metrics['rounds/gain_of_the_best']:.4g} above the groups' mean"
     )
-    return _selection(episodes, np.array(sorted(kept), np.int64), metrics, said)
+    return _selection(episodes, np.array(sorted(kept), np.int64), metrics, note)
 
 
 def _selection(episodes: Episodes, kept: Ints, metrics: dict[str, float], note: str) -> Selection:

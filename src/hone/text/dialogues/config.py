@@ -13,7 +13,7 @@ from hone.process.user_files import check_reference
 from hone.text.dialogues.hosted import WorldSpec
 from hone.text.tasks.dataset import MAX_ROW_BYTES, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import read_rows
-from hone.text.tasks.row_checks import BadRowError, checked_content
+from hone.text.tasks.scored_rows import BadRowError, checked_content
 from hone.text.tasks.task import TaskConfig
 from hone.text.tools.loading import ToolUse, check_references
 

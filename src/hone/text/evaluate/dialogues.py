@@ -20,10 +20,9 @@ from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig, dial
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
 from hone.text.dialogues.hosted import WorldDescription, WorldFaultError
 from hone.text.dialogues.hosts import ProcessHost, ThreadHost
-from hone.text.tasks.agent_sessions import is_captured
-from hone.text.tasks.conversation import Conversation
+from hone.text.tasks.conversation import Conversation, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.nudge import NudgeEnvironment
+from hone.text.tasks.task import is_captured
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS, check_round_trip
 

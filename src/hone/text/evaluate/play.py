@@ -37,7 +37,7 @@ from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.tasks.conversation import ConversationLimits, ConversationLoop
 from hone.text.tasks.dataset import Example
-from hone.text.tasks.row_checks import PromptContent
+from hone.text.tasks.scored_rows import PromptContent
 from hone.text.tasks.world import Prompt
 
 PlaySide: TypeAlias = Literal["world", "user"]

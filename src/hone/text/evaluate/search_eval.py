@@ -42,9 +42,8 @@ from hone.text.evaluate.search_scorers import (
 )
 from hone.text.evaluate.text_eval import TextEvaluation
 from hone.text.search import estimates
-from hone.text.search.candidates import EMPTY, Candidate, CandidateScorer, extended
 from hone.text.search.plans import BeamPlan, TreesPlan
-from hone.text.search.searching import Searching, SearchTools
+from hone.text.search.searching import EMPTY, Candidate, CandidateScorer, Searching, SearchTools, extended
 from hone.text.tasks.world import Prompt
 
 Floats = NDArray[np.float64]

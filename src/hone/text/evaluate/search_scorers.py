@@ -19,7 +19,7 @@ from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.models.packing import pack_rows
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.search_config import SearchWorldModelScorer
-from hone.text.search.candidates import Candidate, CandidateScores
+from hone.text.search.searching import Candidate, CandidateScores
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.step_rewards import separator_ends
 from hone.text.tasks.world import Prompt

@@ -45,9 +45,8 @@ from hone.text.evaluate.dialogues import (
 from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine, make_prompts
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.search_config import SearchConfig
-from hone.text.tasks.conversation import NO_LIMITS, Conversation, ConversationLimits
+from hone.text.tasks.conversation import NO_LIMITS, Conversation, ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.reasoning_gym import PREFIX
 from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt, TextWorld

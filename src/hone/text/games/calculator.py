@@ -81,10 +81,10 @@ class CalculatorWorld:
 
 def calculate(text: str) -> int | None:
     """Result of the call that a turn ends with: 92 of `[34+58]`; None for one that is none."""
-    found = _CALL.search(text)
-    if found is None:
+    call = _CALL.search(text)
+    if call is None:
         return None
-    first, sign, second = int(found[1]), found[2], int(found[3])
+    first, sign, second = int(call[1]), call[2], int(call[3])
     return first + second if sign == "+" else first - second
 
 
@@ -94,18 +94,18 @@ def imitation_rows(sums: list[dict[str, object]], *, seed: int) -> list[dict[str
     The player calls in 30% of the dialogues, half of the time with a wrong operand, and then copies what he is told; in
     the others he answers from his head, with an error of up to 20 half of the time.
     """
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for place, row in enumerate(sums):
         random = generator(seed, "calculating player", place)
         prompt, right = str(row["prompt"]), int(str(row["answer"]))
         if random.random() >= CALLING:
             slip = int(random.integers(-20, 21)) if random.random() < 0.5 else 0
-            found.append({"prompt": prompt, "completion": f"{max(0, right + slip)}\n"})
+            rows.append({"prompt": prompt, "completion": f"{max(0, right + slip)}\n"})
             continue
         first, second = map(int, prompt.removesuffix("=").split("+"))
         if random.random() < WRONG_OPERAND:
             second = int(random.integers(10 ** (len(str(second)) - 1), 10 ** len(str(second))))
-        call, told = f"[{first}+{second}]", str(first + second)
-        found.append({"prompt": prompt, "completion": call})
-        found.append({"prompt": prompt + call + told, "completion": told + "\n"})
-    return found
+        call, reply = f"[{first}+{second}]", str(first + second)
+        rows.append({"prompt": prompt, "completion": call})
+        rows.append({"prompt": prompt + call + reply, "completion": reply + "\n"})
+    return rows

@@ -64,10 +64,10 @@ class DoorQuestion:
 
 def door_questions(maze: int, *, seed: int) -> list[DoorQuestion]:
     """All 320 questions that one door answers, in an order drawn from `seed`."""
-    found = [
+    questions = [
         DoorQuestion(start=start, goal=goal, maze=maze) for start in range(PLACES) for goal in doors_of(maze)[start]
     ]
-    return [found[place] for place in permutation(seed, "doors/questions", count=len(found)).tolist()]
+    return [questions[place] for place in permutation(seed, "doors/questions", count=len(questions)).tolist()]
 
 
 def split_questions(maze: int, *, demonstrated: int, seed: int) -> tuple[list[DoorQuestion], list[DoorQuestion]]:
@@ -150,8 +150,8 @@ def last_word(text: str) -> str:
 def goal_of(prompt: str, turns: Sequence[tuple[str, str]]) -> str | None:
     """The question that a dialogue answered without being asked: from the place where it began to the one that it came
     to. None where no door was opened. `turns` are (speaker, text) after the prompt."""
-    said = [text.strip() for speaker, text in turns if speaker == "environment"]
-    reached = [place for place in said if place.isdigit()]
+    replies = [text.strip() for speaker, text in turns if speaker == "environment"]
+    reached = [place for place in replies if place.isdigit()]
     return f"{prompt[:2]}>{reached[-1]}:" if reached else None
 
 

@@ -69,15 +69,15 @@ def step_to(place: int, move: str) -> int:
 def lake_maps(count: int, *, seed: int) -> list[LakeMap]:
     """Different maps, each with a way from the start to the goal. The number of a map is part of its draw, so that more
     maps of a seed begin with the fewer."""
-    found: dict[LakeMap, None] = {}
+    maps: dict[LakeMap, None] = {}
     number = 0
-    while len(found) < count:
+    while len(maps) < count:
         drawn = generator(seed, "grid/map", number).permutation(SIDE * SIDE)[: HOLES + 2].tolist()
         one = LakeMap(holes=tuple(sorted(drawn[:HOLES])), start=drawn[HOLES], goal=drawn[HOLES + 1])
         if one.way():
-            found[one] = None
+            maps[one] = None
         number += 1
-    return list(found)
+    return list(maps)
 
 
 @dataclass(slots=True)
@@ -133,14 +133,14 @@ class LakeWalk:
 
 def imitation_rows(maps: Sequence[LakeMap]) -> list[dict[str, object]]:
     """Moves of shortest ways to imitate: prompt and completion of each turn."""
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for one in maps:
         text, place = one.text, one.start
         for move in one.way():
             place = step_to(place, move)
-            found.append({"prompt": text, "completion": move + END})
+            rows.append({"prompt": text, "completion": move + END})
             text += f"{move}{END}{place:02} "
-    return found
+    return rows
 
 
 def goal_of(prompt: str, turns: Sequence[tuple[str, str]]) -> str | None:
@@ -148,7 +148,7 @@ def goal_of(prompt: str, turns: Sequence[tuple[str, str]]) -> str | None:
 
     `turns` are (speaker, text) after the prompt.
     """
-    said = [text.strip() for speaker, text in turns if speaker == "environment"]
+    replies = [text.strip() for speaker, text in turns if speaker == "environment"]
     question, _, way = prompt.rpartition("|")
-    start, reached = way[:2], next((place for place in reversed(said) if place != "?"), way[:2])
+    start, reached = way[:2], next((place for place in reversed(replies) if place != "?"), way[:2])
     return f"{question}|{start}>{reached}:" if reached.isdigit() and reached != start else None

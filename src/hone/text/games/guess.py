@@ -142,14 +142,14 @@ def _game_rows(seed: int, game: int, numbers: int, turns: int, inattentive: floa
     random = generator(seed, "guessing player", game)
     secret = int(random.integers(1, numbers + 1))
     text, low, high = prompt_of(numbers), 1, numbers
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for _ in range(turns):
         deaf = random.random() < inattentive
         guess = int(random.integers(1, numbers + 1)) if deaf else (low + high) // 2
-        said, sign = f"{guess:02d}{END}", compare(secret, guess)
-        found.append({"prompt": text, "completion": said})
+        answer, sign = f"{guess:02d}{END}", compare(secret, guess)
+        rows.append({"prompt": text, "completion": answer})
         if sign == "=":
             break
         low, high = (max(low, guess + 1), high) if sign == ">" else (low, min(high, guess - 1))
-        text += said + sign + END
-    return found
+        text += answer + sign + END
+    return rows

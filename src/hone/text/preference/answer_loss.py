@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.core.credit import Credits
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, ScoreStatus, concatenate
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.core.state import State
 from hone.models.language.token_policy import TokenPolicy
@@ -26,6 +26,7 @@ from hone.objectives.ratios import sum_by_sequence
 from hone.objectives.shapes import Metrics
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import TermWeights, sequence_sum
+from hone.text.answer_data import answer_episodes, answer_tokens
 from hone.text.loss import chosen_logp, collision_probability
 from hone.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
 
@@ -144,8 +145,11 @@ class AnswerLoss:
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             advantage = credits.advantage
             if not self.loss.needs_unlabelled:
-                episodes, advantage = _labelled(episodes, advantage)
-            rows = own(_without_sampling_mask(episodes), replace(credits, advantage=advantage))
+                kept = np.flatnonzero(np.bincount(episodes.owner, weights=np.abs(advantage), minlength=len(episodes)))
+                episodes, advantage = episodes.take(kept), advantage[np.isin(episodes.owner, kept)]
+            # As if nothing had been cut off in sampling: answers are compared under whole distributions.
+            episodes = replace(episodes, seen=replace(episodes.transcript, kept=None))
+            rows = own(episodes, replace(credits, advantage=advantage))
             return replace(rows, precomputed=self._precompute(rows))
 
         return lay
@@ -186,8 +190,8 @@ class AnswerLoss:
             names = ("logp", "ref_logp", "length", "label")
             return statistic(AnswerView(**dict(zip(names, columns, strict=True)))).numpy()
 
-        found = whole_batch(whole, reduction)(*self._answer_columns(rows, logp))
-        factor = np.repeat(found, rows.episodes.lengths).astype(logp.dtype)
+        statistics = whole_batch(whole, reduction)(*self._answer_columns(rows, logp))
+        factor = np.repeat(statistics, rows.episodes.lengths).astype(logp.dtype)
         rows = replace(rows, precomputed=replace(rows.precomputed, token_factor=factor))
         return rows.without_zero_advantage() if self.loss.needs_unlabelled else rows
 
@@ -242,21 +246,56 @@ def answer_metrics(view: AnswerView) -> Metrics:
     """Metrics of every loss on answers, in nats per answer: log pi / pi_ref (log pi without a reference) of the chosen
     and of the rejected answers, and, for pairs, their difference."""
     chosen, rejected = (one.log_ratio().detach() for one in view.pairs())
-    found = {"preference/chosen_nats": chosen, "preference/rejected_nats": rejected}
-    return found if len(chosen) != len(rejected) else {**found, "preference/margin_nats": chosen - rejected}
-
-
-def _labelled(episodes: Episodes, advantage: NDArray[np.float32]) -> tuple[Episodes, NDArray[np.float32]]:
-    """The episodes with a label, and their labels."""
-    kept = np.flatnonzero(np.bincount(episodes.owner, weights=np.abs(advantage), minlength=len(episodes)))
-    return episodes.take(kept), advantage[np.isin(episodes.owner, kept)]
-
-
-def _without_sampling_mask(episodes: Episodes) -> Episodes:
-    """The episodes as if nothing had been cut off in sampling: answers are compared under whole distributions."""
-    return replace(episodes, seen=replace(episodes.transcript, kept=None))
+    metrics = {"preference/chosen_nats": chosen, "preference/rejected_nats": rejected}
+    return metrics if len(chosen) != len(rejected) else {**metrics, "preference/margin_nats": chosen - rejected}
 
 
 def _first_of_each(values: Tensor, sequence: Tensor, count: int) -> Tensor:
     """`[count]`: the value of each sequence, which is the same at all of its decisions."""
     return values.new_zeros(count).index_copy(0, sequence, values)
+
+
+# --------------------------------------------------------------------------------------------------- mismatched answers
+
+
+def with_mismatched_answers(log: Episodes, context: int) -> Episodes:
+    """The log, in which each answer's group has the next answer of another prompt as well, to this answer's prompt.
+
+    Such an answer has no score. It is cut where it would not fit in the `context`; where all prompts are the same,
+    there is none.
+    """
+    seen, count = log.transcript, len(log)
+    ends = seen.at[log.offsets[:-1]]
+    prompts = [seen.tokens[begin:end] for begin, end in zip(seen.offsets[:-1], ends, strict=True)]
+    answers = [seen.tokens[begin:end] for begin, end in zip(ends, seen.offsets[1:], strict=True)]
+    names = np.unique([prompt.tobytes() for prompt in prompts], return_inverse=True)[1]
+    nexts = _next_of_another(names)
+    kept = np.flatnonzero((nexts >= 0) & (np.array([len(prompt) for prompt in prompts]) < context))
+    if not len(kept):
+        return log
+    pairs = [answer_tokens(prompts[row], answers[nexts[row]][: context - len(prompts[row])]) for row in kept]
+    others = answer_episodes(pairs, scores=[np.nan] * len(kept), groups=log.group[kept].tolist())
+    others = replace(
+        others,
+        reward=np.zeros(others.decisions, np.float32),
+        status=np.full(len(kept), ScoreStatus.UNSCORABLE, np.uint8),
+    )
+    whole = concatenate([log, others])
+    order = np.argsort(np.append(np.arange(count), kept + 0.5), kind="stable")
+    return whole.take(order)
+
+
+def _next_of_another(names: np.ndarray) -> np.ndarray:
+    """`[E]`: the next row, from the end on from the first, with another name; -1 where all have one name."""
+    count = len(names)
+    if len(set(names.tolist())) < 2:
+        return np.full(count, -1)
+    result = np.empty(count, np.int64)
+    following = 0
+    twice = np.append(names, names)
+    for row in reversed(range(2 * count)):
+        if row + 1 < 2 * count and twice[row + 1] != twice[row]:
+            following = (row + 1) % count
+        if row < count:
+            result[row] = following
+    return result

@@ -218,7 +218,7 @@ class PreferenceRunConfig(LanguageRunConfig):
 
     answers: ClassVar[AnswerKind] = "preference"
     """Kind of the dataset."""
-    labels: ClassVar[LabelCredit] = staticmethod(best_and_worst)
+    labels: ClassVar[LabelCredit] = staticmethod(best_and_worst)  # pyright: ignore[reportIncompatibleVariableOverride] - always some
     """Labels of the answers, from their scores."""
 
     task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen

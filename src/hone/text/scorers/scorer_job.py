@@ -48,16 +48,15 @@ from hone.text.evaluate.scorer_eval import (
     labelled_scores,
     scorer_record,
 )
-from hone.text.flops import scorer_compute_cost
+from hone.text.flops import matmul_rate, scorer_compute_cost
 from hone.text.learners import step_layout
-from hone.text.matmul_rate import matmul_rate
 from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
 from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
+from hone.text.rows import TokenBatch
 from hone.text.saved_optimizer import restore_optimizer
 from hone.text.scorers.scorer_loss import PAIR_WEIGHTS, ScorerLoss
 from hone.text.tasks.dataset import Example, ExampleDataset, prompt_key
 from hone.text.tasks.files import MAX_FAULTS_SHOWN
-from hone.text.token_batch import TokenBatch
 
 # -------------------------------------------------------------------------------------------------------- scorer config
 

@@ -15,7 +15,7 @@ from hone.models.language.scalar_head import TokenScorer
 from hone.objectives.reward_model import bradley_terry, step_regression
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import TermWeights, sequence_sum
-from hone.text.token_batch import TokenBatch
+from hone.text.rows import TokenBatch
 
 ScorerLoss: TypeAlias = Callable[[TokenScorer, TokenBatch], LossTerms]
 PER_PAIR: Final = "pairs"

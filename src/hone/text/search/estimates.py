@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hone.core.ragged import Ints
 from hone.core.random import generator
-from hone.text.search.select import NO_ANSWER
+from hone.text.search.searching import NO_ANSWER
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +37,15 @@ def best_of(scores: Floats, truth: Floats, k: int) -> Floats:
     number.
     """
     _check(scores.shape[1], k)
-    return np.array([_best_of_one(*both, k) for both in zip(_lowest(scores), truth, strict=True)])
+    result = np.zeros(len(truth))
+    for problem, (own, right) in enumerate(zip(_lowest(scores), truth, strict=True)):
+        _, of = np.unique(own, return_inverse=True)
+        counts = np.bincount(of)
+        means = np.bincount(of, weights=right) / counts
+        upto = np.concatenate([[0], np.cumsum(counts)])
+        ways = np.array([comb(int(n), k) / comb(len(own), k) for n in upto])
+        result[problem] = float(np.diff(ways) @ means)
+    return result
 
 
 def vote(
@@ -56,15 +64,19 @@ def vote(
     """
     count = truth.shape[1]
     _check(count, k)
-    rows = _subsets(count, k, seed=seed, most=subsets)
-    found = np.zeros(len(truth))
+    if comb(count, k) <= subsets:
+        rows = [np.array(row) for row in combinations(range(count), k)]
+    else:
+        random = generator(seed, "search/subsets", count, k)
+        rows = [random.permutation(count)[:k] for _ in range(subsets)]
+    result = np.zeros(len(truth))
     for problem, texts in enumerate(answers):
         number = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         kinds = np.array([number[text] for text in texts])
         scores = np.ones(count) if weights is None else weights[problem]
         chosen = [_vote_one(kinds[row], scores[row], truth[problem, row], none=number.get(NO_ANSWER)) for row in rows]
-        found[problem] = np.mean(chosen)
-    return found
+        result[problem] = np.mean(chosen)
+    return result
 
 
 def _vote_one(kinds: Ints, scores: Floats, truth: Floats, *, none: int | None) -> float:
@@ -91,12 +103,12 @@ def distinct(keys: Sequence[Sequence[bytes]], sizes: Floats, k: int) -> Floats:
     """
     count = sizes.shape[1]
     _check(count, k)
-    found = np.zeros(len(sizes))
+    result = np.zeros(len(sizes))
     for problem, row in enumerate(keys):
         for key, number in Counter(row).items():
             share = 1 - comb(count - number, k) / comb(count, k)
-            found[problem] += share * sizes[problem, row.index(key)]
-    return found
+            result[problem] += share * sizes[problem, row.index(key)]
+    return result
 
 
 def _check(count: int, k: int) -> None:
@@ -106,19 +118,3 @@ def _check(count: int, k: int) -> None:
 
 def _lowest(scores: Floats) -> Floats:
     return np.where(np.isnan(scores), -np.inf, scores)
-
-
-def _best_of_one(scores: Floats, truth: Floats, k: int) -> float:
-    values, of = np.unique(scores, return_inverse=True)
-    counts = np.bincount(of)
-    means = np.bincount(of, weights=truth) / counts
-    upto = np.concatenate([[0], np.cumsum(counts)])
-    ways = np.array([comb(int(n), k) / comb(len(scores), k) for n in upto])
-    return float(np.diff(ways) @ means) if len(values) else 0.0
-
-
-def _subsets(count: int, k: int, *, seed: int, most: int) -> list[Ints]:
-    if comb(count, k) <= most:
-        return [np.array(row) for row in combinations(range(count), k)]
-    random = generator(seed, "search/subsets", count, k)
-    return [random.permutation(count)[:k] for _ in range(most)]

@@ -9,7 +9,7 @@ from hone.core.config import Config
 from hone.core.errors import did_you_mean
 
 
-class WholeAnswersPlan(Config):
+class _WholeAnswersPlan(Config):
     """Plan that draws whole answers and selects among them."""
 
     n: int = Field(ge=1, le=4096)
@@ -21,7 +21,7 @@ class WholeAnswersPlan(Config):
         return self.n
 
 
-class BestOfPlan(WholeAnswersPlan):
+class BestOfPlan(_WholeAnswersPlan):
     """Draw `n` answers and take the one with the highest score."""
 
     kind: Literal["best_of"] = "best_of"
@@ -31,7 +31,7 @@ class BestOfPlan(WholeAnswersPlan):
         return f"{self.kind}:{self.n}"
 
 
-class MajorityPlan(WholeAnswersPlan):
+class MajorityPlan(_WholeAnswersPlan):
     """Draw `n` answers and take the most frequent final answer (self-consistency; Wang et al., 2022)."""
 
     kind: Literal["majority"] = "majority"
@@ -41,7 +41,7 @@ class MajorityPlan(WholeAnswersPlan):
         return f"{self.kind}:{self.n}"
 
 
-class WeightedVotePlan(WholeAnswersPlan):
+class WeightedVotePlan(_WholeAnswersPlan):
     """Draw `n` answers and take the final answer with the largest sum of scores, in its best-scored form."""
 
     kind: Literal["weighted_vote"] = "weighted_vote"

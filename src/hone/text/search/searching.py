@@ -1,4 +1,4 @@
-"""`Searching`: a generator whose answers are selected by a search over another generator's draws.
+"""A generation session whose answers are selected by a search over another generator's draws.
 
 All searches of one submission go through their rounds together: a round is drawn, scored as one batch, and only then
 followed by the next. So nothing depends on which draw finished first. The draws of a round continue the same prompts
@@ -8,16 +8,118 @@ and beginnings, whose keys and values an engine finds in its prefix cache.
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError
 from hone.core.generation import Completion, FinishReason, GenerationSession, Request
-from hone.text.search.candidates import EMPTY, Candidate, CandidateScorer, extended
+from hone.core.ragged import Ints
 from hone.text.search.plans import BeamPlan, BestOfPlan, MajorityPlan, PoolPlan, StepPlan, TreesPlan, needs_scorer
-from hone.text.search.select import best, majority, weighted_vote
+
+# ----------------------------------------------------------------------------------------------------------- candidates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A beginning of an answer, written in one or more steps, or a whole answer."""
+
+    tokens: NDArray[np.int32]
+    """`[n]` tokens after the prompt."""
+    logp: NDArray[np.float32]
+    """`[n]` nats, of each token when it was drawn."""
+    version: NDArray[np.int32]
+    """`[n]` version of the policy that drew each token."""
+    step_ends: tuple[int, ...]
+    """Number of tokens up to the end of each step that was drawn by itself; the last one is `n`."""
+    finish: FinishReason | None
+    """Reason for which it ended; None for a beginning that goes on."""
+    trailing_characters: int = 0
+    """Characters of the last token behind the stop string that ended the answer."""
+
+    @property
+    def mean_logp(self) -> float:
+        """Mean log-probability of its tokens, nats."""
+        return float(self.logp.mean()) if len(self.logp) else 0.0
+
+
+EMPTY: Candidate = Candidate(
+    tokens=np.zeros(0, np.int32),
+    logp=np.zeros(0, np.float32),
+    version=np.zeros(0, np.int32),
+    step_ends=(),
+    finish=None,
+)
+"""The beginning before the first token."""
+
+
+def extended(beginning: Candidate, drawn: Completion, *, finish: FinishReason | None) -> Candidate:
+    """`beginning` with the tokens of one more step."""
+    tokens = np.concatenate([beginning.tokens, drawn.tokens]).astype(np.int32)
+    return Candidate(
+        tokens=tokens,
+        logp=np.concatenate([beginning.logp, drawn.logp]),
+        version=np.concatenate([beginning.version, drawn.version]),
+        step_ends=(*beginning.step_ends, len(tokens)),
+        finish=finish,
+        trailing_characters=0 if finish is None else drawn.trailing_characters,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateScores:
+    """Scores of n candidates."""
+
+    values: NDArray[np.float64]
+    """`[n]`, higher is better; NaN for a candidate that could not be scored, which is never preferred."""
+    tokens_read: Ints
+    """`[n]` tokens that a network read to score each; 0 for functions."""
+
+
+class CandidateScorer(Protocol):
+    """Scores the candidates of searches: a verifier, a reward model, or a model of steps."""
+
+    def score(self, asked: Sequence[tuple[Request, Sequence[Candidate]]]) -> Sequence[CandidateScores]:
+        """Scores of the candidates for each request, in their order."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------- selection of one candidate
+
+
+Floats = NDArray[np.float64]
+NO_ANSWER = ""
+"""Final answer of a text that has none; it gets no vote unless nothing else does."""
+
+
+def best(scores: Floats) -> int:
+    """Index of the highest of `scores` `[n]`, the first of equal ones; NaN is lower than any number."""
+    return int(np.where(np.isnan(scores), -np.inf, scores).argmax()) if not np.isnan(scores).all() else 0
+
+
+def majority(answers: Sequence[str]) -> int:
+    """Index of the first answer of the most frequent kind; of equally frequent kinds, the one that came first."""
+    return weighted_vote(answers, np.ones(len(answers)))
+
+
+def weighted_vote(answers: Sequence[str], scores: Floats) -> int:
+    """Index of the best-scored answer of the kind with the largest sum of scores (Li et al., "Making language models
+    better reasoners with step-aware verifier", 2022).
+
+    NaN adds nothing. Negative scores count against their answer, so scores should be probabilities. Ties go to the
+    kind, and within it to the answer, that came first.
+    """
+    weights = np.where(np.isnan(scores), 0.0, scores)
+    kinds = list(dict.fromkeys(answers))
+    voted = [kind for kind in kinds if kind != NO_ANSWER] or kinds
+    number = {kind: place for place, kind in enumerate(kinds)}
+    of = np.array([number[answer] for answer in answers])
+    sums = np.bincount(of, weights=weights, minlength=len(kinds))
+    winner = max(voted, key=lambda kind: sums[number[kind]])  # the first of equal ones
+    members = np.flatnonzero(of == number[winner])
+    return int(members[best(scores[members])])
+
 
 # ----------------------------------------------------------------------------------------------------------- procedures
 
@@ -39,7 +141,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundResult:
+class _RoundResult:
     """The continuations of a round: all of the first beginning, then all of the second ..."""
 
     candidates: Sequence[Candidate]
@@ -47,7 +149,7 @@ class RoundResult:
     """`[n]`; NaN where a candidate could not be scored, and everywhere if no scores were asked for."""
 
 
-Procedure: TypeAlias = Generator[Round, RoundResult, Candidate]
+Procedure: TypeAlias = Generator[Round, _RoundResult, Candidate]
 """Yields rounds, receives their results, returns the selected answer."""
 
 
@@ -71,7 +173,7 @@ def _procedure(plan: PoolPlan | StepPlan, answer_of: Callable[[Candidate], str])
             return _pool_search(plan.n, lambda result: weighted_vote(_answers(result, answer_of), result.scores))
 
 
-def _pool_search(n: int, select: Callable[[RoundResult], int], *, scored: bool = True) -> Procedure:
+def _pool_search(n: int, select: Callable[[_RoundResult], int], *, scored: bool = True) -> Procedure:
     """Draw `n` whole answers and return the one that `select` picks."""
     result = yield Round(beginnings=[EMPTY], samples=n, number=0, whole=True, scored=scored)
     return result.candidates[select(result)]
@@ -111,11 +213,11 @@ def _best_first(pairs: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidat
     return [pairs[place] for place in order.tolist()]
 
 
-def _answers(result: RoundResult, answer_of: Callable[[Candidate], str]) -> list[str]:
+def _answers(result: _RoundResult, answer_of: Callable[[Candidate], str]) -> list[str]:
     return [answer_of(one) for one in result.candidates]
 
 
-# ------------------------------------------------------------------------------------------------------------ searching
+# ------------------------------------------------------------------------------------------------------------- sessions
 
 
 _ROUNDS: Final = 1 << 16
@@ -199,14 +301,18 @@ class Searching:
     ) -> Completion | None:
         """Search until one of these requests (None: any) has an answer; None when none of them is left, or once `wake`
         is true."""
-        while (found := self._take(request_ids)) is None:
+
+        def concerns(wave: _Wave) -> bool:
+            return request_ids is None or any(search.request.id in request_ids for search in wave.searches)
+
+        while (completion := self._take(request_ids)) is None:
             if wake is not None and wake():
                 return None
-            wave = next((wave for wave in self._waves if _concerns(wave, request_ids)), None)
+            wave = next(filter(concerns, self._waves), None)
             if wave is None:
                 return None
             self._play_round(wave)
-        return found
+        return completion
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
         """Drop the searches of these requests (None: all), with answers that were not taken."""
@@ -273,7 +379,7 @@ class Searching:
         for search, candidates, values in zip(wave.searches, results, scores, strict=True):
             search.drawn = {}
             try:
-                search.waiting = search.run.send(RoundResult(candidates=candidates, scores=values))
+                search.waiting = search.run.send(_RoundResult(candidates=candidates, scores=values))
                 going.append(search)
             except StopIteration as end:
                 self._done.append(self._completion(search, end.value))
@@ -296,15 +402,15 @@ class Searching:
 
     def _candidates(self, search: _Search) -> list[Candidate]:
         samples, most = search.waiting.samples, search.request.sampling.max_tokens
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for place, completion in sorted(search.drawn.items()):
             beginning = search.waiting.beginnings[place // samples]
             finish = self._finish(search, completion, room=most - len(beginning.tokens) - len(completion.tokens))
-            found.append(extended(beginning, completion, finish=finish))
+            candidates.append(extended(beginning, completion, finish=finish))
             search.cost.drawn_tokens += len(completion.tokens)
             search.cost.candidates += 1
             search.cost.steps_found += finish is None
-        return found
+        return candidates
 
     def _finish(self, search: _Search, drawn: Completion, *, room: int) -> FinishReason | None:
         """Why the answer ended; None for a step after which it goes on."""
@@ -350,7 +456,3 @@ class Searching:
                 del self._done[place]
                 return one
         return None
-
-
-def _concerns(wave: _Wave, request_ids: Collection[str] | None) -> bool:
-    return request_ids is None or any(search.request.id in request_ids for search in wave.searches)

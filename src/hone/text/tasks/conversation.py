@@ -1,6 +1,7 @@
 """Conversations of an environment with a policy: completion -> environment -> next request, until all have ended.
 
-Belongs here: the order of requests. Does not: prompts, scores and columns (`world`).
+Belongs here: the order of requests, and the nudge, an environment that asks for a second answer. Does not: prompts,
+scores and columns (`world`).
 """
 
 from collections import deque
@@ -270,3 +271,32 @@ class ConversationLoop:
         if self._environment is not None:
             for one in (one for group in self.groups for one in group if one.stop is None):
                 self._environment.end(one)
+
+
+# ---------------------------------------------------------------------------------------------------------------- nudge
+
+
+@dataclass
+class NudgeEnvironment:
+    """Implements `TextEnvironment`: two answers to each prompt, with a nudge between them."""
+
+    nudge: str
+    tokens: Callable[[Conversation], NDArray[np.int32]]
+    """Conversation of one answer -> all tokens between it and the next one."""
+
+    def begin(self, conversation: Conversation) -> None:
+        """None: the prompts are the requests' own."""
+        del conversation
+
+    def end(self, conversation: Conversation) -> None:
+        """Nothing was opened for it."""
+        del conversation
+
+    def reply(self, conversation: Conversation) -> "Future[EnvironmentReply]":
+        ready: Future[EnvironmentReply] = Future()
+        if conversation.transcript.turns > 1:
+            ready.set_result(EnvironmentReply(done=True))
+            return ready
+        said: Message = {"role": "user", "content": self.nudge}
+        ready.set_result(EnvironmentReply(messages=[said], tokens=self.tokens(conversation)))
+        return ready

@@ -12,10 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
-from hone.core.errors import DataError, ErrorCollector, did_you_mean
+from hone.core.errors import DataError, did_you_mean
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, FileRow, read_rows
-from hone.text.tasks.row_checks import BadRowError, PromptContent, checked_content
-from hone.text.tasks.scored_rows import SCORED_KINDS, ScoredAnswer, is_tie, scored_answers, scored_columns
+from hone.text.tasks.scored_rows import (
+    SCORED_COLUMNS,
+    BadRowError,
+    PromptContent,
+    ScoredAnswer,
+    checked_content,
+    scored_answers,
+)
 
 T = TypeVar("T")
 DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text", "preference", "unpaired", "stepwise"]
@@ -158,14 +164,14 @@ def read_examples(
         except BadRowError as fault:
             bad.add(str(fault), row.number)
     warnings = bad.settle(on_bad_row=on_bad_row, total=len(rows))
-    drafts = without_ties(drafts, str(path), warnings)
-    given = "id" in names
-    if given and on_duplicate_id == "drop":
+    drafts = _without_ties(drafts, str(path), warnings)
+    has_ids = "id" in names
+    if has_ids and on_duplicate_id == "drop":
         kept = list({draft.id: draft for draft in reversed(drafts)}.values())[::-1]
         if len(kept) < len(drafts):
             warnings.append(f"{path}: {len(drafts) - len(kept)} of {len(drafts)} rows repeat an id and were dropped")
         drafts = kept
-    return build_examples(drafts, source=str(path), warnings=warnings, ids_given=given)
+    return build_examples(drafts, source=str(path), warnings=warnings, ids_given=has_ids)
 
 
 def build_examples(
@@ -190,15 +196,15 @@ def build_examples(
     return ExampleDataset(rows=rows, source=source, fingerprint=whole.hexdigest(), warnings=tuple(notes))
 
 
-def without_ties(drafts: Sequence[Example], source: str, warnings: list[str]) -> list[Example]:
+def _without_ties(drafts: Sequence[Example], source: str, warnings: list[str]) -> list[Example]:
     """Examples whose answers differ in score; a count of the others is appended to `warnings`. Raises DataError when
     none is left."""
-    kept = [draft for draft in drafts if not is_tie(draft.answers)]
+    kept = [draft for draft in drafts if len(draft.answers) < 2 or len({one.score for one in draft.answers}) > 1]
     if len(kept) < len(drafts):
-        said = f"{source}: {len(drafts) - len(kept)} of {len(drafts)} rows are ties: their answers have one score"
+        ties = f"{source}: {len(drafts) - len(kept)} of {len(drafts)} rows are ties: their answers have one score"
         if not kept:
-            raise DataError(f"{said}; no answer is preferred")
-        warnings.append(f"{said} (left out)")
+            raise DataError(f"{ties}; no answer is preferred")
+        warnings.append(f"{ties} (left out)")
     return kept
 
 
@@ -232,18 +238,18 @@ def _kind(rows: Sequence[FileRow], names: Sequence[str]) -> str:
 
 
 def _wrong_kind(path: Path, *, kind: str, need: str, names: Sequence[str]) -> str:
-    wanted, found = _WANTED[need], f"columns found: {', '.join(names)}"
-    if kind in SCORED_KINDS:
-        return f"{path}: this is a dataset of the {kind} kind, the recipe needs {wanted} ({found})"
+    wanted, columns = _WANTED[need], f"columns found: {', '.join(names)}"
+    if kind in SCORED_COLUMNS:
+        return f"{path}: this is a dataset of the {kind} kind, the recipe needs {wanted} ({columns})"
     main = ("prompt",) if need == "prompt-completion" and "prompt" not in names else _MAIN_COLUMNS[need]
-    said = f", a dataset of {kind} rows" if kind else ""
+    what = f", a dataset of {kind} rows" if kind else ""
     absent = [column for column in main if column not in names]
-    first = f"{path}: no column {absent[0]!r}{said}; the recipe needs {wanted} ({found}){_near(absent[0], names)}"
+    first = f"{path}: no column {absent[0]!r}{what}; the recipe needs {wanted} ({columns}){_near(absent[0], names)}"
     return "; ".join([first, *(f"no column {column!r}{_near(column, names)}" for column in absent[1:])])
 
 
 def _near(column: str, names: Sequence[str]) -> str:
-    """A hint at the column that was meant: `chosen_response` for `chosen`."""
+    """A hint at the column that was meant: chosen_response for chosen."""
     longer = next((name for name in names if column in name), None)
     return did_you_mean(column, names).split("; known")[0] if longer is None else f"; did you mean {longer}?"
 
@@ -260,39 +266,46 @@ class _BadRowTally:
 
     def settle(self, *, on_bad_row: str, total: int) -> list[str]:
         """Warnings for dropped rows. Raises DataError if bad rows may not be dropped, or none is left."""
-        said: list[str] = []
+        lines: list[str] = []
         for reason, numbers in self.by_reason.items():
             shown = ", ".join(map(str, numbers[:MAX_FAULTS_SHOWN])) + (
                 ", ..." if len(numbers) > MAX_FAULTS_SHOWN else ""
             )
-            said.append(f"{self.path}: {reason} in {len(numbers)} of {total} rows: {shown}")
+            lines.append(f"{self.path}: {reason} in {len(numbers)} of {total} rows: {shown}")
         dropped = sum(map(len, self.by_reason.values()))
         if dropped and on_bad_row == "error":
-            raise DataError(*said, f'{self.path}: fix these rows, or drop them with on_bad_row = "drop"')
+            raise DataError(*lines, f'{self.path}: fix these rows, or drop them with on_bad_row = "drop"')
         if dropped == total:
-            raise DataError(*said, f"{self.path}: all {total} rows were dropped, none is left")
-        return [f"{line} (dropped)" for line in said]
+            raise DataError(*lines, f"{self.path}: all {total} rows were dropped, none is left")
+        return [f"{line} (dropped)" for line in lines]
 
 
 def _example(row: FileRow, *, kind: str, need: str, names: Sequence[str], source: str) -> Example:
     columns = {name: row.columns.get(name) for name in names}
     answers: tuple[ScoredAnswer, ...] = ()
-    if kind in SCORED_KINDS:
+    if kind in SCORED_COLUMNS:
         prompt, answers = scored_answers(columns, kind)
         completion = None
     else:
         prompt, completion = _turns(columns, kind)
     if need == "text":
-        prompt, completion = _whole(prompt, completion)
+        if isinstance(prompt, str) and isinstance(completion, str):
+            prompt, completion = "", prompt + completion
+        elif isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
+            prompt, completion = [], prompt + (completion or [])
+        else:
+            raise BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
     elif need == "prompt-completion" and completion is None:
         raise BadRowError("`messages` do not end with the assistant's turn")
-    used = scored_columns(kind) if answers else _USED.get(kind, {"prompt", "completion"})
+    used = SCORED_COLUMNS[kind] if answers else _USED.get(kind, {"prompt", "completion"})
     rest = {name: value for name, value in columns.items() if name not in used}
     if kind == "verl":
-        rest["ground_truth"] = _ground_truth(columns["reward_model"])
-    identity = _identity(columns) if "id" in columns else ""
+        reward_model = columns["reward_model"]
+        if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
+            raise BadRowError("`reward_model.ground_truth` is null or missing")
+        rest["ground_truth"] = reward_model["ground_truth"]
     return Example(
-        id=identity,
+        id=_identity(columns) if "id" in columns else "",
         prompt=prompt,
         completion=completion,
         columns=rest,
@@ -318,20 +331,6 @@ def _turns(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, Pro
     return prompt, checked_content(columns["completion"], "completion") if kind == "prompt-completion" else None
 
 
-def _whole(prompt: PromptContent, completion: PromptContent | None) -> tuple[PromptContent, PromptContent]:
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return "", prompt + completion
-    if isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
-        return [], prompt + (completion or [])
-    raise BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
-
-
-def _ground_truth(reward_model: object) -> object:
-    if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
-        raise BadRowError("`reward_model.ground_truth` is null or missing")
-    return reward_model["ground_truth"]
-
-
 def _identity(columns: Mapping[str, object]) -> str:
     value = columns["id"]
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
@@ -346,15 +345,13 @@ def _check_ids(drafts: Sequence[Example], source: str) -> None:
         if draft.id in first:
             twice.append(f"{draft.id!r} in rows {first[draft.id]} and {draft.row}")
         first.setdefault(draft.id, draft.row)
-    faults = ErrorCollector(DataError)
     if twice:
         more = f" (and {len(twice) - MAX_FAULTS_SHOWN} more)" if len(twice) > MAX_FAULTS_SHOWN else ""
-        faults.add(
+        raise DataError(
             f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:MAX_FAULTS_SHOWN])}{more}; "
             'ids must be unique: fix them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
             "column `id` to have the content hashed"
         )
-    faults.raise_if_any()
 
 
 def _content(draft: Example) -> str:

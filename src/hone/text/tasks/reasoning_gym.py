@@ -15,8 +15,6 @@ from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mea
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples, prompt_key
 
 PREFIX = "reasoning_gym:"
-EVALUATION_OFFSET = 2**30
-"""Offset of the evaluation set's seed in `train_evaluation_split`: far beyond any training set's size."""
 _SEEDS = 2**32
 _MAX_REPEATS = 50
 """Items drawn per item wanted before a search for distinct ones is given up."""
@@ -35,12 +33,12 @@ def reasoning_gym_examples(
     distinct: bool = False,
     exclude: Sequence[ExampleDataset] = (),
 ) -> ExampleDataset:
-    """`size` examples of a task, e.g. `chain_sum` or `reasoning_gym:chain_sum`.
+    """`size` examples of a task, e.g. chain_sum or reasoning_gym:chain_sum.
 
     Args:
         config: the task's own settings, passed through.
         distinct: leave out items whose question stands earlier in this set; more are drawn until there are `size`.
-        apart_from: leave out items whose question stands in one of these sets, likewise.
+        exclude: leave out items whose question stands in one of these sets, likewise.
 
     Columns: `question`, `answer`, `metadata`, `task`, `task_config`. The id is `task:seed:index`.
     Raises ConfigError (unknown task, key or value), DataError (the task has fewer distinct items than asked for).
@@ -67,21 +65,6 @@ def reasoning_gym_examples(
             "ask for fewer, or widen the task's config"
         )
     return build_examples(rows, source=f"{PREFIX}{name}")
-
-
-def train_evaluation_split(
-    task: str, *, train_size: int, evaluation_size: int, seed: int, config: Mapping[str, object] | None = None
-) -> tuple[ExampleDataset, ExampleDataset]:
-    """A training and an evaluation set that share no question.
-
-    The evaluation set is drawn `EVALUATION_OFFSET` seeds away, distinct, and does not depend on `train_size`;
-    the training set leaves out what is in it.
-    """
-    evaluation = reasoning_gym_examples(
-        task, size=evaluation_size, seed=seed + EVALUATION_OFFSET, config=config, distinct=True
-    )
-    train = reasoning_gym_examples(task, size=train_size, seed=seed, config=config, exclude=(evaluation,))
-    return train, evaluation
 
 
 def checked_config(task: str, config: Mapping[str, object], *, size: int, seed: int) -> dict[str, object]:

@@ -11,23 +11,66 @@ shares between 0 and 1 (k of K continuations that ended well).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.ragged import Ints
-from hone.text.tasks.row_checks import BadRowError, PromptContent, checked_content
 
-SCORED_KINDS: Final = ("preference", "unpaired", "stepwise")
+# ---------------------------------------------------------------------------------------------------- checks of columns
+
+
+ChatMessage: TypeAlias = dict[str, object]
+PromptContent: TypeAlias = str | list[ChatMessage]
+
+
+class BadRowError(Exception):
+    """A row that cannot be used; the message says why, without the row's number."""
+
+
+def checked_content(value: object, name: str) -> PromptContent:
+    """Return text with something in it, or well-formed messages; `name` is the column. Raises BadRowError."""
+    if value is None:
+        raise BadRowError(f"`{name}` is null or missing")
+    if isinstance(value, str):
+        if not value.strip():
+            raise BadRowError(f"`{name}` is empty or only whitespace")
+        return value
+    if not isinstance(value, list):
+        raise BadRowError(f"`{name}` is a {type(value).__name__}, expected text or a list of messages")
+    if not value:
+        raise BadRowError(f"`{name}` is an empty list of messages")
+    turns = [_checked_message(turn, name) for turn in value]
+    if not any(str(turn["content"] or "").strip() or "tool_calls" in turn for turn in turns):
+        raise BadRowError(f"`{name}` has no message with content")
+    return turns
+
+
+def _checked_message(value: object, name: str) -> ChatMessage:
+    if not isinstance(value, dict):
+        raise BadRowError(f"`{name}` holds a {type(value).__name__}, expected a message with role and content")
+    # Parquet gives every message all keys that any message has: null says that this one lacks it.
+    turn: ChatMessage = {str(key): part for key, part in value.items() if part is not None}
+    if not isinstance(turn.get("role"), str):
+        raise BadRowError(f"`{name}` holds a message without a role")
+    if not isinstance(turn.setdefault("content", ""), str):
+        raise BadRowError(f"`{name}` holds a message whose content is a {type(turn['content']).__name__}, not text")
+    return turn
+
+
+# ---------------------------------------------------------------------------------------------------------- scored rows
+
+
 _SCORES: Final = ("score_chosen", "score_rejected")
-_COLUMNS: Final = {
+SCORED_COLUMNS: Final = {
     "preference": {"prompt", "chosen", "rejected", *_SCORES},
     "unpaired": {"prompt", "completion", "label"},
     "stepwise": {"prompt", "completions", "labels"},
 }
+"""Columns that make up the answers of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,20 +110,10 @@ class ScoredAnswer:
         return [self.content, self.score, self.steps, self.labels, *drawn]
 
 
-def scored_columns(kind: str) -> set[str]:
-    """Names of the columns that make up the answers of a kind."""
-    return _COLUMNS[kind]
-
-
 def scored_answers(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
     """The prompt of a row and its answers. Raises BadRowError."""
     readers = {"preference": _pair, "unpaired": _labelled_answer, "stepwise": _labelled_steps}
     return readers[kind](columns)
-
-
-def is_tie(answers: Sequence[ScoredAnswer]) -> bool:
-    """True for two or more answers with one score: none of them is preferred."""
-    return len(answers) > 1 and len({answer.score for answer in answers}) == 1
 
 
 def _pair(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
@@ -89,15 +122,19 @@ def _pair(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAns
         raise BadRowError("`chosen` and `rejected` are not of one form (both text, or both messages)")
     if chosen == rejected:
         raise BadRowError("`chosen` equals `rejected`")
-    given = columns.get("prompt")
+    own = columns.get("prompt")
     # As in TRL: a plain prompt beside conversations repeats their first message.
-    if given is None or (isinstance(given, str) and isinstance(chosen, list)):
+    if own is None or (isinstance(own, str) and isinstance(chosen, list)):
         prompt, chosen, rejected = _common_prompt(chosen, rejected)
     else:
-        prompt = checked_content(given, "prompt")
+        prompt = checked_content(own, "prompt")
     _check_is_answer(chosen, "chosen")
     _check_is_answer(rejected, "rejected")
-    better, worse = _pair_scores(columns)
+    better, worse = 1.0, 0.0
+    if any(name in columns for name in _SCORES):
+        better, worse = (_number(columns.get(name), name) for name in _SCORES)
+    if worse > better:
+        raise BadRowError("`score_rejected` is above `score_chosen`")
     return prompt, (ScoredAnswer(content=chosen, score=better), ScoredAnswer(content=rejected, score=worse))
 
 
@@ -129,15 +166,6 @@ def _check_is_answer(content: PromptContent, name: str) -> None:
         )
     if not str(content[-1]["content"]).strip() and "tool_calls" not in content[-1]:
         raise BadRowError(f"`{name}` is empty after the prompt")
-
-
-def _pair_scores(columns: Mapping[str, object]) -> tuple[float, float]:
-    if not any(name in columns for name in _SCORES):
-        return 1.0, 0.0
-    better, worse = (_number(columns.get(name), name) for name in _SCORES)
-    if worse > better:
-        raise BadRowError("`score_rejected` is above `score_chosen`")
-    return better, worse
 
 
 def _labelled_answer(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:

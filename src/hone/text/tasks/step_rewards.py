@@ -15,11 +15,6 @@ from hone.core.ragged import Ints
 Decode = Callable[[NDArray[np.int32]], str]
 
 
-def count_steps(text: str, separator: str) -> int:
-    """Number of pieces of `text.split(separator)`: the separators, and what follows the last one."""
-    return text.count(separator) + 1
-
-
 def step_ends(tokens: NDArray[np.int32], decode: Decode, separator: str, steps: int) -> Ints:
     """`[steps]` place in `tokens` `[n]` of the last token of each step.
 
@@ -27,8 +22,8 @@ def step_ends(tokens: NDArray[np.int32], decode: Decode, separator: str, steps: 
     tokens, and one token may hold several. The last step ends at the last token.
     """
     ends = np.full(steps, len(tokens) - 1, np.int64)
-    found = separator_ends(tokens, decode, separator)[: steps - 1]
-    ends[: len(found)] = found
+    completed = separator_ends(tokens, decode, separator)[: steps - 1]
+    ends[: len(completed)] = completed
     return ends
 
 

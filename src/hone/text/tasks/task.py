@@ -1,19 +1,67 @@
-"""Config of the prompts: a reasoning-gym task by name, or a file."""
+"""Config of the prompts: a reasoning-gym task by name, a file, or agents that call the policy by an address."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Final, Literal, cast
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
-from hone.core.config import Config
+from hone.core.config import Config, is_loopback
 from hone.core.errors import ConfigError, DataError, did_you_mean
-from hone.text.tasks.agent_sessions import AGENTS, VERIFIERS, AgentSessionsConfig, agent_address, is_captured
 from hone.text.tasks.dataset import DatasetKind, ExampleDataset, read_examples
 from hone.text.tasks.reasoning_gym import PREFIX, reasoning_gym_examples
-from hone.text.tasks.row_checks import PromptContent
+from hone.text.tasks.scored_rows import PromptContent
+
+# ------------------------------------------------------------------------------------------------------- agent sessions
+
+
+VERIFIERS: Final = "verifiers:"
+AGENTS: Final = "agents:"
+
+
+class AgentSessionsConfig(Config):
+    """Sessions of agents: the environment that holds them, and how long they are waited for."""
+
+    environment: dict[str, JsonValue] = {}
+    """Config of a verifiers environment, as verifiers takes it: `{agent = {harness = {id = "null"}}}`."""
+    python: str = ""
+    """Interpreter that has the package of the environment; empty: this one."""
+    tool_format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
+    """Form in which the policy writes calls of the tools that agents offer."""
+    deadline_s: float = Field(default=120.0, gt=0)
+    """A session that neither asks nor reports for so many seconds has no score."""
+    patience_s: float = Field(default=600.0, gt=0)
+    """Seconds after which a run stops if its sessions do not begin."""
+
+
+def is_captured(source: str) -> bool:
+    """True for a `task.source` whose dialogues are held by agents."""
+    return source.startswith((VERIFIERS, AGENTS))
+
+
+def agent_address(source: str) -> tuple[str, int]:
+    """Host and port of `agents:HOST:PORT`. Raises ValueError, also for a host that other machines can reach."""
+    try:
+        parts = urlsplit(f"//{source.removeprefix(AGENTS)}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    if not host or port is None:
+        raise ValueError(f"source = {source!r}: expected {AGENTS}HOST:PORT, such as {AGENTS}127.0.0.1:8712")
+    if not is_loopback(host):
+        raise ValueError(
+            f"source = {source!r}: {host} can be reached by other machines, and whoever asks there decides what is "
+            f"learnt; listen at 127.0.0.1, and let agents of other machines in by a tunnel (ssh -R {port}:127.0.0.1:"
+            f"{port})"
+        )
+    return host, port
+
+
+# ----------------------------------------------------------------------------------------------------------------- task
+
 
 _FIELD = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
@@ -70,13 +118,13 @@ class TaskConfig(Config):
             return self
         if not self.is_captured:
             raise ValueError(f"agents is for the sources {VERIFIERS}NAME and {AGENTS}HOST:PORT, got {self.source}")
-        given = [name for name in ("environment", "python") if name in self.agents.model_fields_set]
-        if self.source.startswith(AGENTS) and given:
-            raise ValueError(f"agents.{given[0]} is for {VERIFIERS}NAME; agents that come of themselves need none")
+        own = [name for name in ("environment", "python") if name in self.agents.model_fields_set]
+        if self.source.startswith(AGENTS) and own:
+            raise ValueError(f"agents.{own[0]} is for {VERIFIERS}NAME; agents that come of themselves need none")
         return self
 
     def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
-        """Make or read them. Questions of `apart_from` are left out of a made set, so that it is held out for real.
+        """Make or read them. Questions of `exclude` are left out of a made set, so that it is held out for real.
 
         Raises ConfigError or DataError.
         """

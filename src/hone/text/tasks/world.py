@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
-from hone.core.conversation import ConversationColumns, TranscriptBuilder, build_columns
+from hone.core.conversation import ConversationColumns, build_columns
 from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.core.errors import UserCodeError
@@ -28,8 +28,8 @@ from hone.text.tasks.conversation import (
     SlotUse,
     TextEnvironment,
 )
-from hone.text.tasks.row_checks import PromptContent
-from hone.text.tasks.step_rewards import count_steps, step_ends
+from hone.text.tasks.scored_rows import PromptContent
+from hone.text.tasks.step_rewards import step_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class TextWorld:
         return self._cached_order
 
     def _requests(self, chosen: Sequence[Prompt]) -> list[Request]:
-        """The prompts in order; then, with `baseline`, the same prompts in the same order for their greedy answers."""
+        """The prompts in order; with `greedy_baseline` the same prompts again, for their greedy answers."""
         ids = [f"{prompt.id}#{self.prompts_asked + place}" for place, prompt in enumerate(chosen)]
         asked = list(zip(ids, chosen, strict=True))
         requests = [
@@ -165,7 +165,9 @@ class TextWorld:
 
 
 def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation], step_end: str) -> list[ScorerInput]:
-    texts = [_last_answer(one) for one in group]
+    # The last answer; empty for a conversation that ended before the first.
+    answers = ((one["content"] for one in reversed(own.messages) if one["role"] == "assistant") for own in group)
+    texts = [str(next(answer, "")) for answer in answers]
     return [
         ScorerInput(
             prompt=prompt.content if one.opening is None else one.opening,
@@ -174,17 +176,11 @@ def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation], step_end: str)
             messages=tuple(one.messages),
             transcript=one.transcript,
             id=prompt.id,
-            steps=count_steps(text, step_end) if step_end else None,
+            steps=text.count(step_end) + 1 if step_end else None,
             dialogue=one.outcome,
         )
         for text, one in zip(texts, group, strict=True)
     ]
-
-
-def _last_answer(conversation: Conversation) -> str:
-    """Text of the last answer; empty for a conversation that ended before the first."""
-    said = (one["content"] for one in reversed(conversation.messages) if one["role"] == "assistant")
-    return str(next(said, ""))
 
 
 def _episodes(
@@ -197,6 +193,7 @@ def _episodes(
     several_turns: bool,
 ) -> Episodes:
     """Conversations and their scores as episodes. Scores beyond the conversations are the groups' greedy baselines.
+    Raises UserCodeError where no conversation began.
 
     A conversation that ended before its first answer has no episode. With `ids` `[conversations]` one of several rows
     is as many pieces of one id; only the last of them has ended.
@@ -204,11 +201,20 @@ def _episodes(
     count = len(conversations)
     answered = [place for place in range(count) if conversations[place].turns]
     rows = [conversations[place].rows for place in answered]
-    columns = build_columns([row for own in _require_answers(rows, conversations) for row in own])
+    if not rows:
+        reasons = dict.fromkeys(one.outcome.reason for one in conversations if one.outcome is not None)
+        raise UserCodeError(f"none of {len(conversations)} dialogues could begin", *list(reasons)[:3])
+    columns = build_columns([row for own in rows for row in own])
     pieces = np.array([len(own) for own in rows], np.int64)
     of = np.repeat(np.array(answered, np.int64), pieces)
     last = np.zeros(len(of), np.bool_)
     last[np.cumsum(pieces) - 1] = True
+    # Offsets of whole conversations; those that were not answered are empty.
+    per = np.zeros(count, np.int64)
+    per[np.array(answered, np.int64)] = pieces
+    edges = offsets_of(per)
+    whole = replace(columns, offsets=columns.offsets[edges], turn_offsets=columns.turn_offsets[edges])
+    stops = np.array([STOP_REASONS.index(one.stop or "done") for one in conversations], np.uint8)[of]
     greedy = np.where(scores.status[count:] == ScoreStatus.SCORED, scores.score[count:], np.nan)
     return Episodes(
         offsets=columns.offsets,
@@ -216,7 +222,7 @@ def _episodes(
         chosen=columns.chosen,
         logp=columns.logp,
         version=columns.version,
-        reward=_rewards(conversations, _by_conversation(columns, answered, pieces, count), scores, step_ends),
+        reward=_rewards(conversations, whole, scores, step_ends),
         group=group[of],
         terminated=~columns.truncated & last,
         truncated=columns.truncated & last,
@@ -227,35 +233,8 @@ def _episodes(
         id=None if ids is None else ids[of],
         part=None if ids is None else ranges(np.zeros_like(pieces), pieces),
         turn=columns.turn if several_turns else None,
-        stop=_stops(conversations, of),
+        stop=stops if any(one.outcome is not None for one in conversations) else None,
     )
-
-
-def _stops(conversations: Sequence[Conversation], of: NDArray[np.int64]) -> NDArray[np.uint8] | None:
-    """Reasons of the ends of the rows' conversations, by their places; None where these are no dialogues."""
-    if all(one.outcome is None for one in conversations):
-        return None
-    return np.array([STOP_REASONS.index(one.stop or "done") for one in conversations], np.uint8)[of]
-
-
-def _require_answers(
-    rows: list[list[TranscriptBuilder]], conversations: Sequence[Conversation]
-) -> list[list[TranscriptBuilder]]:
-    """The rows of all conversations with an answer. Raises UserCodeError where there is none."""
-    if not rows:
-        reasons = dict.fromkeys(one.outcome.reason for one in conversations if one.outcome is not None)
-        raise UserCodeError(f"none of {len(conversations)} dialogues could begin", *list(reasons)[:3])
-    return rows
-
-
-def _by_conversation(
-    columns: ConversationColumns, answered: Sequence[int], pieces: NDArray[np.int64], count: int
-) -> ConversationColumns:
-    """The columns with offsets of whole conversations; those that were not answered are empty."""
-    per = np.zeros(count, np.int64)
-    per[np.array(answered, np.int64)] = pieces
-    edges = offsets_of(per)
-    return replace(columns, offsets=columns.offsets[edges], turn_offsets=columns.turn_offsets[edges])
 
 
 def _rewards(
