@@ -12,7 +12,8 @@ from hone.core.errors import DataError, ErrorCollector
 
 PLANNED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe")
 """Families whose shapes hone runs; others are planned as the nearest of them."""
-_QK_NORM: Final = ("qwen3", "qwen3_moe", "olmoe")
+QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "olmoe")
+"""Families that normalise queries and keys."""
 _SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _MOST: Final = 1 << 40
 
@@ -130,7 +131,7 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
         ),
         vocab=sizes["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=family in _QK_NORM,
+        qk_norm=family in QK_NORM_FAMILIES,
         qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
         experts=experts,
         experts_per_token=_first(config, ("num_experts_per_tok",), 1 if experts else 0, where, faults),

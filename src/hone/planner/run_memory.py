@@ -7,7 +7,7 @@ all of them: weights, gradients, moments, copies, and the engine's pages.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 from hone.planner.devices import DeviceSpec
 from hone.planner.planned_decoder import PlannedDecoder
@@ -25,6 +25,7 @@ CacheType = Literal["float32", "bfloat16", "int8"]
 WeightLayout = Literal["plain", "packed", "codes"]
 """An engine's copy of the weights: `plain`: as the trainer's; `packed` for compiled products, where the output
 projection has a copy even if it is the embedding; `codes`: packed in INT8."""
+ENGINE_COPY: Final = "copy of the engine"
 _SCALE_BYTES = 4
 _CODED_OUTPUT_BYTES = 8
 _CODED_HEAD_OUTPUT_BYTES = 12
@@ -214,6 +215,19 @@ def machine_parts(run: RunDimensions) -> dict[str, int]:
     """Bytes of `resident_parts`, and of the other ranks that have the same memory."""
     others = run.ranks.beside * sum(resident_parts(other_rank(run)).values())
     parts = {**resident_parts(run), "other ranks of this machine": others}
+    return {name: size for name, size in parts.items() if size}
+
+
+def network_parts(run: RunDimensions) -> dict[str, int]:
+    """Bytes of all networks that a run holds on a device, the engine's copy among them, by what holds them."""
+    generation = run.generation
+    copied = 0 if generation is None else engine_copy_bytes_of(run.shape, generation, run.step.weights)
+    if run.ranks.are_several:
+        parts = {**machine_parts(run), ENGINE_COPY: copied}
+    else:
+        held = resident_parts(run)
+        parts = {"weights": held["weights"], "gradients": held["gradients"], "optimizer state": held["optimizer"],
+                 ENGINE_COPY: copied, **run.copies}  # fmt: skip
     return {name: size for name, size in parts.items() if size}
 
 

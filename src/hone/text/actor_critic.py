@@ -21,7 +21,6 @@ from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
 from hone.text.evaluate.reward_models import load_reward_model
 from hone.text.learners import step_layout
 from hone.text.loss import TokenLossSpec
-from hone.text.memory import WEIGHT_BYTES
 from hone.text.reference_policies import TextPolicies
 from hone.text.rl_config import TextGradientRunConfig
 from hone.text.rl_job import gradient_learner
@@ -128,10 +127,3 @@ def require_fitting_critic(critic: CriticConfig, tokenizer: Tokenizer, longest: 
             "rollout.max_tokens, shorten prompts, or leave it out"
         )
     faults.raise_if_any()
-
-
-def critic_copies(model: ModelSource, critic: CriticConfig) -> dict[str, int]:
-    """Bytes per parameter of the policy that the critic takes: weights (of a folder they are counted there),
-    gradients and two moments."""
-    copies = 4 if critic.path is None else 3
-    return {"critic": copies * WEIGHT_BYTES[model.weights]}

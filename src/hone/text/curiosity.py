@@ -11,7 +11,6 @@ from hone.learner.ranked_build import shared_network
 from hone.objectives.weights import token_mean
 from hone.text.imitation import token_nll
 from hone.text.learners import token_learner
-from hone.text.memory import WEIGHT_BYTES
 from hone.text.reference_policies import TextPolicies
 from hone.text.rl_config import TextGradientRunConfig
 from hone.text.rows import TokenLayout
@@ -46,8 +45,3 @@ def open_world_model(config: TextGradientRunConfig, policies: TextPolicies, curi
         steps=config.steps,
     )
     return WorldModel(learner=learner, logp=policies.logp(model))
-
-
-def world_model_copies(config: TextGradientRunConfig) -> dict[str, int]:
-    """Bytes per parameter of the policy that a world model takes: weights, gradients and two moments."""
-    return {"world model": 4 * WEIGHT_BYTES[config.model.weights]}

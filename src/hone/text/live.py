@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import model_validator
 
@@ -14,6 +14,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.parallel.open_fleet import check_cluster
+from hone.planner.run_settings import PlannedRecipe, TextLengths
 from hone.rewards.config import RewardsConfig
 from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
@@ -27,9 +28,7 @@ from hone.text.evaluate.reward_models import require_context
 from hone.text.evaluate.second_answer import SecondAnswer, has_chats
 from hone.text.fleet import generating_cluster, open_text_fleet, require_own_engine
 from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
-from hone.text.memory import generation_copies
 from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
-from hone.text.planned_memory import TextLengths
 from hone.text.rl_config import TextRunConfig, require_dialogues_fit
 from hone.text.rollout_config import RolloutConfig
 from hone.text.tasks.conversation import ConversationLimits
@@ -51,8 +50,6 @@ class AnsweringRunConfig(LanguageRunConfig):
     cluster: ClusterConfig | None = None
     """Replicas on several processes or machines that generate the answers; absent: the embedded engine."""
 
-    optimizer_moments: ClassVar[int] = 0
-
     @model_validator(mode="before")
     @classmethod
     def _pay_by_world(cls, given: object) -> object:
@@ -72,9 +69,9 @@ class AnsweringRunConfig(LanguageRunConfig):
         self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
         return self
 
-    def weight_copies(self) -> dict[str, int]:
-        copies = generation_copies(self.model, self.rollout, self.run.device, {}, in_replicas=self.cluster is not None)
-        return {**copies, **super().weight_copies()}
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(writes=True, moments=0)
 
 
 def prompt_inputs(

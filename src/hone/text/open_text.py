@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import run_all_checks
@@ -14,6 +14,7 @@ from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer
+from hone.planner.run_settings import PlannedRecipe, TextLengths
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.run.config import RunConfig
@@ -28,8 +29,7 @@ from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModel
 from hone.text.evaluate.search_run import OpenedSearch
 from hone.text.evaluate.second_answer import SecondAnswer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
-from hone.text.memory import engine_copy_bytes, spread_plan, text_memory
-from hone.text.planned_memory import BatchDimensions, TextLengths, planned_ranks
+from hone.text.memory import config_settings, text_memory
 from hone.text.saved_optimizer import check_saved_optimizer
 from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
@@ -45,21 +45,14 @@ class NetworkRunConfig(RunConfig):
     task: TaskConfig
     """The data."""
 
-    optimizer_moments: ClassVar[int] = 2
-    """Numbers that the optimizer keeps for each parameter."""
-
     def answers_evaluation(self) -> EvaluationConfig | None:
         """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
         return None
 
-    def weight_copies(self) -> dict[str, int]:
-        """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
-        return {}
-
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
-        """Sizes of the run's batches, where texts are as long as `lengths`; None: nothing is learnt by gradient."""
-        del lengths
-        return None
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        """The recipe as far as a run's memory depends on it."""
+        return PlannedRecipe()
 
 
 class LanguageRunConfig(NetworkRunConfig):
@@ -77,12 +70,6 @@ class LanguageRunConfig(NetworkRunConfig):
 
     def has_search(self) -> bool:
         return self.evaluation is not None and self.evaluation.search is not None
-
-    def weight_copies(self) -> dict[str, int]:
-        """Copies of the policy's weights beside the trainer's: name -> bytes per parameter."""
-        if self.evaluation is None:
-            return {}
-        return {"copy of the evaluation's engine": engine_copy_bytes(self.model, self.run.device)}
 
 
 @dataclass(kw_only=True)
@@ -338,11 +325,8 @@ def _memory(inputs: TextInputs[T]) -> MemoryPlan:
     if not inputs.has_model:
         return MemoryPlan(parameters=0, parts={})
     others = [path for path in inputs.other_policies if not is_to_come(path)]
-    plan = text_memory(
-        config.model, inputs.tokenizer[0], moments=config.optimizer_moments, copies=config.weight_copies(),
-        others=others, device=config.run.device, batch=config.batch_dimensions(inputs.lengths),
-    )  # fmt: skip
-    return spread_plan(plan, planned_ranks(config))
+    settings, recipe = config_settings(config), config.planned()
+    return text_memory(settings, config.model, recipe, inputs.tokenizer[0], inputs.lengths, others=others)
 
 
 def _policy_warnings(path: str) -> list[str]:

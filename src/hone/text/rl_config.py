@@ -20,16 +20,15 @@ from hone.learner.config import require_master_weights, require_whole_minibatche
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
+from hone.planner.run_settings import PlannedRecipe
 from hone.rewards.config import RewardsConfig
 from hone.run.job import no_notices
 from hone.run.loop import Learner, Source
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.evaluate.dialogues import dialogue_faults, with_world_reward
 from hone.text.evaluate.second_answer import SecondAnswer
-from hone.text.fleet import generating_cluster, require_own_engine
-from hone.text.memory import generation_copies
+from hone.text.fleet import require_own_engine
 from hone.text.open_text import LanguageRunConfig
-from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.presets import PresetName, preset_values
 from hone.text.ratio import Denominator, RatioConfig, RatioLearnerConfig, resolve_denominator, resolve_step_correction
 from hone.text.reference_policies import TextPolicies
@@ -108,7 +107,6 @@ class TextRunConfig(LanguageRunConfig):
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
 
-    optimizer_moments: ClassVar[int] = 0
     keeps_last_words: ClassVar[bool] = False
     """The recipe learns from what a world says at the end of a dialogue, after the policy's last turn."""
     has_ratio: ClassVar[bool] = False
@@ -155,11 +153,9 @@ class TextRunConfig(LanguageRunConfig):
         """What `preset` sets for the recipe, without what `given` sets. Raises ValueError where there is none."""
         return preset_values(cls, given)
 
-    def weight_copies(self) -> dict[str, int]:
-        algorithm = self.model_dump().get("algorithm", {})
-        apart = generating_cluster(self.rollout, self.cluster) is not None
-        copies = generation_copies(self.model, self.rollout, self.run.device, algorithm, in_replicas=apart)
-        return {**copies, **super().weight_copies()}
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(writes=True, moments=0)
 
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
@@ -193,7 +189,6 @@ class TextRunConfig(LanguageRunConfig):
 class TextGradientRunConfig(TextRunConfig):
     """Config shared by the recipes that learn from scored answers by gradient."""
 
-    optimizer_moments: ClassVar[int] = 2
     auto_denominator: ClassVar[Denominator] = "auto"
     """What a recipe takes `learner.ratio.denominator = "auto"` for; `auto`: the first that fits."""
 
@@ -235,14 +230,10 @@ class TextGradientRunConfig(TextRunConfig):
     def micro_batch_tokens(self) -> int:
         return self.learner.micro_batch_tokens
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        rows = self.rollout.prompts_per_step * self.rollout.samples_per_prompt // self.learner.minibatches
-        penalties = self.model_dump().get("algorithm", {})
-        return BatchDimensions(
-            micro_batch_tokens=self.micro_batch_tokens(), rows=rows, longest_tokens=lengths.whole,
-            longest_prompt=lengths.prompt, entropy=self.needs_entropy or penalties.get("entropy", 0.0) > 0,
-            rollout=None if generating_cluster(self.rollout, self.cluster) else self.rollout,
-        )  # fmt: skip
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        rows = ("rollout.prompts_per_step", "rollout.samples_per_prompt")
+        return PlannedRecipe(rows=rows, writes=True, entropy=cls.needs_entropy)
 
     def derive_updates(self) -> dict[str, str]:
         learner = self.learner

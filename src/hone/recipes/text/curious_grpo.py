@@ -4,6 +4,7 @@ R' = R + weight * min(surprise, max_nats); the surprise of a dialogue is the mea
 said, under a copy of the policy that learns these tokens from every batch; then GRPO's advantages and loss.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from hone.credit.curiosity import with_curiosity
@@ -27,8 +28,9 @@ class CuriousGrpoConfig(recipe.GroupRunConfig):
     algorithm: CuriousGrpoAlgorithm = CuriousGrpoAlgorithm()
     """Bonus and loss."""
 
-    def weight_copies(self) -> dict[str, int]:
-        return {**super().weight_copies(), **curiosity.world_model_copies(self)}
+    @classmethod
+    def planned(cls) -> recipe.PlannedRecipe:
+        return replace(super().planned(), networks={"world model": 4})
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, bonus = self.algorithm, self.algorithm.bonus

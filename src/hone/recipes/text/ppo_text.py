@@ -7,6 +7,7 @@ with a head, stepped by its own loss against returns; it is warmed up alone, and
 2025).
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -53,8 +54,9 @@ class PpoTextConfig(recipe.TextGradientRunConfig):
     def check_folders(self, tokenizer: recipe.Tokenizer, longest: int) -> None:
         actor_critic.require_fitting_critic(self.algorithm.critic, tokenizer, longest)
 
-    def weight_copies(self) -> dict[str, int]:
-        return {**super().weight_copies(), **actor_critic.critic_copies(self.model, self.algorithm.critic)}
+    @classmethod
+    def planned(cls) -> recipe.PlannedRecipe:
+        return replace(super().planned(), networks={"critic": 4})
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, gae = self.algorithm, self.algorithm.gae

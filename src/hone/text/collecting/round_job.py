@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -18,6 +17,7 @@ from hone.learner.round_source import RoundSchedule, RoundSource, Selection
 from hone.learner.rounds import RoundLearner, tensors_sha256, trained_tensors
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
+from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe
 from hone.text.collecting.collect_job import score_as_advantage
@@ -25,9 +25,7 @@ from hone.text.imitation import token_nll
 from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import AnsweringRunConfig, open_answering_run, open_live_text
-from hone.text.memory import WEIGHT_BYTES
 from hone.text.open_text import TextInputs
-from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.samples import answer_metrics, reward_metrics
 from hone.text.tasks.world import Prompt
 from hone.text.token_batch import TokenBatch
@@ -54,8 +52,6 @@ class RoundRunConfig(AnsweringRunConfig):
     learner: LearnerConfig
     """The optimizer of the imitation; a schedule spans a round."""
 
-    optimizer_moments: ClassVar[int] = 2
-
     @model_validator(mode="after")
     def _rounds_fit(self) -> "RoundRunConfig":
         require_master_weights(self.learner, self.model.weights)
@@ -79,18 +75,9 @@ class RoundRunConfig(AnsweringRunConfig):
         """Rounds of the run."""
         return self.steps // self.schedule.length
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        return BatchDimensions(
-            micro_batch_tokens=self.learner.micro_batch_tokens,
-            rows=max(1, self.algorithm.batch // self.learner.minibatches),
-            longest_tokens=lengths.whole,
-            longest_prompt=lengths.prompt,
-            rollout=self.rollout,
-        )
-
-    def weight_copies(self) -> dict[str, int]:
-        first = {"first policy": WEIGHT_BYTES[self.model.weights]} if self.algorithm.restart else {}
-        return {**super().weight_copies(), **first}
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(rows=("algorithm.batch",), writes=True)
 
     @abstractmethod
     def select(self, episodes: Episodes) -> Selection:

@@ -2,7 +2,6 @@
 
 import re
 from abc import abstractmethod
-from dataclasses import replace
 from typing import ClassVar, Final
 
 from pydantic import Field, field_validator, model_validator
@@ -10,10 +9,10 @@ from pydantic import Field, field_validator, model_validator
 from hone.core.config import Config
 from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.models.language.scalar_head import ScoredTokens
+from hone.planner.run_settings import PlannedRecipe
 from hone.text.answer_data import AnswerKind, AnswerTaskConfig
 from hone.text.evaluate.open_policy import ModelSource
 from hone.text.open_text import NetworkRunConfig
-from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch
 from hone.text.scorers.scorer_loss import ScorerLoss
 
 LAST_NUMBER: Final = r"-?\d+(?:\.\d+)?"
@@ -60,9 +59,9 @@ class ScorerRunConfig(NetworkRunConfig):
     reads: ClassVar[ScoredTokens]
     """Tokens whose numbers are meant."""
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        texts = 2 if self.data_kind == "preference" else 1
-        return replace(logged_batch(self.learner, self.batch, lengths, together=texts), predicts_tokens=False)
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(rows=("batch",), factor=2 if cls.data_kind == "preference" else 1, predicts_tokens=False)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ScorerRunConfig":

@@ -36,8 +36,8 @@ from hone.text.evaluate.scorer_selection import HeldOutKind
 from hone.text.flops import scorer_compute_cost
 from hone.text.learners import step_layout
 from hone.text.matmul_rate import matmul_rate
+from hone.text.memory import text_lengths
 from hone.text.open_text import TextInputs, is_to_come, opened_text_run
-from hone.text.planned_memory import text_lengths
 from hone.text.saved_optimizer import restore_optimizer
 from hone.text.scorers.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
 from hone.text.scorers.scorer_loss import PAIR_WEIGHTS
