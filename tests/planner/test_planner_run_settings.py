@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hone.cli import closed_plan as closed
+from hone.cli.calibration import processor_traits
 from hone.cli.closed_plan import closed_plan
 from hone.cli.main import main
-from hone.cli.processor import processor_traits
 from hone.config.overrides import ConfigDocument
 from hone.core.errors import DataError, HoneError
 from hone.learner.config import MIN_LR_WITHOUT_MASTER_WEIGHTS
@@ -21,9 +21,8 @@ from hone.models.language.lora import LoraConfig
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.planner.known_models import KNOWN_MODELS, known_model
-from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import shape_from_hf
-from hone.planner.run_settings import PLANNED_RECIPES, TextLengths
+from hone.planner.run_settings import PLANNED_RECIPES, TextLengths, adapter_sizes
 from hone.recipes.registry import load_recipe
 from hone.run.memory_plan import MemoryPlan
 from hone.text.evaluate.open_policy import has_fast_bfloat16, open_tokenizer

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import hone, lay_out
 
+from hone.cli.memory import job_memory
 from hone.core.errors import ResourceError
-from hone.learner.job_memory import job_memory
 from hone.planner.run_settings import PlannedRecipe, PlannedSettings, TextLengths, setting_leaves
 from hone.process.machine_memory import memory_limit_bytes
 from hone.recipes.registry import load_recipe

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from hone.cli.processor import processor_traits
+from hone.cli.calibration import processor_traits
 from hone.config.overrides import ConfigDocument
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, cast
 
 from hone.core.errors import ConfigError, ErrorCollector
-from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import CacheType, GenerationSettings, RunDimensions, WeightLayout
@@ -33,6 +32,9 @@ PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
 _CPU_PAGE: Final = 16
 _GPU_PAGE: Final = 256
 _MOST: Final = 1 << 40
+_ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP_LAYERS: Final = ("gate_proj", "up_proj", "down_proj")
+_LAYER_GROUPS: Final = {"all": (*_ATTENTION_LAYERS, *_MLP_LAYERS), "attention": _ATTENTION_LAYERS, "mlp": _MLP_LAYERS}
 TYPES: Final = ("float32", "bfloat16")
 
 
@@ -314,3 +316,26 @@ def _engine_weight_bytes(settings: PlannedSettings, runner: str, *, is_stale: bo
         rounded = rounds and runner != "torch_compiled" and settings.runs_on() != "cpu"
         return (NUMBER_BYTES[weights] if is_stale else 0) + (NUMBER_BYTES["bfloat16"] if rounded else 0)
     return 2 if runner in ("native_bfloat16", "native_int8") else NUMBER_BYTES[weights]
+
+
+def adapter_sizes(shape: PlannedDecoder, rank: int, layers: str | Sequence[str]) -> tuple[int, int]:
+    """Trained numbers of a low-rank adapter, rank x (inputs + outputs) of each layer; and the weights of the decoder's
+    parameters that hold adapted layers: queries, keys and values are one, and so are gate and up. Experts have none."""
+    wanted = set(_LAYER_GROUPS.get(layers, ()) if isinstance(layers, str) else layers)
+    hidden, query, key, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
+    sides = {
+        "q_proj": query + hidden, "k_proj": key + hidden, "v_proj": key + hidden, "o_proj": query + hidden,
+    }  # fmt: skip
+    held = hidden * (query + 2 * key) * bool(wanted & {"q_proj", "k_proj", "v_proj"})
+    held += hidden * query * ("o_proj" in wanted)
+    if not shape.experts:
+        sides |= dict.fromkeys(_MLP_LAYERS, hidden + inner)
+        held += 2 * hidden * inner * bool(wanted & {"gate_proj", "up_proj"}) + hidden * inner * ("down_proj" in wanted)
+    return shape.layers * rank * sum(sides[name] for name in wanted if name in sides), shape.layers * held
+
+
+def adapter_copies(trained: int, adapted: int, weights: NumberType) -> dict[str, int]:
+    """Bytes of what is held beside the merged weights: those that they are merged from, and the factors with their
+    gradients."""
+    size = NUMBER_BYTES[weights]
+    return {"base of the adapted weights": adapted * size, "adapter with its gradients": 2 * trained * size}

@@ -13,8 +13,7 @@ from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.native.memory import keep_freed_memory
 from hone.planner.calibration import MachineCalibration
 from hone.planner.planned_decoder import PlannedDecoder
-from hone.planner.run_memory import RunDimensions
-from hone.planner.run_time import flops_per_token
+from hone.planner.run_memory import RunDimensions, flops_per_token
 from hone.planner.training_step import StepSettings
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 from hone.text.tracked_step import tracked_step

@@ -26,9 +26,9 @@ from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.models.tensor_memory import TensorMemory
 from hone.models.without_numbers import without_numbers
 from hone.planner.known_models import known_model
-from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.run_memory import GenerationSettings, RunDimensions, run_memory
+from hone.planner.run_settings import adapter_copies, adapter_sizes
 from hone.planner.training_step import StepSettings
 from hone.recipes.recipe_step import take_recipe_step
 from hone.recipes.text.grpo import GrpoConfig
