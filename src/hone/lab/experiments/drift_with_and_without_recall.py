@@ -70,9 +70,9 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         verdict=(
             f"Two regimes take turns of {_PHASE} rounds. The first version served on has {shares[FROZEN].mean():.1%} "
-            f"of the best reward, a learner without a monitor {shares[LEARNER].mean():.1%}, one that starts anew at each "
-            f"alarm {shares[ANEW].mean():.1%}, and one that recalls {shares[RECALL].mean():.1%}. {recalled:.0%} of the "
-            f"returns are recalled within {_WITHIN} rounds; in the 600 rounds after a return, recall has "
+            f"of the best reward, a learner without a monitor {shares[LEARNER].mean():.1%}, one that starts anew at "
+            f"each alarm {shares[ANEW].mean():.1%}, and one that recalls {shares[RECALL].mean():.1%}. {recalled:.0%} "
+            f"of the returns are recalled within {_WITHIN} rounds; in the 600 rounds after a return, recall has "
             f"{early[RECALL]:.1%}, starting anew {early[ANEW]:.1%}."
         ),
         claims=claims_of(shares, early, recalled),

@@ -153,8 +153,8 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"A synchronous step waits for the longest of {_SLOTS} answers: {expected:.0%} of the slots' time of "
             f"generation is empty by computation, {measured:.0%} measured with hone's scheduler. With the update of "
             f"{_UPDATE} passes a step takes {steps[0]:.0f} passes. One batch ahead takes {after_another:.0f} if "
-            f"batches are written one after another, and {steps[1]:.0f} if the next batch fills the slots that become free; "
-            f"{use[1]:.0%} of them are then in use, against {use[0]:.0%}."
+            f"batches are written one after another, and {steps[1]:.0f} if the next batch fills the slots that become "
+            f"free; {use[1]:.0%} of them are then in use, against {use[0]:.0%}."
         ),
         claims=claims_of(expected, measured, steps, use, after_another),
     )  # fmt: skip

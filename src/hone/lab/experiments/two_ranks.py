@@ -3,8 +3,10 @@
 The ranks are two processes: this one and a child, which meet as those of `run.ranks` do.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor, float64
@@ -22,11 +24,33 @@ from hone.lab.finding import (
     plot_by_step,
 )
 from hone.lab.puzzles import Floats
-from hone.lab.second_rank import second_rank
 from hone.lab.stopping_answers import StoppingAnswers, initial_logits, mean_lengths, sample_stopping
 from hone.learner.share import BatchShare
 from hone.objectives.weights import sequence_mean, token_mean
+from hone.parallel.group import RankMeeting, joined, open_meeting
+from hone.parallel.launcher import LocalLauncher, rank_tasks
 from hone.run.report.html import format_number
+
+_PATIENCE_S = 120.0
+_PEER = "hone.lab.rank_peer"
+
+
+@contextmanager
+def _second_rank(asked: Mapping[str, int]) -> Iterator[BatchShare]:
+    """The share of rank 0 of two, while a child process calls `measure` with `asked`. The child is
+    gone afterwards. Raises ResourceError where it cannot be started."""
+    meeting = RankMeeting(rank=0, ranks=2, virtual=0, patience_s=_PATIENCE_S, device="cpu")
+    place, port = open_meeting(meeting)
+    meeting = replace(meeting, port=port)
+    tasks = rank_tasks(meeting, recipe="two-ranks", config=json.dumps(dict(asked)))
+    ranks = LocalLauncher(module=_PEER, threads=1).launch(tasks)
+    try:
+        ranks.wait_ready("started")
+        with joined(meeting, place) as group:
+            yield group.share()
+    finally:
+        ranks.close()
+
 
 _RATE = 12.0
 _RANKS = 2
@@ -151,7 +175,7 @@ def claims_of(
 
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, answers = (20, 1024) if quick else (60, 2048)
-    with second_rank("two-ranks", {"seed": seed, "steps": steps, "answers": answers}) as share:
+    with _second_rank({"seed": seed, "steps": steps, "answers": answers}) as share:
         found = measure(share, seed=seed, steps=steps, answers=answers)
     off, ratio, ends = found.off, found.ratio, found.ends
     return ExperimentResult(
