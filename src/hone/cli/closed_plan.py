@@ -124,13 +124,12 @@ def _recipe(document: ConfigDocument) -> PlannedRecipe:
     if "stage" in document.values:
         raise ConfigError(f"{document.name}: --memory plans one run, and this file has stages; leave --memory out")
     name, known = document.values.get("recipe"), _facts()["recipes"]
-    found = known.get(name) if isinstance(name, str) else None
-    if found is None:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(
             f"recipe = {name!r} in {document.source_of(('recipe',))}: --memory is for hone's own recipes that train a "
             f"language model by gradient{did_you_mean(str(name), list(known))}"
         )
-    return PlannedRecipe(**found)
+    return PlannedRecipe(**known[name])
 
 
 def _with_defaults(document: ConfigDocument, recipe: PlannedRecipe) -> dict[str, object]:
@@ -204,12 +203,12 @@ def _config_of(path: Path) -> tuple[Mapping[str, object], str, bool]:
 
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise DataError(f"{path} holds no table")
-    return cast("dict[str, object]", found)
+    return cast("dict[str, object]", table)
 
 
 def _new_model(given: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int]:

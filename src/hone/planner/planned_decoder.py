@@ -144,16 +144,16 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
 
 def _contradictions(shape: PlannedDecoder, where: str) -> list[str]:
     """Sizes that no decoder has beside each other."""
-    heads, groups, found = shape.heads, shape.kv_heads, list[str]()
+    heads, groups, faults = shape.heads, shape.kv_heads, list[str]()
     if heads % groups:
-        found.append(f"{where}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({groups})")
+        faults.append(f"{where}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({groups})")
     if not shape.head_dim:
-        found.append(f"{where}: hidden_size ({shape.hidden}) must be at least num_attention_heads ({heads})")
+        faults.append(f"{where}: hidden_size ({shape.hidden}) must be at least num_attention_heads ({heads})")
     if shape.experts_per_token > shape.experts:
-        found.append(
+        faults.append(
             f"{where}: num_experts_per_tok ({shape.experts_per_token}) must be at most the experts ({shape.experts})"
         )
-    return found
+    return faults
 
 
 def _size(config: Mapping[str, object], name: str, where: str, faults: ErrorCollector) -> int:
@@ -169,5 +169,5 @@ def _first(
     config: Mapping[str, object], names: tuple[str, ...], default: int, where: str, faults: ErrorCollector
 ) -> int:
     """The first of these keys that is given, or the default."""
-    given = [name for name in names if config.get(name) is not None]
-    return _size(config, given[0], where, faults) if given else default
+    present = [name for name in names if config.get(name) is not None]
+    return _size(config, present[0], where, faults) if present else default

@@ -18,7 +18,6 @@ from hone.planner.planned_ranks import (
     ONE_PROCESS,
     PlannedRanks,
     copies_of_rank,
-    gathered_weight,
     held_by_rank,
     rank_step,
 )
@@ -165,11 +164,19 @@ def run_memory(run: RunDimensions) -> RunMemory:
     step = step_memory(shape, run.own_step)
     resident = resident_parts(run)
     generation = run.generation
-    engine = {} if generation is None else _engine(run, generation)
+    engine: dict[str, int] = {}
+    if generation is not None:
+        engine["engine's weights"] = engine_copy_bytes_of(shape, generation, run.step.weights)
+        engine["keys and values"] = page_bytes(shape, generation)
     held = sum(resident.values())
-    awake = 0 if generation is None else _awake_bytes(engine, generation)
+    awake = sum(engine.values())  # while the policy learns: all, or what the engine's sleep does not free
+    if generation is not None and generation.sleeps:
+        awake = engine["engine's weights"] if generation.layout == "plain" else 0
     grows = resident["gradients"] if ranks.are_several else 0  # those of cut weights grow in the backward pass
-    gathered = gathered_weight(shape, run.step, ranks) if ranks.are_several else 0
+    gathered = 0  # the largest weight, for rank 0's copy after a step
+    if ranks.are_several:
+        largest = max(shape.vocabulary_weights, 2 * shape.hidden * shape.intermediate * max(1, shape.experts))
+        gathered = NUMBER_BYTES[run.step.weights] * largest * (5 if ranks.tensor > 1 else 4) // 2
     phases = {
         "learn": held - grows + awake + step.peak,
         "update": held + awake + gathered,
@@ -232,21 +239,6 @@ def network_parts(run: RunDimensions) -> dict[str, int]:
         parts = {"weights": held["weights"], "gradients": held["gradients"], "optimizer state": held["optimizer"],
                  ENGINE_COPY: copied, **run.copies}  # fmt: skip
     return {name: size for name, size in parts.items() if size}
-
-
-def _engine(run: RunDimensions, generation: GenerationSettings) -> dict[str, int]:
-    """Bytes that the engine keeps: a copy of the weights, keys and values."""
-    return {
-        "engine's weights": engine_copy_bytes_of(run.shape, generation, run.step.weights),
-        "keys and values": page_bytes(run.shape, generation),
-    }
-
-
-def _awake_bytes(engine: Mapping[str, int], generation: GenerationSettings) -> int:
-    """Bytes of an engine while the policy learns: all, or those that its sleep does not free."""
-    if not generation.sleeps:
-        return sum(engine.values())
-    return engine["engine's weights"] if generation.layout == "plain" else 0
 
 
 def largest_micro_batch(run: RunDimensions, device: DeviceSpec) -> int:
