@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hone.core.errors import ConfigError
 from hone.planner.devices import DeviceSpec
@@ -80,14 +80,18 @@ _MOST = 1e30
 """Beyond any figure of a machine; JSON of Python has an Infinity."""
 
 
-def _checked(values: Any) -> MachineCalibration | None:  # noqa: ANN401 - of a file
+def _checked(values: object) -> MachineCalibration | None:
     """The calibration that a JSON value holds; None for any other value."""
     types = {one.name: one.type for one in fields(MachineCalibration)}
-    if not isinstance(values, dict) or set(values) != set(types):
+    if not isinstance(values, dict):
+        return None
+    table = cast("dict[str, Any]", values)
+    if set(table) != set(types):
         return None
     for name, kind in types.items():
-        value = values[name]
+        value = table[name]
         is_number = isinstance(value, int | float) and _LEAST.get(name, 0) <= value < _MOST
         if not (isinstance(value, str) if kind is str else is_number):
             return None
-    return MachineCalibration(**{**values, "context_bytes": int(values["context_bytes"])})
+    table["context_bytes"] = int(table["context_bytes"])
+    return MachineCalibration(**table)
