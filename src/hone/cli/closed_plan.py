@@ -138,24 +138,24 @@ def _with_defaults(document: ConfigDocument, recipe: PlannedRecipe) -> dict[str,
     facts = _facts()
     known = frozenset(tuple(key.split(".")) for key in facts["keys"])
     document.rename_keys(document.values, (), known, ())
-    given = setting_leaves(document.values)
+    written = setting_leaves(document.values)
     faults = ErrorCollector(ConfigError)
     tables = {path[0] for path in known}
-    for key in given:
+    for key in written:
         path = tuple(key.split("."))
         if path[0] not in tables or (path[0] in _CHECKED_TABLES and path not in known):
             beside = [".".join(one) for one in known if len(one) == len(path)]
             faults.add(f"unknown key {key} in {document.source_of(path)}{did_you_mean(key, beside)}")
         elif key in _TABLES:
-            faults.add(f"{key} in {document.source_of(path)} must be a table, got {given[key]!r}")
+            faults.add(f"{key} in {document.source_of(path)} must be a table, got {written[key]!r}")
     faults.raise_if_any()
-    preset = given.get("preset")
+    preset = written.get("preset")
     if preset is not None and preset not in ("trl", "verl", "areal"):
         raise ConfigError(f"preset = {preset!r} in {document.source_of(('preset',))}: known are trl, verl and areal")
     chosen = recipe.presets.get(str(preset), {})
-    values = {**facts["defaults"], **recipe.defaults, **chosen, **given}
+    values = {**facts["defaults"], **recipe.defaults, **chosen, **written}
     # A default is left out where a table was given in its place, as `rollout.max_staleness = { steps = 1 }`.
-    tables = [key for key in values if key not in given and any(one.startswith(f"{key}.") for one in given)]
+    tables = [key for key in values if key not in written and any(one.startswith(f"{key}.") for one in written)]
     return {key: value for key, value in values.items() if key not in tables}
 
 
@@ -211,10 +211,10 @@ def _read_json(path: Path) -> Mapping[str, object]:
     return cast("dict[str, object]", table)
 
 
-def _new_model(given: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int]:
+def _new_model(written: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int]:
     """A new network's shape: the keys that were given, on top of the defaults."""
     facts, mixture = _facts()["new"], _facts()["experts"]
-    has_experts = any(key.startswith("experts") for key in given)
+    has_experts = any(key.startswith("experts") for key in written)
     families = ("qwen3_moe", "mixtral", "olmoe") if has_experts else ("qwen3", "llama", "mistral", "qwen2")
     family = settings.choice("model.new.family", families)
     sizes = {
@@ -228,7 +228,7 @@ def _new_model(given: Mapping[str, object], settings: PlannedSettings) -> tuple[
     if sizes["heads"] % sizes["kv_heads"]:
         settings.faults.add(f"model.new.heads ({sizes['heads']}) must be a multiple of kv_heads ({sizes['kv_heads']})")
     kind = settings.choice("model.new.tokenizer", ("characters", "bytes"))
-    letters = _BYTES if kind == "bytes" else len(set(str(given.get("alphabet", facts["alphabet"]))))
+    letters = _BYTES if kind == "bytes" else len(set(str(written.get("alphabet", facts["alphabet"]))))
     width = (experts["width"] or sizes["intermediate_size"]) if has_experts else sizes["intermediate_size"]
     shape = PlannedDecoder(
         family=family, layers=sizes["layers"], hidden=sizes["hidden_size"], heads=sizes["heads"],

@@ -151,20 +151,16 @@ def kl_panels(paths: Mapping[str, list[OptimisedPoint]]) -> list[LinePlot]:
             title=title,
             x_label="KL from the base, nats",
             series=[
-                PlotSeries(label=name, x=[point.nats for point in path], y=[value(point) for point in path])
+                PlotSeries(
+                    label=name,
+                    x=[point.nats for point in path],
+                    y=[point.truth if is_true else point.proxy for point in path],
+                )
                 for name, path in paths.items()
             ],
         )
-        for title, value in (("score by the reward model", _proxy), ("true reward", _truth))
+        for title, is_true in (("score by the reward model", False), ("true reward", True))
     ]
-
-
-def _proxy(point: OptimisedPoint) -> float:
-    return point.proxy
-
-
-def _truth(point: OptimisedPoint) -> float:
-    return point.truth
 
 
 def at_nats(points: list[OptimisedPoint], nats: float) -> OptimisedPoint:

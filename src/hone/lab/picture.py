@@ -80,7 +80,9 @@ def _lines(panel: LinePlot) -> Html:
         return label(_LEFT, _TOP, "nothing to draw", "")
     x = LinearScale(*_span(every_x), _LEFT, _WIDTH - _RIGHT)
     y = LinearScale(*_span(every_y, room=0.05), _HEIGHT - _BOTTOM, _TOP)
-    y_ticks = _log_labels(y.low, y.high) if panel.log_y else labelled_ticks(y.low, y.high, 6)
+    y_ticks = labelled_ticks(y.low, y.high, 6)
+    if panel.log_y:
+        y_ticks = [(tick, format_number(float(f"{10.0**tick:.3g}"))) for tick in log_ticks(y.low, y.high)]
     parts = [label(_LEFT - 44, 18, panel.title, "title"), *axes(x, y, panel.x_label, y_ticks=y_ticks, x_count=5)]
     for k, (xs, ys) in enumerate(bands):
         corners = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in zip(xs.tolist(), ys.tolist(), strict=True))
@@ -120,10 +122,6 @@ def _span(values: _Floats, *, room: float = 0.0) -> tuple[float, float]:
         low, high = low - 0.5, high + 0.5
     edge = room * (high - low)
     return (low if low == 0 else low - edge), high + edge
-
-
-def _log_labels(low: float, high: float) -> list[tuple[float, str]]:
-    return [(tick, format_number(float(f"{10.0**tick:.3g}"))) for tick in log_ticks(low, high)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -61,16 +61,16 @@ def _row(name: str, path: list[OptimisedPoint]) -> tuple[str, ...]:
 
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, batch, pool = (40, 128, 512) if quick else (60, 256, 2048)
-    base, found = torch.zeros(SIZE, SIZE), dict[str, list[list[OptimisedPoint]]]({RL: [], PRICED: [], BEST: []})
+    base, optimised = torch.zeros(SIZE, SIZE), dict[str, list[list[OptimisedPoint]]]({RL: [], PRICED: [], BEST: []})
     for problem in (_PROBLEMS * seed + number for number in range(_PROBLEMS)):
         weights = learn_rewards(base, problem, pairs=_PAIRS)
         for name, price in ((RL, 0.0), (PRICED, _PRICE)):
             path = optimise(
                 base, partial(weighted_counts, weights), seed=problem, steps=steps, batch=batch, price=price
             )
-            found[name].append(path)
-        found[BEST].append(select(base, weights, seed=problem, pool=pool))
-    paths = {name: mean_path(some) for name, some in found.items()}
+            optimised[name].append(path)
+        optimised[BEST].append(select(base, weights, seed=problem, pool=pool))
+    paths = {name: mean_path(some) for name, some in optimised.items()}
     peak = max(paths[RL], key=lambda point: point.truth)
     end, best = paths[RL][-1], paths[BEST][-1]
     return ExperimentResult(

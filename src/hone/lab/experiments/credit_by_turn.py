@@ -92,16 +92,16 @@ def _true_gradient(chance: _Floats) -> _Floats:
         after = value[-1]
         moved = chance * np.append(after[1:], 0.0) + (1 - chance) * np.append(0.0, after[:-1])
         value.append(np.where(ends, after, moved))
-    there, found = np.eye(_PLACES)[_START], np.zeros(_PLACES)
+    there, measured = np.eye(_PLACES)[_START], np.zeros(_PLACES)
     for turn in range(_TURNS):
         after = value[_TURNS - turn - 1]
         better = np.append(after[1:], 0.0) - np.append(0.0, after[:-1])
         open_ = np.where(ends, 0.0, there)
-        found += open_ * chance * (1 - chance) * better
+        measured += open_ * chance * (1 - chance) * better
         there = np.where(ends, there, 0.0)
         there[1:] += (open_ * chance)[:-1]
         there[:-1] += (open_ * (1 - chance))[1:]
-    return found
+    return measured
 
 
 def _credits() -> Mapping[str, CreditFunction]:
@@ -141,10 +141,10 @@ def _errors_of(name: str, walks: _Walks) -> CreditErrors:
     gradient = (
         np.bincount(walker, weights=slope.reshape(-1), minlength=groups * _PLACES).reshape(groups, _PLACES) / _GROUP
     )
-    true, found = _true_gradient(walks.chance), gradient.mean(axis=0)
+    true, measured = _true_gradient(walks.chance), gradient.mean(axis=0)
     size, noise = float(true @ true), float(gradient.var(axis=0, ddof=1).sum())
-    scale = float(found @ true) / size
-    bias = float(((found / scale - true) ** 2).sum()) - noise / scale**2 / groups
+    scale = float(measured @ true) / size
+    bias = float(((measured / scale - true) ** 2).sum()) - noise / scale**2 / groups
     return CreditErrors(noise / scale**2 / size, bias / size, scale)
 
 
@@ -166,16 +166,17 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     chances = generator(seed, "lab/credit-by-turn/policies").uniform(0.35, 0.65, (policies, _PLACES))
     walks = [_walk(chance, groups * _GROUP, seed=seed, number=number) for number, chance in enumerate(chances)]
     each = {name: [_errors_of(name, one) for one in walks] for name in CREDITS}
-    found = {
+    measured = {
         name: CreditErrors(*(float(np.mean(values)) for values in zip(*map(_figures, own), strict=True)))
         for name, own in each.items()
     }
     turns = float(np.mean([one.going.sum(axis=1).mean() for one in walks]))
-    whole, states, tokens, over = (found[name] for name in CREDITS)
+    whole, states, tokens, over = (measured[name] for name in CREDITS)
     return ExperimentResult(
         header=("credit", "noise of a group", "squared bias", "length of the expected gradient"),
         rows=[
-            (name, f"{one.noise:.3f}", f"{max(one.bias, 0.0):.3f}", f"{one.reaches:.2f}") for name, one in found.items()
+            (name, f"{one.noise:.3f}", f"{max(one.bias, 0.0):.3f}", f"{one.reaches:.2f}")
+            for name, one in measured.items()
         ],
         panels=[
             bar_plot("noise of a group's gradient", {name: [one.noise for one in own] for name, own in each.items()}),
@@ -188,7 +189,7 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"left, squared bias {tokens.bias:.2f}); counted in turns {over.reaches:.2f} is left, with a squared bias "
             f"of {over.bias:.2f} and {over.noise / whole.noise:.2f} times the noise of whole dialogues."
         ),
-        claims=claims_of(found),
+        claims=claims_of(measured),
     )
 
 

@@ -110,15 +110,15 @@ def _errors_by_baseline(prompts: int, groups: int, paid: str, *, seed: int) -> d
     episodes = scored_episodes(rewards.sum(axis=1), numbers, lengths=np.full(len(chance), _STEPS))
     episodes = replace(episodes, reward=rewards.reshape(-1).astype(np.float32))
     variance, bias = _gradient_errors(answers, leave_one_out(episodes, NO_VALUES), paid, groups)
-    found = {GROUP_MEAN: BaselineErrors(float("nan"), (variance, variance), (bias, bias))}
+    measured = {GROUP_MEAN: BaselineErrors(float("nan"), (variance, variance), (bias, bias))}
     for name, value in _predictions(answers, paid, seed=seed).items():
         values = Values(value=value.reshape(-1).astype(np.float32), final=np.zeros(len(episodes), np.float32))
         whole, step = (decoupled_gae(episodes, values, policy_lambda=decay) for decay in (1.0, 0.0))
         pairs = [_gradient_errors(answers, credits, paid, groups) for credits in (whole, step)]
-        found[name] = BaselineErrors(
+        measured[name] = BaselineErrors(
             whole.metrics["critic/explained_variance"], (pairs[0][0], pairs[1][0]), (pairs[0][1], pairs[1][1])
         )
-    return found
+    return measured
 
 
 def claims_of(by_step: dict[str, BaselineErrors], at_end: dict[str, BaselineErrors]) -> list[BoundedClaim]:
@@ -154,12 +154,12 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 f"variance of the gradient per answer, {paid} pays",
                 {
                     f"{name}, lambda {decay}": errors.variance[1 - decay]
-                    for name, errors in found.items()
+                    for name, errors in measured.items()
                     for decay in ((1,) if name == GROUP_MEAN else (1, 0))
                     if name != _NOISY
                 },
             )
-            for paid, found in ((_PAID_BY_STEP, by_step), (_PAID_AT_END, at_end))
+            for paid, measured in ((_PAID_BY_STEP, by_step), (_PAID_AT_END, at_end))
         ],
         verdict=(
             f"With rewards per step a critic that knows errors has {steps:.2f} times the variance of the group's mean; "

@@ -21,8 +21,8 @@ def _estimates_on_logs(*, seed: int, logs: int) -> tuple[dict[str, Floats], dict
     covered, width = dict.fromkeys(_NAMES, 0.0), dict.fromkeys(_NAMES, 0.0)
     for number in range(logs):
         logged = logged_feedback(world.log(_ROWS, seed=1000 * (seed + 1) + number), world.target)
-        for name, found in estimate_values(logged, _NAMES, EstimateSettings(seed=number)).items():
-            one = found.estimate
+        for name, measured in estimate_values(logged, _NAMES, EstimateSettings(seed=number)).items():
+            one = measured.estimate
             errors[name][number] = one.value / truth - 1
             covered[name] += (one.low <= truth <= one.high) / logs
             width[name] += (one.high - one.low) / truth / logs

@@ -67,8 +67,8 @@ def _shares(seed: int, moves: int, *, steps: int) -> dict[str, float]:
         answers = {name: policy(torch.from_numpy(pairs)).argmax(dim=1) for name, policy in policies.items()}
     answers[_ASKED] = _asked_doors(_world_model(starts, opened, places, seed=seed, steps=steps), pairs)
     met = {tuple(move) for move in relabelled[:, :2].tolist()}
-    found = {name: float((answer.numpy() == right).mean()) for name, answer in answers.items()}
-    return found | {_COVERED: float(np.mean([tuple(pair) in met for pair in pairs.tolist()]))}
+    measured = {name: float((answer.numpy() == right).mean()) for name, answer in answers.items()}
+    return measured | {_COVERED: float(np.mean([tuple(pair) in met for pair in pairs.tolist()]))}
 
 
 def claims_of(after: dict[str, float]) -> list[BoundedClaim]:
@@ -85,9 +85,9 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     names = (_IMITATION, _HINDSIGHT, _ASKED, _COVERED)
     paths: dict[str, list[list[float]]] = {name: [] for name in names}
     for run_seed in range(10 * seed, 10 * seed + runs):
-        found = [_shares(run_seed, count, steps=steps) for count in numbers]
+        measured = [_shares(run_seed, count, steps=steps) for count in numbers]
         for name in names:
-            paths[name].append([one[name] for one in found])
+            paths[name].append([one[name] for one in measured])
     mean = {name: np.mean(each, axis=0) for name, each in paths.items()}
     after = {name: float(values[-1]) for name, values in mean.items()}
     return ExperimentResult(

@@ -125,15 +125,15 @@ def _draw_run(seed: int, number: int) -> RunDimensions:
     """A drawn shape under drawn settings."""
     draws = generator(seed, "lab/memory/settings", number)
     shape = _draw_shape(seed, number)
-    found = run_of(shape, tokens=int(draws.choice(_SIZES[1:])), rank=_RANK * int(draws.random() < 0.4))
+    drawn = run_of(shape, tokens=int(draws.choice(_SIZES[1:])), rank=_RANK * int(draws.random() < 0.4))
     half, checkpointing, again = (draws.random(3) < (0.5, 0.4, 0.3)).tolist()
     step = replace(
-        found.step,
+        drawn.step,
         compute="bfloat16" if half else "float32",
         checkpointing=checkpointing,
         rounds_again=half and again,
     )
-    return replace(found, step=step)
+    return replace(drawn, step=step)
 
 
 def run_of(shape: PlannedDecoder, *, tokens: int, rank: int = 0) -> RunDimensions:
@@ -192,8 +192,8 @@ def _grpo_config(run: RunDimensions) -> GrpoConfig:
 def _published_run(seed: int) -> RunDimensions:
     """GRPO of a published model with bfloat16 products, on a drawn micro-batch."""
     tokens = int(generator(seed, "lab/memory/published").choice([2048, 4096, 8192]))
-    found = run_of(shape_from_hf(known_model(_PUBLISHED)), tokens=tokens)
-    return replace(found, step=replace(found.step, compute="bfloat16"))
+    published = run_of(shape_from_hf(known_model(_PUBLISHED)), tokens=tokens)
+    return replace(published, step=replace(published.step, compute="bfloat16"))
 
 
 def lines_of(run: RunDimensions) -> dict[str, int]:
@@ -233,7 +233,7 @@ def claims_of(
     drawn: Sequence[MemorySum], settings: Mapping[str, MemorySum], published: MemorySum
 ) -> list[BoundedClaim]:
     """Claims on the sums of drawn shapes, of settings of one shape and of a published model."""
-    found = {name: one.measured for name, one in settings.items()}
+    peaks = {name: one.measured for name, one in settings.items()}
     agree = float(np.mean([by_hand == counted for by_hand, counted in (one.in_loss for one in drawn)]))
     return [
         at_most("largest error of a sum", _largest_error([*drawn, *settings.values()]), 0.02),
@@ -241,8 +241,8 @@ def claims_of(
         at_least("share of drawn shapes whose peak is where the sum has it", agree, 0.7),
         at_least("counted over 16 bytes a parameter, long micro-batch", settings[PLAIN].over_rule, 1.5),
         at_least("the same, over that of a short one", settings[PLAIN].over_rule / settings[SHORT].over_rule, 1.5),
-        at_least("counted, bfloat16 products over float32: not half", found[HALF] / found[PLAIN], 0.6),
-        at_most("counted, checkpointing over all activations", found[CHECKPOINTING] / found[PLAIN], 0.85),
+        at_least("counted, bfloat16 products over float32: not half", peaks[HALF] / peaks[PLAIN], 0.6),
+        at_most("counted, checkpointing over all activations", peaks[CHECKPOINTING] / peaks[PLAIN], 0.85),
     ]
 
 

@@ -1,26 +1,22 @@
 """PPO's clip: its effect when a batch is reused, and the reason for taking the minimum of two terms."""
 
 import torch
-from torch import nn
 
 from hone.lab.exact import gradient
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, plot_by_step
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, clipped_objective, final_accuracy, train_seeds
+from hone.lab.training import Objective, PuzzleTraining, clipped_objective, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate, importance_weighted
 from hone.objectives.ratios import ratio
-from hone.objectives.terms import LossTerms
 from hone.run.report.html import format_number
 
 _WIDTH = 0.2
 _EPOCHS, _RATE = 8, 0.004
 
 
-def _without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """The surrogate without clipping."""
-    return importance_weighted(batch.logp(policy), batch.old_logp, batch.advantage)
-
-
-_OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": clipped_objective, "no clip": _without_clip}
+_OBJECTIVES: dict[str, Objective] = {
+    "clipped at 0.2": clipped_objective,
+    "no clip": lambda policy, batch: importance_weighted(batch.logp(policy), batch.old_logp, batch.advantage),
+}
 
 
 def _surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, float]:

@@ -116,9 +116,9 @@ def _sample_across_update(old: Decoder, new: Decoder, *, answers: int, keep: boo
 def _dense_logp(likeliest: LikeliestTokens | None) -> Floats:
     """`[n, V]` log-probabilities of all tokens, from the likeliest ones in their order."""
     assert likeliest is not None
-    found = np.empty(likeliest.logp.shape, np.float64)
-    np.put_along_axis(found, likeliest.tokens.astype(np.int64), likeliest.logp.astype(np.float64), axis=1)
-    return found
+    logp = np.empty(likeliest.logp.shape, np.float64)
+    np.put_along_axis(logp, likeliest.tokens.astype(np.int64), likeliest.logp.astype(np.float64), axis=1)
+    return logp
 
 
 def claims_of(
@@ -141,13 +141,13 @@ def claims_of(
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     answers, sizes = (96, (0.03, 0.3)) if quick else (400, _SIZES)
     old = _tiny_decoder(seed)
-    found: dict[float, _SampledTokens] = {}
+    measured: dict[float, _SampledTokens] = {}
     for size in sizes:
         new = _changed(old, size, seed)
-        found[size] = _sample_across_update(old, new, answers=answers, keep=True, seed=seed)
+        measured[size] = _sample_across_update(old, new, answers=answers, keep=True, seed=seed)
     again = _sample_across_update(old, _changed(old, sizes[-1], seed), answers=32, keep=False, seed=seed)
-    gaps = {size: {name: one.gap(name) for name in (OLD, NEW)} for size, one in found.items()}
-    last = found[sizes[-1]]
+    gaps = {size: {name: one.gap(name) for name in (OLD, NEW)} for size, one in measured.items()}
+    last = measured[sizes[-1]]
     fit = {name: abs(last.surprise(last.recomputed[name])) for name in (OLD, NEW)}
     recorded = abs(last.surprise(last.recorded))
     return ExperimentResult(

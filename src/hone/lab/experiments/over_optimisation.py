@@ -62,7 +62,7 @@ def claims_of(paths: Mapping[str, list[OptimisedPoint]]) -> list[BoundedClaim]:
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, batch, problems = 60, 64 if quick else 256, _PROBLEMS // 2 if quick else _PROBLEMS
     base = torch.zeros(SIZE, SIZE)
-    found: dict[str, list[list[OptimisedPoint]]] = {}
+    measured: dict[str, list[list[OptimisedPoint]]] = {}
     for problem in (_PROBLEMS * seed + number for number in range(problems)):
         share = _PAIRS[1] // _MEMBERS
         members = np.stack([learn_rewards(base, problem, pairs=share, member=1 + place) for place in range(_MEMBERS)])
@@ -72,8 +72,8 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
         scores[PESSIMISTIC] = partial(_lower_bound, members)
         for name, score in scores.items():
             path = optimise(base, score, seed=problem, steps=steps, batch=batch)
-            found.setdefault(name, []).append(path)
-    paths = {name: mean_path(some) for name, some in found.items()}
+            measured.setdefault(name, []).append(path)
+    paths = {name: mean_path(some) for name, some in measured.items()}
     few, some, careful = paths[FEW], paths[SOME], paths[PESSIMISTIC]
     return ExperimentResult(
         header=("reward model", "nats at the end", "its score", "true reward", "best on the way"),

@@ -77,11 +77,11 @@ def _first(alarms: _Bools, looks: _Ints) -> float:
 def _alarms_of(seed: int, runs: int, change: float) -> dict[str, Floats]:
     """Requests until each test rolls back, `[runs]` by test; infinite: never."""
     traffic = StagedTraffic(change=change)
-    found = [_look_at(traffic, generator(seed, "lab/peeking", f"{change:g}", run)) for run in range(runs)]
+    looks = [_look_at(traffic, generator(seed, "lab/peeking", f"{change:g}", run)) for run in range(runs)]
     return {
-        Z_TEST: np.array([one.z_test for one in found]),
-        ONE_LOOK: np.array([one.one_look for one in found]),
-        E_PROCESS: np.array([one.e_process for one in found]),
+        Z_TEST: np.array([one.z_test for one in looks]),
+        ONE_LOOK: np.array([one.one_look for one in looks]),
+        E_PROCESS: np.array([one.e_process for one in looks]),
     }
 
 
@@ -100,11 +100,11 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     alike, worse = _alarms_of(seed, runs, 0.0), _alarms_of(seed, runs // 5, -0.05)
     looks = np.arange(0, 20_001, 500)
     false = {name: float(np.isfinite(when).mean()) for name, when in alike.items()}
-    found = {name: float(np.isfinite(when).mean()) for name, when in worse.items()}
+    caught = {name: float(np.isfinite(when).mean()) for name, when in worse.items()}
     half = {name: float(np.median(when)) for name, when in worse.items()}
     return ExperimentResult(
         header=("test", "equal versions rolled back", "5% worse found", "requests, median"),
-        rows=[(name, f"{false[name]:.1%}", f"{found[name]:.1%}", f"{half[name]:,.0f}") for name in alike],
+        rows=[(name, f"{false[name]:.1%}", f"{caught[name]:.1%}", f"{half[name]:,.0f}") for name in alike],
         panels=[
             line_plot(
                 "equal versions rolled back so far",
@@ -112,14 +112,14 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 looks,
                 {name: [float((when <= at).mean()) for at in looks] for name, when in alike.items()},
             ),
-            bar_plot("versions that are 5% worse: share found", found),
+            bar_plot("versions that are 5% worse: share found", caught),
         ],
         verdict=(
             f"Looked at every {EVERY} requests, a z-test at 5% rolls back {false[Z_TEST]:.0%} of versions that are as "
-            f"good as the live one; an e-process rolls back {false[E_PROCESS]:.1%}, and finds {found[E_PROCESS]:.1%} "
+            f"good as the live one; an e-process rolls back {false[E_PROCESS]:.1%}, and finds {caught[E_PROCESS]:.1%} "
             f"of those that are 5% worse, after {half[E_PROCESS]:,.0f} requests."
         ),
-        claims=claims_of(false, found[E_PROCESS]),
+        claims=claims_of(false, caught[E_PROCESS]),
         figures={"runs": float(runs)},
     )
 

@@ -115,12 +115,12 @@ class _TableScorer:
     """`[DIGITS, CHOICES]`."""
 
     def score(self, asked: Sequence[tuple[Request, Sequence[Candidate]]]) -> list[CandidateScores]:
-        found: list[CandidateScores] = []
+        scores: list[CandidateScores] = []
         for request, some in asked:
             digits = [self.weights[request.prompt[: len(_choices_of(one))], _choices_of(one)] for one in some]
             values = [float(row.min() if self.kind == PRM else row.sum()) for row in digits]
-            found.append(CandidateScores(values=np.array(values), tokens_read=np.zeros(len(some), np.int64)))
-        return found
+            scores.append(CandidateScores(values=np.array(values), tokens_read=np.zeros(len(some), np.int64)))
+        return scores
 
 
 def _questions(count: int, *, seed: int, stream: str) -> Ints:

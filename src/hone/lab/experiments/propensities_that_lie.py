@@ -67,19 +67,19 @@ def claims_of(lying: dict[str, Floats], honest: dict[str, Floats], refused: dict
 
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     runs, n = (30, 8_000) if quick else (100, 20_000)
-    found, refused = {}, {}
+    measured, refused = {}, {}
     for way in _WAYS:
-        found[way], refused[way] = _relative_errors(way, seed=seed, runs=runs, n=n)
-    lying, honest, overridden = found[_WAYS[0]], found[_WAYS[1]], _FAILS * float(_CHOOSER[_CHECKED])
+        measured[way], refused[way] = _relative_errors(way, seed=seed, runs=runs, n=n)
+    lying, honest, overridden = measured[_WAYS[0]], measured[_WAYS[1]], _FAILS * float(_CHOOSER[_CHECKED])
     return ExperimentResult(
         header=("logged with the action", "IPS", "SNIPS", "DR, a wrong model", "logs refused"),
         rows=[
-            (way, *(f"{found[way][name].mean():+.1%}" for name in ("ips", "snips", "dr")), f"{refused[way]:.0%}")
+            (way, *(f"{measured[way][name].mean():+.1%}" for name in ("ips", "snips", "dr")), f"{refused[way]:.0%}")
             for way in _WAYS
         ],
         panels=[
             bar_plot("relative error of the estimated value", {
-                f"{name}, {way}": found[way][name] for way in _WAYS for name in ("ips", "snips", "dr")
+                f"{name}, {way}": measured[way][name] for way in _WAYS for name in ("ips", "snips", "dr")
             }),
         ],
         verdict=(

@@ -128,12 +128,12 @@ def claims_of(mixture: RoundingGaps, dense: RoundingGaps) -> list[BoundedClaim]:
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, few = (40, 100) if quick else (150, 300)
     data, held_out = _texts(1500, 2 * seed), _texts(few, 2 * seed + 1)
-    found: dict[str, RoundingGaps] = {}
+    measured: dict[str, RoundingGaps] = {}
     for name in ("experts", "dense"):
         model = _network(mixture=name == "experts", seed=seed)
         _imitate(model, data, steps=steps, seed=seed)
-        found[name] = _rounding_gaps(model, held_out)
-    mixture, dense = found["experts"], found["dense"]
+        measured[name] = _rounding_gaps(model, held_out)
+    mixture, dense = measured["experts"], measured["dense"]
     token_spread, text_spread = mixture.ratio_spread(by_text=False), mixture.ratio_spread(by_text=True)
     gaps = {"experts": mixture.free, "experts, routes replayed": mixture.replayed, "dense": dense.free}
     return ExperimentResult(

@@ -46,8 +46,8 @@ def _one_problem(seed: int, case: int, moves: Floats, *, tries: int) -> tuple[Fl
         now = logits - np.log(np.exp(logits).sum())
         true = float(np.exp(now) @ worth)
         kls[k] = np.exp(now) @ (now - then)
-        found = estimates(now, then, worth, draws=generator(seed, "lab/draws", case * len(moves) + k), tries=tries)
-        for row, result in enumerate(found.values()):
+        measured = estimates(now, then, worth, draws=generator(seed, "lab/draws", case * len(moves) + k), tries=tries)
+        for row, result in enumerate(measured.values()):
             errors[row, k] = np.sqrt(((result - true) ** 2).mean())
             bias[row] = (result.mean() - true) / (result.std() / np.sqrt(tries))
     return kls, errors, bias
@@ -72,10 +72,10 @@ def claims_of(over_fresh: dict[str, Floats], bias: dict[str, Floats], apart: flo
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     tries, problems = (100, 12) if quick else (400, 24)
     moves = np.array([0.0, 0.5, 1.0, 1.8]) if quick else np.linspace(0, 1.8, 7)
-    found = [_one_problem(seed, case, moves, tries=tries) for case in range(problems)]
-    kls = np.mean([kl for kl, _, _ in found], axis=0)
-    errors = {way: np.array([error[row] for _, error, _ in found]) for row, way in enumerate(_ESTIMATORS)}
-    bias = {way: np.array([each[row] for _, _, each in found]) for row, way in enumerate(_ESTIMATORS)}
+    measured = [_one_problem(seed, case, moves, tries=tries) for case in range(problems)]
+    kls = np.mean([kl for kl, _, _ in measured], axis=0)
+    errors = {way: np.array([error[row] for _, error, _ in measured]) for row, way in enumerate(_ESTIMATORS)}
+    bias = {way: np.array([each[row] for _, _, each in measured]) for row, way in enumerate(_ESTIMATORS)}
     fresh, weighted, normalised, truncated, rejected = _ESTIMATORS
     over_fresh = {way: each[:, -1] / errors[fresh][:, -1] for way, each in errors.items()}
     plain = geometric_mean(over_fresh[weighted])

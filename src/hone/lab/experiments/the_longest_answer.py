@@ -40,8 +40,8 @@ class _GenerationUse:
 
 def _length_cdf(length: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probability that an answer has at most so many tokens."""
-    found = np.array([0.5 * math.erfc(-math.log(one / _MEDIAN) / (_SPREAD * math.sqrt(2))) for one in length])
-    return np.where(length >= _LONGEST, 1.0, found)
+    below = np.array([0.5 * math.erfc(-math.log(one / _MEDIAN) / (_SPREAD * math.sqrt(2))) for one in length])
+    return np.where(length >= _LONGEST, 1.0, below)
 
 
 class _ScriptedEngine:
@@ -122,14 +122,14 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     batches = 16 if quick else 80
     draws = _MEDIAN * np.exp(_SPREAD * generator(seed, "lab/longest").standard_normal((batches, _SLOTS)))
     lengths = np.clip(np.ceil(draws), 1, _LONGEST).astype(np.int64)
-    found = {ahead: _run_schedule(lengths, ahead=ahead) for ahead in _AHEAD}
-    steps = {ahead: one.passes / batches for ahead, one in found.items()}
-    use = {ahead: one.slot_use for ahead, one in found.items()}
+    schedules = {ahead: _run_schedule(lengths, ahead=ahead) for ahead in _AHEAD}
+    steps = {ahead: one.passes / batches for ahead, one in schedules.items()}
+    use = {ahead: one.slot_use for ahead, one in schedules.items()}
     sequential = _run_schedule(lengths, ahead=1, one_by_one=True)
     cdf = _length_cdf(np.arange(1.0, _LONGEST + 1))
     # 1 - E[mean length] / E[longest of a step]: sums of 1 - F and of 1 - F^n, where n answers are written at once
     expected = 1 - float((1 - cdf).sum() + 1) / float((1 - cdf**_SLOTS).sum() + 1)
-    measured = 1 - lengths.sum() / (_SLOTS * (found[0].passes - _UPDATE * batches))
+    measured = 1 - lengths.sum() / (_SLOTS * (schedules[0].passes - _UPDATE * batches))
     after_another = sequential.passes / batches
     shown = np.arange(1, _LONGEST + 1, 5, dtype=np.float64)
     return ExperimentResult(

@@ -176,15 +176,15 @@ def claims_of(
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, answers = (20, 1024) if quick else (60, 2048)
     with _second_rank({"seed": seed, "steps": steps, "answers": answers}) as share:
-        found = measure(share, seed=seed, steps=steps, answers=answers)
-    off, ratio, ends = found.off, found.ratio, found.ends
+        measured = measure(share, seed=seed, steps=steps, answers=answers)
+    off, ratio, ends = measured.off, measured.ratio, measured.ends
     return ExperimentResult(
         header=("two ranks", "weight of a token, rank 0 over rank 1", "error over the length of the true gradient"),
         rows=[(case, format_number(ratio[case]), format_number(off[case])) for case in _CASES],
         panels=[
             plot_by_step(
                 f"mean length of {kind} answers, tokens",
-                {case: path[:, row] for case, path in found.paths.items()},
+                {case: path[:, row] for case, path in measured.paths.items()},
                 first=0,
             )
             for row, kind in enumerate(("wrong", "right"))
@@ -198,7 +198,7 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"one answer a rank is the sequence mean. With weights of the whole batch two ranks have the gradient of "
             f"one process, to {error_bound(off[GLOBAL])}."
         ),
-        claims=claims_of(off, ratio, found.single, ends),
+        claims=claims_of(off, ratio, measured.single, ends),
     )
 
 
