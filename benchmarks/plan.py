@@ -37,10 +37,10 @@ from torch.profiler import ProfilerActivity, profile
 from hone.core.clock import SystemClock
 from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
 from hone.parallel.group import RankMeeting, joined, open_meeting
-from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import GenerationSettings, RunDimensions, run_memory
+from hone.planner.run_settings import adapter_copies, adapter_sizes
 from hone.planner.training_step import NumberType, StepSettings, step_memory
 from hone.process.machine_memory import resident_bytes
 from hone.recipes.recipe_step import take_recipe_step

@@ -2,42 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from hone.config.resolve import all_keys
-from hone.planner.run_settings import PLANNED_KEYS, PlannedRecipe
-from hone.recipes.preference.online_dpo import OnlineDpoConfig
+from hone.planner.run_settings import PLANNED_KEYS, PlannedRecipe, setting_leaves
 from hone.recipes.registry import load_recipe, recipe_families
-from hone.recipes.text.curious_grpo import CuriousGrpoConfig
-from hone.recipes.text.ppo_text import PpoTextConfig
-from hone.recipes.text.self_correction import SelfCorrectionConfig
-from hone.recipes.text.sft import SftConfig
-from hone.text.collecting.round_job import RoundRunConfig
 from hone.text.evaluate.open_policy import NewExpertsConfig, NewModelConfig
-from hone.text.preference.preference_job import PreferenceRunConfig
+from hone.text.open_text import LanguageRunConfig
 from hone.text.presets import PRESETS
-from hone.text.rl import TextGradientRunConfig
-from hone.text.scorers.scorer_job import ScorerRunConfig
-
-ROLLOUT = ("rollout.prompts_per_step", "rollout.samples_per_prompt")
-
-
-def shape_of_batches(config: type[BaseModel]) -> dict[str, Any] | None:
-    """Rows of an iteration, and whether the policy writes them; None for a recipe without a gradient on tokens."""
-    if issubclass(config, TextGradientRunConfig):
-        return {"rows": ROLLOUT, "writes": True}
-    if issubclass(config, OnlineDpoConfig):
-        return {"rows": ROLLOUT[:1], "factor": 2, "writes": True}
-    if issubclass(config, RoundRunConfig):
-        return {"rows": ("algorithm.batch",), "writes": True}
-    if issubclass(config, PreferenceRunConfig):
-        return {"rows": ("batch",), "factor": 2 if config.answers == "preference" else 1}
-    if issubclass(config, ScorerRunConfig):
-        return {"rows": ("batch",), "factor": 2 if config.data_kind == "preference" else 1}
-    return {"rows": ("batch",)} if issubclass(config, SftConfig) else None
+from hone.text.rl import TextRunConfig
 
 
 def defaults(config: type[BaseModel]) -> dict[str, object]:
@@ -66,35 +42,19 @@ def defaults(config: type[BaseModel]) -> dict[str, object]:
 
 
 def planned(name: str, config: type[BaseModel]) -> PlannedRecipe | None:
-    """What a plan needs to know of a recipe."""
-    batches = shape_of_batches(config)
-    if batches is None:
+    """What a plan needs to know of a recipe; None for one without a step by gradient on tokens."""
+    if not issubclass(config, LanguageRunConfig | TextRunConfig) or not config.planned().rows:
         return None
-    networks = {"critic": 4} if issubclass(config, PpoTextConfig) else {}
-    networks = {"world model": 4} if issubclass(config, CuriousGrpoConfig) else networks
     presets = {
-        library: {".".join(path): value for path, value in _leaves(recipes[name]) if ".".join(path) in PLANNED_KEYS}
+        library: {key: value for key, value in setting_leaves(recipes[name]).items() if key in PLANNED_KEYS}
         for library, recipes in PRESETS.items()
         if name in recipes
     }
-    return PlannedRecipe(
-        **batches,
-        answers=2 if issubclass(config, SelfCorrectionConfig) else 1,
-        entropy=issubclass(config, TextGradientRunConfig) and config.needs_entropy,
-        moments=config.optimizer_moments,  # type: ignore[attr-defined]
-        networks=networks,
-        predicts_tokens=not issubclass(config, ScorerRunConfig),
+    return replace(
+        config.planned(),
         defaults=defaults(config),
         presets={library: values for library, values in presets.items() if values},
     )
-
-
-def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
-    return [
-        leaf
-        for key, value in values.items()
-        for leaf in (_leaves(value, (*path, key)) if isinstance(value, Mapping) else [((*path, key), value)])
-    ]
 
 
 def planned_recipes() -> str:
@@ -104,7 +64,7 @@ def planned_recipes() -> str:
         config = load_recipe(name).config
         recipe = planned(name, config)
         if recipe is not None:
-            plain = asdict(PlannedRecipe(rows=()))
+            plain = asdict(PlannedRecipe())
             found[name] = {key: value for key, value in asdict(recipe).items() if value != plain[key]}
             keys |= {".".join(map(str, path)) for path in all_keys(config)}
     shared = {

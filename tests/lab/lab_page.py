@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 
 from hone.lab.finding import Experiment, ExperimentResult
-from hone.lab.registry import experiment_names, load_experiment
-from hone.lab.results import save_result
+from hone.lab.registry import experiment_names, load_experiment, save_result
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "project"
 PAGE, PLOTS = DOCS / "lab.md", DOCS / "lab"

@@ -16,8 +16,7 @@ from hone.lab.control import moving_average, replicate_mdp, tabular_recipe, trai
 from hone.lab.experiments import eligibility_traces, exploration, overestimation, shaping
 from hone.lab.experiments.offline_shift import ACTIONS, DISCOUNT, STATES, TRIED, behaviour_policy
 from hone.lab.experiments.options import KINDS, ONLY, plan_with_options
-from hone.lab.registry import load_experiment
-from hone.lab.results import result_json
+from hone.lab.registry import load_experiment, result_json
 
 
 def test_worlds_side_by_side_are_the_world_and_nothing_joins_them() -> None:

@@ -27,8 +27,7 @@ from hone.lab.finding import (
     plot_by_step,
 )
 from hone.lab.picture import log_ticks, render_panels
-from hone.lab.registry import experiment_names, load_experiment
-from hone.lab.results import result_json, save_result
+from hone.lab.registry import experiment_names, load_experiment, result_json, save_result
 
 NAMES = experiment_names()
 SEEDS = (0, 1, 2)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli.calibration import processor_name
 from hone.cli.main import main
-from hone.cli.processor import processor_name
 from hone.core.errors import ConfigError
 from hone.planner.calibration import (
     MachineCalibration,

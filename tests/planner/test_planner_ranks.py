@@ -16,7 +16,6 @@ from hone.models.native.library import available_kernels, uses_amx_tiles, widens
 from hone.parallel.group import fake_ranks
 from hone.planner.devices import DEVICES
 from hone.planner.fixes import search_fit
-from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks, held_by_rank, rank_step
 from hone.planner.run_memory import (
@@ -27,6 +26,7 @@ from hone.planner.run_memory import (
     resident_parts,
     run_memory,
 )
+from hone.planner.run_settings import adapter_copies, adapter_sizes
 from hone.planner.training_step import StepSettings, gathered_weights, step_memory
 from hone.recipes.recipe_step import take_recipe_step
 from hone.recipes.registry import load_recipe

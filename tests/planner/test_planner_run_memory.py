@@ -20,13 +20,15 @@ from hone.planner.run_memory import (
     RunDimensions,
     cache_bytes_per_token,
     engine_copy_bytes_of,
+    flops_per_token,
+    generation_time,
     largest_micro_batch,
+    learning_time,
     most_concurrent,
     on_device,
     page_bytes,
     run_memory,
 )
-from hone.planner.run_time import flops_per_token, generation_time, learning_time
 from hone.planner.training_step import StepSettings, step_memory
 from hone.run.memory_plan import MemoryPlan, planned_words, readable_bytes
 from hone.text.tracked_step import decoder_config

@@ -9,24 +9,23 @@ from typing import Any
 
 import pytest
 
+from hone.cli import closed_plan as closed
+from hone.cli.calibration import processor_traits
 from hone.cli.closed_plan import closed_plan
 from hone.cli.main import main
-from hone.cli.processor import processor_traits
 from hone.config.toml import ConfigDocument
 from hone.core.errors import DataError, HoneError
 from hone.learner.config import MIN_LR_WITHOUT_MASTER_WEIGHTS
 from hone.models.language.config import model_config_from_hf
 from hone.models.language.lora import LoraConfig
 from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
-from hone.planner import run_settings
 from hone.planner.known_models import KNOWN_MODELS, known_model
-from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import shape_from_hf
-from hone.planner.run_settings import PLANNED_RECIPES
+from hone.planner.run_settings import PLANNED_RECIPES, TextLengths, adapter_sizes
 from hone.recipes.registry import load_recipe
+from hone.run.memory_plan import MemoryPlan
 from hone.text.evaluate.open_policy import has_fast_bfloat16, open_tokenizer
-from hone.text.memory import text_memory
-from hone.text.planned_memory import TextLengths, planned_decoder
+from hone.text.memory import config_settings, planned_decoder, text_memory
 
 NEW = {
     "hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64,
@@ -61,6 +60,13 @@ def document(values: Mapping[str, Any]) -> ConfigDocument:
     return ConfigDocument(name="run.toml", values=json.loads(json.dumps(values)))
 
 
+def plan_of(config: Any, lengths: TextLengths) -> MemoryPlan:
+    """The plan of a checked config, whose data have texts of these lengths."""
+    return text_memory(
+        config_settings(config), config.model, config.planned(), open_tokenizer(config.model)[0], lengths
+    )
+
+
 def test_every_kind_of_recipe_is_planned_as_its_checked_config_is() -> None:
     """The dimensions from settings are those of the config class, of its copies of the weights, and of the model."""
     kinds = {json.dumps(facts): name for name, facts in RECIPES.items()}
@@ -70,11 +76,7 @@ def test_every_kind_of_recipe_is_planned_as_its_checked_config_is() -> None:
         values = tables(name)
         config: Any = load_recipe(name).config.model_validate({**values, "name": "x"})
         prompt = 28 - RECIPES[name].get("answers", 1) * 8 if RECIPES[name].get("writes") else 0
-        batch = config.batch_dimensions(TextLengths(prompt=prompt, whole=28))
-        plan = text_memory(
-            config.model, open_tokenizer(config.model)[0], moments=config.optimizer_moments,
-            copies=config.weight_copies(), others=[], device="cpu", batch=batch,
-        )  # fmt: skip
+        plan = plan_of(config, TextLengths(prompt=prompt, whole=28))
         assert closed_plan(document(values), 28).run == plan.run, name
 
 
@@ -101,10 +103,7 @@ def test_settings_of_a_run_are_read_alike(changes: dict[str, Any]) -> None:
     if "evaluation" in values:
         values["evaluation"] |= rewards
     config: Any = load_recipe("grpo").config.model_validate({**values, "name": "x"})
-    plan = text_memory(
-        config.model, open_tokenizer(config.model)[0], moments=2, copies=config.weight_copies(), others=[],
-        device="cpu", batch=config.batch_dimensions(TextLengths(prompt=20, whole=28)),
-    )  # fmt: skip
+    plan = plan_of(config, TextLengths(prompt=20, whole=28))
     assert closed_plan(document(values), 28).run == plan.run
 
 
@@ -202,7 +201,7 @@ def test_weights_in_bfloat16_are_planned_from_the_rate_that_trains_them(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And no adapter is proposed for them, which training refuses."""
-    assert run_settings.MIN_LR_WITHOUT_MASTER_WEIGHTS == MIN_LR_WITHOUT_MASTER_WEIGHTS
+    assert closed.MIN_LR_WITHOUT_MASTER_WEIGHTS == MIN_LR_WITHOUT_MASTER_WEIGHTS
     words = ["model.weights=bfloat16", "learner.lr=1e-4", "learner.micro_batch_tokens=4000000"]
     assert main(["plan", str(config), "--memory", *words]) == 0
     told = capsys.readouterr().out

@@ -10,10 +10,9 @@ import pytest
 from manual_clock import ManualClock
 
 from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
-from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
-from hone.planner.run_settings import PLANNED_RECIPES
+from hone.planner.run_settings import PLANNED_RECIPES, adapter_sizes
 from hone.planner.training_step import StepSettings, step_memory
 from hone.recipes.recipe_step import recipe_step, take_recipe_step
 from hone.recipes.registry import load_recipe

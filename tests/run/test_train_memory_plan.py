@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import hone, lay_out
 
+from hone.cli.memory import job_memory
 from hone.core.errors import ResourceError
-from hone.learner.job_memory import job_memory
+from hone.planner.run_settings import PlannedRecipe, PlannedSettings, TextLengths, setting_leaves
 from hone.process.machine_memory import memory_limit_bytes
 from hone.recipes.registry import load_recipe
 from hone.run.memory_plan import MemoryPlan, device_memory_bytes, layers_plan, readable_bytes, require_fit
@@ -27,11 +28,12 @@ def test_the_plan_of_a_language_model_is_the_bytes_of_its_tensors(family: str, w
     policy = open_policy(source, seed=0, device="cpu", temperature=1.0)
     tensors = list(policy.decoder.parameters())
     held = sum(one.numel() * one.element_size() for one in tensors)
-    copies = {"engine": 4, "nothing": 0}
-    plan = text_memory(source, open_tokenizer(source)[0], moments=2, copies=copies, others=[], device="cpu")
+    settings = PlannedSettings(setting_leaves({"model": source.model_dump()}))
+    recipe, lengths = PlannedRecipe(networks={"critic": 4, "nothing": 0}), TextLengths(prompt=0, whole=8)
+    plan = text_memory(settings, source, recipe, open_tokenizer(source)[0], lengths)
     assert plan.parameters == sum(one.numel() for one in tensors)
     assert plan.parts == {
-        "weights": held, "gradients": held, "optimizer state": 2 * held, "engine": 4 * plan.parameters
+        "weights": held, "gradients": held, "optimizer state": 2 * held, "critic": 4 * held
     }  # fmt: skip
 
 

@@ -6,27 +6,35 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from hone.cli.processor import processor_traits
-from hone.config.toml import ConfigDocument, KeyPath
+from hone.cli.calibration import processor_traits
+from hone.config.toml import ConfigDocument
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
 from hone.planner.known_models import known_model
-from hone.planner.planned_decoder import PLANNED_FAMILIES, PlannedDecoder, shape_from_hf, text_config
-from hone.planner.run_memory import RunDimensions, engine_copy_bytes_of, machine_parts
+from hone.planner.planned_decoder import PLANNED_FAMILIES, QK_NORM_FAMILIES, PlannedDecoder, shape_from_hf, text_config
+from hone.planner.planned_ranks import rank_faults
+from hone.planner.run_memory import network_parts
 from hone.planner.run_settings import (
-    ASSUMED_PROMPT_TOKENS,
     PLANNED_RECIPES,
+    TYPES,
     PlannedRecipe,
     PlannedSettings,
-    dimensions_from_settings,
+    TextLengths,
+    describe_run,
+    setting_leaves,
+    step_rows,
 )
-from hone.planner.training_step import NUMBER_BYTES
 from hone.run.memory_plan import MemoryPlan
 
+MIN_LR_WITHOUT_MASTER_WEIGHTS: Final = 1e-4
+"""Smallest learning rate with weights in bfloat16 (`hone.learner.config`)."""
+_ASSUMED_PROMPT_TOKENS: Final = 512
+"""Tokens of the longest prompt where nobody says."""
 _CHECKED_TABLES: Final = ("algorithm", "batch", "learner", "model", "rollout", "run", "samples")
 _TABLES: Final = ("algorithm", "learner", "model", "model.lora", "model.new", "rollout", "run", "samples")
 _SPECIAL_TOKENS: Final = {"characters": 3, "bytes": 2}
@@ -43,42 +51,68 @@ def closed_plan(document: ConfigDocument, longest: int | None, *, model: str = "
     """
     recipe = _recipe(document)
     if model:
-        _replace_model(document, model)
+        if isinstance(table := document.values.get("model"), dict):  # it takes the place of a new network
+            cast("dict[str, object]", table).pop("new", None)
+        document.set_value(("model", "path"), model, source="--model")
     values = _with_defaults(document, recipe)
-    settings = PlannedSettings(values, lambda key: document.source_of(_path(key)))
-    shape, context, notes = _model(values, settings)
+    settings = PlannedSettings(values, lambda key: document.source_of(tuple(key.split("."))))
+    shape, context, notes, adapts_adapter = _model(values, settings)
     settings.faults.raise_if_any()
-    run = dimensions_from_settings(
-        recipe, settings, shape, processor=processor_traits(), context=context, longest=longest
-    )
+    lengths = _lengths(recipe, settings, context, longest)
+    _check_weights(settings)
+    processor = processor_traits()
+    if settings.runs_on() == "cuda":
+        processor = replace(processor, bfloat16=True)
+    run = describe_run(recipe, settings, shape, lengths, processor=processor, adapts_adapter=adapts_adapter)
+    if not settings.faults.messages:
+        rows, adapts = step_rows(recipe, settings) // recipe.factor, run.trained_parameters is not None
+        settings.faults.extend(rank_faults(shape, run.ranks, rows=rows, adapter=adapts))
+    settings.faults.raise_if_any()
     if longest is None:
-        what = f"prompts of {ASSUMED_PROMPT_TOKENS}" if recipe.writes else "the model's context"
+        what = f"prompts of {_ASSUMED_PROMPT_TOKENS}" if recipe.writes else "the model's context"
         notes["texts"] = f"of up to {run.step.text_tokens:,} tokens ({what} assumed: --longest-text says)"
     return MemoryPlan(
-        parameters=shape.parameters, parts=_parts(run), device=str(values["run.device"]), notes=notes, run=run
+        parameters=shape.parameters, parts=network_parts(run), device=str(values["run.device"]), notes=notes, run=run
     )
 
 
-def _replace_model(document: ConfigDocument, model: str) -> None:
-    """Set `model.path`, in the place of a new network."""
-    table = document.values.get("model")
-    if isinstance(table, dict):
-        cast("dict[str, object]", table).pop("new", None)
-    document.set_value(("model", "path"), model, source="--model")
+def _lengths(recipe: PlannedRecipe, settings: PlannedSettings, context: int, longest: int | None) -> TextLengths:
+    """Tokens of the longest text, and those of its prompt."""
+    if longest is not None and not 1 <= longest <= context:
+        settings.faults.add(f"--longest-text {longest}: the model reads texts of 1 to {context:,} tokens")
+    if not recipe.writes:
+        return TextLengths(prompt=0, whole=longest or context)
+    answer = settings.count("rollout.max_tokens")
+    if answer >= context:
+        settings.faults.add(
+            f"rollout.max_tokens = {answer}: the model reads {context:,} tokens, and none is left for a prompt; lower "
+            "it, or use a model with more positions"
+        )
+    answers = recipe.answers * answer
+    if longest is not None and answers >= longest:
+        settings.faults.add(
+            f"--longest-text {longest} with rollout.max_tokens = {answer}: no token is left for the prompt; "
+            "a longest text is a prompt with its answer"
+        )
+    whole = longest or min(context, settings.count("rollout.context", default=_ASSUMED_PROMPT_TOKENS + answers))
+    return TextLengths(prompt=max(1, whole - answers), whole=whole)
 
 
-def _parts(run: RunDimensions) -> dict[str, int]:
-    """Bytes of the networks, by what holds them."""
-    size, count = NUMBER_BYTES[run.step.weights], run.shape.parameters
-    if run.ranks.are_several:
-        return machine_parts(run)
-    engine = 0 if run.generation is None else engine_copy_bytes_of(run.shape, run.generation, run.step.weights)
-    gradients = run.trained * size if run.trained_parameters is None else 0
-    parts = {
-        "weights": count * size, "gradients": gradients, "optimizer state": run.moments * run.trained * size,
-        "copy of the engine": engine, **run.copies,
-    }  # fmt: skip
-    return {name: each for name, each in parts.items() if each}
+def _check_weights(settings: PlannedSettings) -> None:
+    """Add what training refuses beside weights in bfloat16."""
+    if settings.weights() == "float32":
+        return
+    beside = 'with model.weights = "bfloat16"'
+    if settings.given("model.lora"):
+        settings.faults.add(f'model.lora {beside}: merging would round the adapter away; keep "float32"')
+    if settings.choice("model.compute", ("auto", *TYPES)) == "float32":
+        settings.faults.add(f'model.compute = "float32" {beside}: products keep the type of the weights; remove it')
+    lr = settings.number("learner.lr", default=MIN_LR_WITHOUT_MASTER_WEIGHTS)
+    if lr < MIN_LR_WITHOUT_MASTER_WEIGHTS:
+        settings.faults.add(
+            f'learner.lr = {lr:g} {beside}: most weights would round such steps away; keep "float32", or take at least '
+            f"{MIN_LR_WITHOUT_MASTER_WEIGHTS:g}"
+        )
 
 
 @cache
@@ -90,13 +124,12 @@ def _recipe(document: ConfigDocument) -> PlannedRecipe:
     if "stage" in document.values:
         raise ConfigError(f"{document.name}: --memory plans one run, and this file has stages; leave --memory out")
     name, known = document.values.get("recipe"), _facts()["recipes"]
-    found = known.get(name) if isinstance(name, str) else None
-    if found is None:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(
             f"recipe = {name!r} in {document.source_of(('recipe',))}: --memory is for hone's own recipes that train a "
             f"language model by gradient{did_you_mean(str(name), list(known))}"
         )
-    return PlannedRecipe(**found)
+    return PlannedRecipe(**known[name])
 
 
 def _with_defaults(document: ConfigDocument, recipe: PlannedRecipe) -> dict[str, object]:
@@ -105,56 +138,39 @@ def _with_defaults(document: ConfigDocument, recipe: PlannedRecipe) -> dict[str,
     facts = _facts()
     known = frozenset(tuple(key.split(".")) for key in facts["keys"])
     document.rename_keys(document.values, (), known, ())
-    given = dict(_leaves(document.values))
+    written = setting_leaves(document.values)
     faults = ErrorCollector(ConfigError)
     tables = {path[0] for path in known}
-    for key in given:
+    for key in written:
         path = tuple(key.split("."))
         if path[0] not in tables or (path[0] in _CHECKED_TABLES and path not in known):
             beside = [".".join(one) for one in known if len(one) == len(path)]
             faults.add(f"unknown key {key} in {document.source_of(path)}{did_you_mean(key, beside)}")
         elif key in _TABLES:
-            faults.add(f"{key} in {document.source_of(path)} must be a table, got {given[key]!r}")
+            faults.add(f"{key} in {document.source_of(path)} must be a table, got {written[key]!r}")
     faults.raise_if_any()
-    preset = given.get("preset")
+    preset = written.get("preset")
     if preset is not None and preset not in ("trl", "verl", "areal"):
         raise ConfigError(f"preset = {preset!r} in {document.source_of(('preset',))}: known are trl, verl and areal")
     chosen = recipe.presets.get(str(preset), {})
-    values = {**facts["defaults"], **recipe.defaults, **chosen, **given}
-    return {key: value for key, value in values.items() if not _replaced(key, given)}
+    values = {**facts["defaults"], **recipe.defaults, **chosen, **written}
+    # A default is left out where a table was given in its place, as `rollout.max_staleness = { steps = 1 }`.
+    tables = [key for key in values if key not in written and any(one.startswith(f"{key}.") for one in written)]
+    return {key: value for key, value in values.items() if key not in tables}
 
 
-def _replaced(key: str, given: Mapping[str, object]) -> bool:
-    """True for a default in whose place a table was given, as `rollout.max_staleness = { steps = 1 }`."""
-    return key not in given and any(one.startswith(f"{key}.") for one in given)
-
-
-def _leaves(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    found: list[tuple[str, object]] = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found += _leaves(cast("dict[str, object]", value), f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found
-
-
-def _path(key: str) -> KeyPath:
-    return tuple(key.split("."))
-
-
-def _model(values: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int, dict[str, str]]:
-    """Shape of the model, the tokens that it reads, and notes. Raises ConfigError or DataError."""
+def _model(values: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int, dict[str, str], bool]:
+    """Shape of the model, the tokens that it reads, notes, and whether it is an adapter. Raises HoneError."""
     new = {key.removeprefix("model.new."): value for key, value in values.items() if key.startswith("model.new.")}
     path = values.get("model.path")
     if bool(new) == (path is not None):
         have = "this config has both" if new else "this config has neither; or say --model NAME"
         raise ConfigError(f"give exactly one of model.path and model.new: {have}")
     if new:
-        return (*_new_model(new, settings), {})
+        return (*_new_model(new, settings), {}, False)
     if not isinstance(path, str) or path.startswith(STAGE_PREFIX):
         raise ConfigError(f"model.path = {path!r}: --memory needs a folder, or the name of a published model")
-    config, where = _config_of(Path(path))
+    config, where, is_adapter = _config_of(Path(path))
     shape = shape_from_hf(config, where=where)
     positions = text_config(config).get("max_position_embeddings")
     notes = {"model": f"{path}, {where}"}
@@ -163,12 +179,13 @@ def _model(values: Mapping[str, object], settings: PlannedSettings) -> tuple[Pla
             f"hone does not run the family {shape.family!r}: planned as a decoder of its sizes, which may be far off; "
             f"it runs {', '.join(PLANNED_FAMILIES)}"
         )
-    return shape, positions if isinstance(positions, int) and positions > 0 else _DEFAULT_CONTEXT, notes
+    context = positions if isinstance(positions, int) and positions > 0 else _DEFAULT_CONTEXT
+    return shape, context, notes, is_adapter
 
 
-def _config_of(path: Path) -> tuple[Mapping[str, object], str]:
-    """Keys of the `config.json` of a folder, a run or an adapter, or of a published model by name; and where they are
-    from. Raises DataError."""
+def _config_of(path: Path) -> tuple[Mapping[str, object], str, bool]:
+    """Keys of the `config.json` of a folder, a run or an adapter, or of a published model by name; where they are from;
+    and whether it is an adapter. Raises DataError."""
     folders = [path, path / "policy"]
     steps = [one for one in (path / "checkpoints").glob("step_*") if _STEP.fullmatch(one.name)]
     folders += [max(steps, key=lambda one: one.name) / "policy"] if steps else []
@@ -176,28 +193,28 @@ def _config_of(path: Path) -> tuple[Mapping[str, object], str]:
         adapter = folder / "adapter_config.json"
         if adapter.is_file() and not (folder / "config.json").is_file():
             base = _read_json(adapter).get("base_model_name_or_path")
-            return _config_of(Path(str(base)))
+            return (*_config_of(Path(str(base)))[:2], True)
         if (folder / "config.json").is_file():
-            return _read_json(folder / "config.json"), str(folder / "config.json")
+            return _read_json(folder / "config.json"), str(folder / "config.json"), False
     if path.is_dir():
         raise DataError(f"model.path = {str(path)!r}: no config.json in this folder")
-    return known_model(str(path)), "a published model, known by name"
+    return known_model(str(path)), "a published model, known by name", False
 
 
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise DataError(f"{path} holds no table")
-    return cast("dict[str, object]", found)
+    return cast("dict[str, object]", table)
 
 
-def _new_model(given: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int]:
+def _new_model(written: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int]:
     """A new network's shape: the keys that were given, on top of the defaults."""
     facts, mixture = _facts()["new"], _facts()["experts"]
-    has_experts = any(key.startswith("experts") for key in given)
+    has_experts = any(key.startswith("experts") for key in written)
     families = ("qwen3_moe", "mixtral", "olmoe") if has_experts else ("qwen3", "llama", "mistral", "qwen2")
     family = settings.choice("model.new.family", families)
     sizes = {
@@ -211,12 +228,12 @@ def _new_model(given: Mapping[str, object], settings: PlannedSettings) -> tuple[
     if sizes["heads"] % sizes["kv_heads"]:
         settings.faults.add(f"model.new.heads ({sizes['heads']}) must be a multiple of kv_heads ({sizes['kv_heads']})")
     kind = settings.choice("model.new.tokenizer", ("characters", "bytes"))
-    letters = _BYTES if kind == "bytes" else len(set(str(given.get("alphabet", facts["alphabet"]))))
+    letters = _BYTES if kind == "bytes" else len(set(str(written.get("alphabet", facts["alphabet"]))))
     width = (experts["width"] or sizes["intermediate_size"]) if has_experts else sizes["intermediate_size"]
     shape = PlannedDecoder(
         family=family, layers=sizes["layers"], hidden=sizes["hidden_size"], heads=sizes["heads"],
         kv_heads=sizes["kv_heads"], head_dim=sizes["head_dim"], intermediate=width,
-        vocab=letters + _SPECIAL_TOKENS[kind], tied=True, qk_norm=family in ("qwen3", "qwen3_moe", "olmoe"),
+        vocab=letters + _SPECIAL_TOKENS[kind], tied=True, qk_norm=family in QK_NORM_FAMILIES,
         qkv_bias=family == "qwen2", experts=experts["count"] if has_experts else 0,
         experts_per_token=experts["per_token"] if has_experts else 0,
     )  # fmt: skip

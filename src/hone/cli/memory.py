@@ -1,21 +1,15 @@
 """What the check of a run found: its memory, which must fit the machine, and warnings."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from hone.cli.memory_request import MemoryRequest
-from hone.cli.plan_memory import plan_rows
+from hone.cli.plan_memory import MemoryRequest, plan_rows
 from hone.cli.terminal.screen import TerminalScreen
-from hone.run.job import OpenedRun, RunConfig
-from hone.run.memory_plan import layers_plan, require_fit
+from hone.run.job import OpenedRun, RunConfig, TrainingJob
+from hone.run.memory_plan import MemoryPlan, require_fit
 
 OpenedStage: TypeAlias = tuple[OpenedRun, RunConfig, Callable[[str], str]]
 """An opened run, its config, and the function that prefixes a message with its place in the config."""
-
-
-def require_layers_fit(settings: Mapping[str, object]) -> None:
-    """Raise ResourceError for a config whose networks cannot fit the machine, before anything is opened."""
-    require_fit(layers_plan(settings), settings)
 
 
 def require_opened_fit(opened: OpenedRun, settings: Mapping[str, object]) -> None:
@@ -57,8 +51,6 @@ def missing_devices(devices: Iterable[str]) -> list[str]:
 def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, request: MemoryRequest) -> dict[str, str]:
     plan = opened.memory
     if plan is None and build:
-        from hone.learner.job_memory import job_memory  # noqa: PLC0415 - torch: not needed to refuse a config
-
         job = opened.build(config)
         try:
             plan = job_memory(job, config.run.device)
@@ -67,3 +59,22 @@ def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, request: 
     if plan is None:
         return {}
     return {**plan.rows(), **plan_rows(plan, request, lambda: config)} if build or request.device else plan.rows()
+
+
+def job_memory(job: TrainingJob[Any], device: str) -> MemoryPlan | None:
+    """The memory plan of a job, read off its tensors; None for a policy that is no network."""
+    from torch import nn  # noqa: PLC0415 - not needed to refuse a config
+
+    from hone.learner.gradient import GradientLearner  # noqa: PLC0415 - torch, as above
+
+    learner = job.recipe.learner
+    policy = learner.policy
+    if not isinstance(policy, nn.Module):
+        return None
+    parameters = list(policy.parameters())
+    parts = {"weights": sum(one.numel() * one.element_size() for one in parameters)}
+    if isinstance(learner, GradientLearner):
+        owned = [tensor for phase in learner.phases for tensor in phase.parameters.owned]
+        trained = sum(tensor.numel() * tensor.element_size() for tensor in owned)
+        parts |= {"gradients": trained, "optimizer state": 2 * trained}
+    return MemoryPlan(parameters=sum(one.numel() for one in parameters), parts=parts, device=device)

@@ -27,11 +27,11 @@ from hone.run.loop import Recipe, train
 from hone.sources.live import LiveSource
 
 P = TypeVar("P")
-EpisodesCallback = Callable[[int, Episodes], None]
+_EpisodesCallback = Callable[[int, Episodes], None]
 """Called with the number of the step, from 1, and the episodes that it learned from."""
 
 
-def train_recipe(recipe: Recipe[P], *, steps: int, watch: EpisodesCallback | None = None) -> P:
+def train_recipe(recipe: Recipe[P], *, steps: int, watch: _EpisodesCallback | None = None) -> P:
     """The policy after `steps` iterations; `watch` is called after each."""
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
@@ -42,7 +42,7 @@ def train_recipe(recipe: Recipe[P], *, steps: int, watch: EpisodesCallback | Non
     return train(recipe, steps=steps, callback=report)
 
 
-def train_job(job: TrainingJob[Any], *, steps: int, watch: EpisodesCallback | None = None) -> dict[str, float]:
+def train_job(job: TrainingJob[Any], *, steps: int, watch: _EpisodesCallback | None = None) -> dict[str, float]:
     """Evaluation metrics of a recipe's job after `steps` iterations; the job's environments are closed."""
     assert job.evaluate is not None
     try:

@@ -14,12 +14,12 @@ from hone.decide.monitor.config import MonitorConfig
 from hone.decide.monitor.continual import ContinualLearner
 from hone.decide.simulators.drifting import DriftingArms
 
-FLOOR, ALPHA = 0.01, 0.5
+_FLOOR, _ALPHA = 0.01, 0.5
 """Share of random actions of every policy, and the width of LinUCB's bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRun:
+class _ServedRun:
     """A run of a service in a world."""
 
     share: float
@@ -29,15 +29,15 @@ class ServedRun:
     learner: ContinualLearner | None = None
 
 
-def fresh_learner(world: DriftingArms) -> BanditLearner:
+def _fresh_learner(world: DriftingArms) -> BanditLearner:
     """LinUCB with a floor, before its first reward."""
     model = LinearGaussianPosterior(world.arms, world.features)
-    return BanditLearner(EpsilonFloor(LinUcbPolicy(model, ALPHA), FLOOR), model, world.actions)
+    return BanditLearner(EpsilonFloor(LinUcbPolicy(model, _ALPHA), _FLOOR), model, world.actions)
 
 
-def serve_continually(world: DriftingArms, config: MonitorConfig) -> ServedRun:
+def serve_continually(world: DriftingArms, config: MonitorConfig) -> _ServedRun:
     """Serve with a monitor that answers drift."""
-    learner = ContinualLearner(lambda: fresh_learner(world), config, seed=world.seed)
+    learner = ContinualLearner(lambda: _fresh_learner(world), config, seed=world.seed)
     chosen = np.empty(world.rounds, np.int64)
     for t in range(world.rounds):
         context = world.contexts[t]
@@ -48,13 +48,13 @@ def serve_continually(world: DriftingArms, config: MonitorConfig) -> ServedRun:
     return _served(world, chosen, learner)
 
 
-def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: int | None = None) -> ServedRun:
+def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: int | None = None) -> _ServedRun:
     """Serve without a monitor: starting anew at the rounds `resets`, and with no more learning from round `freeze`."""
-    learner = fresh_learner(world)
+    learner = _fresh_learner(world)
     chosen = np.empty(world.rounds, np.int64)
     for t in range(world.rounds):
         if t in resets:
-            learner = fresh_learner(world)
+            learner = _fresh_learner(world)
         context = world.contexts[t]
         choice = learner.policy.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
         chosen[t] = choice.action
@@ -96,6 +96,6 @@ def _records(
     )  # fmt: skip
 
 
-def _served(world: DriftingArms, chosen: Ints, learner: ContinualLearner | None = None) -> ServedRun:
+def _served(world: DriftingArms, chosen: Ints, learner: ContinualLearner | None = None) -> _ServedRun:
     taken = world.rates[np.arange(world.rounds), chosen]
-    return ServedRun(share=world.share_of_best(chosen), shares=taken / world.rates.max(axis=1), learner=learner)
+    return _ServedRun(share=world.share_of_best(chosen), shares=taken / world.rates.max(axis=1), learner=learner)

@@ -116,7 +116,7 @@ class ExperimentResult:
         return min(claim.margin for claim in self.claims)
 
 
-class ExperimentFunction(Protocol):
+class _ExperimentFunction(Protocol):
     """The experiment's function: deterministic by `seed`; `quick` runs a smaller version, for the tests."""
 
     def __call__(self, seed: int, *, quick: bool = False) -> ExperimentResult: ...
@@ -128,7 +128,7 @@ class Experiment:
 
     title: str
     question: str
-    run: ExperimentFunction
+    run: _ExperimentFunction
     source: str = ""
     """Source of the idea: paper, year."""
 

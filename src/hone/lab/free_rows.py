@@ -20,7 +20,7 @@ from hone.models.language.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class FreeLinear:
+class _FreeLinear:
     """`F.linear`, for any number of rows."""
 
     tile: int = 1
@@ -30,7 +30,7 @@ class FreeLinear:
         return functional.linear(x, weight, bias)
 
 
-class FreeAttention:
+class _FreeAttention:
     """Causal attention of the tokens of a pass: one product for all texts, padded to the longest."""
 
     def __init__(self, sequence: Ints, positions: Ints, slots: Ints, config: ModelConfig) -> None:
@@ -66,7 +66,7 @@ class FreeRows:
     """The protocol `hone.engine.protocol.GenerationModel`, over a decoder."""
 
     model: Decoder
-    rows: FreeLinear = field(default_factory=FreeLinear)
+    rows: _FreeLinear = field(default_factory=_FreeLinear)
 
     @property
     def config(self) -> ModelConfig:
@@ -127,4 +127,4 @@ class FreeRows:
     def fixed_attention(
         self, sequence: Ints, positions: Ints, slots: Ints
     ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return FreeAttention(sequence, positions, slots, self.config)
+        return _FreeAttention(sequence, positions, slots, self.config)

@@ -23,7 +23,7 @@ from hone.objectives.policy import reinforce_loss
 from hone.objectives.reward_model import bradley_terry
 from hone.text.search import estimates
 
-SIZE, LENGTH, RATE = len(LETTERS), 16, 8.0
+SIZE, _LENGTH, _RATE = len(LETTERS), 16, 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +38,24 @@ class OptimisedPoint:
     """Mean true reward."""
 
 
-def draw_strings(logits: Tensor, count: int, *, seed: int, stream: str, number: int = 0) -> Ints:
+def _draw_strings(logits: Tensor, count: int, *, seed: int, stream: str, number: int = 0) -> Ints:
     """`[count, LENGTH]` strings of a table policy `[SIZE, SIZE]`, as numbers of letters; the first one is uniform."""
     random = generator(seed, f"lab/{stream}", number)
     chances = torch.softmax(logits, dim=1).numpy()
-    strings = np.empty((count, LENGTH), np.int64)
+    strings = np.empty((count, _LENGTH), np.int64)
     strings[:, 0] = random.integers(0, SIZE, count)
-    for place in range(1, LENGTH):
+    for place in range(1, _LENGTH):
         strings[:, place] = sample_rows(chances[strings[:, place - 1]], random.random(count))
     return strings
 
 
-def pair_counts(strings: Ints) -> Floats:
+def _pair_counts(strings: Ints) -> Floats:
     """`[n, SIZE * SIZE]` how often each pair of neighbours occurs."""
     pairs = strings[:, :-1] * SIZE + strings[:, 1:]
     return np.stack([np.bincount(row, minlength=SIZE * SIZE) for row in pairs]).astype(np.float64)
 
 
-def truths(strings: Ints, seed: int) -> Floats:
+def _truths(strings: Ints, seed: int) -> Floats:
     """`[n]` true rewards."""
     return np.array([true_reward("".join(LETTERS[letter] for letter in row), seed=seed) for row in strings.tolist()])
 
@@ -69,9 +69,9 @@ def learn_rewards(base: Tensor, seed: int, *, pairs: int, member: int = 0) -> Fl
     """`[SIZE * SIZE]` weights of a Bradley-Terry model of `pairs` compared pairs of the base's strings; each `member`
     of an ensemble has its own."""
     names = ("first", "second")
-    first, second = (draw_strings(base, pairs, seed=seed, stream=name, number=member) for name in names)
-    won = first_is_preferred(truths(first, seed), truths(second, seed), seed=seed)
-    gap = np.where(won[:, None], 1.0, -1.0) * (pair_counts(first) - pair_counts(second))
+    first, second = (_draw_strings(base, pairs, seed=seed, stream=name, number=member) for name in names)
+    won = first_is_preferred(_truths(first, seed), _truths(second, seed), seed=seed)
+    gap = np.where(won[:, None], 1.0, -1.0) * (_pair_counts(first) - _pair_counts(second))
     rows = torch.from_numpy(gap)
     weights = torch.zeros(SIZE * SIZE, dtype=torch.float64, requires_grad=True)
     for _ in range(200):
@@ -86,7 +86,7 @@ def divergence(logits: Tensor, base: Tensor) -> float:
     mine, theirs = torch.log_softmax(logits.double(), 1), torch.log_softmax(base.double(), 1)
     rows = (mine.exp() * (mine - theirs)).sum(dim=1)
     share, total = torch.full((SIZE,), 1 / SIZE, dtype=torch.float64), 0.0
-    for _ in range(LENGTH - 1):
+    for _ in range(_LENGTH - 1):
         total += float(share @ rows)
         share = share @ mine.exp()
     return total
@@ -99,12 +99,12 @@ def optimise(
     log-ratio to the base."""
     logits, points = base.clone(), list[OptimisedPoint]()
     for step in range(steps + 1):
-        strings = draw_strings(logits, batch, seed=seed, stream="rl", number=step)
-        counts = pair_counts(strings)
+        strings = _draw_strings(logits, batch, seed=seed, stream="rl", number=step)
+        counts = _pair_counts(strings)
         proxy = scores(counts)
         points.append(
             OptimisedPoint(
-                nats=divergence(logits, base), proxy=float(proxy.mean()), truth=float(truths(strings, seed).mean())
+                nats=divergence(logits, base), proxy=float(proxy.mean()), truth=float(_truths(strings, seed).mean())
             )
         )
         ratio = torch.log_softmax(logits, 1) - torch.log_softmax(base, 1)
@@ -112,15 +112,15 @@ def optimise(
         credits = group_relative(scored_episodes(paid, np.zeros(batch, np.int64)), NO_VALUES)
         table = logits.clone().requires_grad_(True)
         logp = torch.from_numpy(counts).float() @ torch.log_softmax(table, 1).flatten()
-        loss = reinforce_loss(logp, torch.from_numpy(credits.advantage)).loss.mean() / (LENGTH - 1)
-        logits = logits - RATE * gradient(loss, table)
+        loss = reinforce_loss(logp, torch.from_numpy(credits.advantage)).loss.mean() / (_LENGTH - 1)
+        logits = logits - _RATE * gradient(loss, table)
     return points
 
 
 def select(base: Tensor, weights: Floats, *, seed: int, pool: int) -> list[OptimisedPoint]:
     """Best of n for n = 1, 2, 4 ...: means over all subsets of a pool, at ln n - (n - 1) / n nats from the base."""
-    strings = draw_strings(base, pool, seed=seed, stream="pool")
-    proxy, truth = (pair_counts(strings) @ weights)[None], truths(strings, seed)[None]
+    strings = _draw_strings(base, pool, seed=seed, stream="pool")
+    proxy, truth = (_pair_counts(strings) @ weights)[None], _truths(strings, seed)[None]
     sizes = [1 << power for power in range((pool // 4).bit_length())]
     return [
         OptimisedPoint(
@@ -151,20 +151,16 @@ def kl_panels(paths: Mapping[str, list[OptimisedPoint]]) -> list[LinePlot]:
             title=title,
             x_label="KL from the base, nats",
             series=[
-                PlotSeries(label=name, x=[point.nats for point in path], y=[value(point) for point in path])
+                PlotSeries(
+                    label=name,
+                    x=[point.nats for point in path],
+                    y=[point.truth if is_true else point.proxy for point in path],
+                )
                 for name, path in paths.items()
             ],
         )
-        for title, value in (("score by the reward model", _proxy), ("true reward", _truth))
+        for title, is_true in (("score by the reward model", False), ("true reward", True))
     ]
-
-
-def _proxy(point: OptimisedPoint) -> float:
-    return point.proxy
-
-
-def _truth(point: OptimisedPoint) -> float:
-    return point.truth
 
 
 def at_nats(points: list[OptimisedPoint], nats: float) -> OptimisedPoint:

@@ -16,17 +16,17 @@ from hone.core.credit import NO_VALUES
 from hone.core.ragged import Ints, offsets_of, owner_of
 from hone.core.random import generator
 from hone.credit.group import group_relative
-from hone.lab.exact import scored_episodes
+from hone.lab.exact import gradient, scored_episodes
 from hone.lab.puzzles import Floats
 from hone.objectives.policy import reinforce_loss
 
 LONGEST: Final = 16
-STOP: Final = 0.2
+_STOP: Final = 0.2
 
 
 def initial_logits(dtype: torch.dtype = torch.float32) -> Tensor:
     """Logits `[2, 15]` of stopping with probability 0.2 after each token, of wrong and of right answers."""
-    return torch.full((2, LONGEST - 1), float(np.log(STOP / (1 - STOP))), dtype=dtype)
+    return torch.full((2, LONGEST - 1), float(np.log(_STOP / (1 - _STOP))), dtype=dtype)
 
 
 def mean_lengths(logits: Tensor) -> Floats:
@@ -50,8 +50,9 @@ class StoppingAnswers:
         """The answers `rows`."""
         return type(self)(self.right[rows], self.lengths[rows], self.advantage[rows])
 
-    def loss(self, logits: Tensor, weight: Floats) -> Tensor:
-        """Policy-gradient loss, each token of an answer with the answer's `weight` `[A]`."""
+    def slope(self, logits: Tensor, weight: Floats) -> Tensor:
+        """Gradient of the policy-gradient loss, each token of an answer with the answer's `weight` `[A]`."""
+        logits = logits.clone().requires_grad_(True)
         owner = owner_of(offsets_of(self.lengths))
         place = np.arange(len(owner)) - offsets_of(self.lengths)[:-1][owner]
         free = place < LONGEST - 1  # an answer ends at the last token: no decision
@@ -61,7 +62,7 @@ class StoppingAnswers:
             going * logits[torch.from_numpy(self.right[owner]), torch.from_numpy(place)]
         )
         terms = reinforce_loss(now, torch.from_numpy(self.advantage[owner]))
-        return (terms.loss * torch.from_numpy(weight[owner]).to(logits.dtype)).sum()
+        return gradient((terms.loss * torch.from_numpy(weight[owner]).to(logits.dtype)).sum(), logits)
 
 
 def sample_stopping(logits: Tensor, count: int, *, seed: int, step: int) -> StoppingAnswers:

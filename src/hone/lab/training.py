@@ -33,7 +33,7 @@ from hone.objectives.weights import WeightingScheme, token_mean
 from hone.run.loop import Recipe, train
 from hone.sources.live import LiveSource
 
-LogitDistortion = Callable[[Tensor, Tensor, int], Tensor]
+_LogitDistortion = Callable[[Tensor, Tensor, int], Tensor]
 """`(logits [n, V], seen [n, F], step) -> logits`: simulated mismatch of the inference engine to the trainer."""
 
 
@@ -66,7 +66,7 @@ class PuzzleWorld:
     seed: int
     prompts: int
     samples: int
-    distort: LogitDistortion | None = None
+    distort: _LogitDistortion | None = None
     step: int = 0
 
     def rollout(self, actor: DelayedActor) -> Episodes:
@@ -148,11 +148,11 @@ class PuzzleBatch:
 
 
 Objective = Callable[[nn.Module, PuzzleBatch], LossTerms]
-Credit = Callable[[Episodes, Values], Credits]
+_Credit = Callable[[Episodes, Values], Credits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PuzzleRows:
+class _PuzzleRows:
     """Rows of whole episodes; implements `learner.Rows`."""
 
     episodes: Episodes
@@ -205,7 +205,7 @@ class PuzzleTraining:
 
     puzzle: Puzzle = field(default_factory=addition)
     objective: Objective = clipped_objective
-    credit: Credit = group_relative
+    credit: _Credit = group_relative
     scheme: WeightingScheme = token_mean
     steps: int = 100
     prompts: int = 36
@@ -216,7 +216,7 @@ class PuzzleTraining:
     max_grad_norm: float | None = 1.0
     delay: int = 0
     """Number of publications that the behaviour policy is behind."""
-    distort: LogitDistortion | None = None
+    distort: _LogitDistortion | None = None
     gradient_descent: bool = False
     """Plain gradient descent: Adam without moments and with an epsilon far above any gradient."""
 
@@ -224,7 +224,7 @@ class PuzzleTraining:
 DESCENT_EPSILON = 1e4
 """Such an epsilon: Adam's step is then rate / FAR times the gradient."""
 
-PolicyMetrics = Callable[[nn.Module], Metrics]
+_PolicyMetrics = Callable[[nn.Module], Metrics]
 
 
 def train_seeds(plan: PuzzleTraining, *, seed: int, runs: int, pretraining: int = 15) -> dict[str, Floats]:
@@ -250,7 +250,7 @@ def final_accuracy(curves: dict[str, Floats]) -> float:
 
 
 def train_policy(
-    policy: nn.Module, plan: PuzzleTraining, *, seed: int, watch: PolicyMetrics | None = None
+    policy: nn.Module, plan: PuzzleTraining, *, seed: int, watch: _PolicyMetrics | None = None
 ) -> dict[str, Floats]:
     """Train `policy` in place by hone's loop; metrics by name, each `[steps]` (NaN for steps without the metric)."""
     parameters = FlatParameters(policy.parameters())
@@ -264,11 +264,11 @@ def train_policy(
         max_grad_norm=plan.max_grad_norm,
     )
 
-    def layout(episodes: Episodes, credits: Credits) -> PuzzleRows:
+    def layout(episodes: Episodes, credits: Credits) -> _PuzzleRows:
         with torch.no_grad():
             table = log_softmax(policy, torch.from_numpy(np.ascontiguousarray(episodes.observations)))
         before = table.numpy()[np.arange(episodes.decisions), episodes.chosen.astype(np.int64)]
-        return PuzzleRows(episodes=episodes, advantage=credits.advantage, old_logp=before, scheme=plan.scheme)
+        return _PuzzleRows(episodes=episodes, advantage=credits.advantage, old_logp=before, scheme=plan.scheme)
 
     learner: GradientLearner[nn.Module, PuzzleBatch] = GradientLearner(
         policy=policy,

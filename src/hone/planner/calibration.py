@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hone.core.errors import ConfigError
 from hone.planner.devices import DeviceSpec
@@ -36,12 +36,12 @@ class MachineCalibration:
     """Share of the product's rate that a step reached."""
 
 
-def calibrated(spec: DeviceSpec, found: MachineCalibration) -> DeviceSpec:
+def calibrated(spec: DeviceSpec, measured: MachineCalibration) -> DeviceSpec:
     """The device with its measured figures; its usable share is what the allocator leaves of it."""
     return replace(
-        spec, context_bytes=found.context_bytes, float32_flops=found.float32_flops,
-        bfloat16_flops=found.bfloat16_flops, bandwidth_bytes=found.bandwidth_bytes,
-        usable=min(spec.usable, 1.0 / found.allocator_ratio),
+        spec, context_bytes=measured.context_bytes, float32_flops=measured.float32_flops,
+        bfloat16_flops=measured.bfloat16_flops, bandwidth_bytes=measured.bandwidth_bytes,
+        usable=min(spec.usable, 1.0 / measured.allocator_ratio),
     )  # fmt: skip
 
 
@@ -51,11 +51,11 @@ def calibration_path(cache: Path, device: str) -> Path:
     return cache / "planner" / f"{name}.json"
 
 
-def write_calibration(path: Path, found: MachineCalibration) -> None:
+def write_calibration(path: Path, calibration: MachineCalibration) -> None:
     """Write a calibration over an older one. Raises OSError where the folder cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(asdict(calibration), indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
@@ -68,15 +68,13 @@ def read_calibration(path: Path, *, processor: str) -> MachineCalibration | None
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: the calibration cannot be read: {error}; {_AGAIN}") from None
-    found = _checked(values)
-    if found is None:
+    calibration = _checked(values)
+    if calibration is None:
         raise ConfigError(f"{path}: not a calibration of this version of hone; {_AGAIN}")
-    return found if found.processor == processor else None
+    return calibration if calibration.processor == processor else None
 
 
 _AGAIN = "remove the file, or measure again with hone plan --calibrate"
-_WORDS = ("device", "processor", "day")
-_NUMBERS = tuple(one.name for one in fields(MachineCalibration) if one.name not in _WORDS)
 _LEAST: Mapping[str, float] = {"allocator_ratio": 0.5}
 _MOST = 1e30
 """Beyond any figure of a machine; JSON of Python has an Infinity."""
@@ -84,25 +82,16 @@ _MOST = 1e30
 
 def _checked(values: object) -> MachineCalibration | None:
     """The calibration that a JSON value holds; None for any other value."""
+    types = {one.name: one.type for one in fields(MachineCalibration)}
     if not isinstance(values, dict):
         return None
-    given = cast("dict[str, object]", values)
-    words = {name: value for name in _WORDS if isinstance(value := given.get(name), str)}
-    numbers = {
-        name: value
-        for name in _NUMBERS
-        if isinstance(value := given.get(name), int | float) and _LEAST.get(name, 0) <= value < _MOST
-    }
-    if set(words) | set(numbers) != set(given) or len(given) != len(_WORDS) + len(_NUMBERS):
+    table = cast("dict[str, Any]", values)
+    if set(table) != set(types):
         return None
-    return MachineCalibration(
-        device=words["device"],
-        processor=words["processor"],
-        day=words["day"],
-        context_bytes=int(numbers["context_bytes"]),
-        allocator_ratio=numbers["allocator_ratio"],
-        float32_flops=numbers["float32_flops"],
-        bfloat16_flops=numbers["bfloat16_flops"],
-        bandwidth_bytes=numbers["bandwidth_bytes"],
-        step_share=numbers["step_share"],
-    )
+    for name, kind in types.items():
+        value = table[name]
+        is_number = isinstance(value, int | float) and _LEAST.get(name, 0) <= value < _MOST
+        if not (isinstance(value, str) if kind is str else is_number):
+            return None
+    table["context_bytes"] = int(table["context_bytes"])
+    return MachineCalibration(**table)

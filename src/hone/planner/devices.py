@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hone.core.errors import ConfigError, did_you_mean
 
@@ -79,28 +79,32 @@ _MOST_DIGITS: Final = 6
 
 
 def find_device(text: str, *, cpu_bytes: int) -> DeviceSpec:
-    """The device of a name (`h100`, `h100x8`, `cpu`) or of a TOML file. Raises ConfigError for any other."""
+    """The device of a name (`h100`; eight with `x8` behind it; `cpu`) or of a TOML file. Raises ConfigError for
+    any other."""
     if Path(text).suffix == ".toml":
         return _from_file(Path(text))
     wanted = text.lower()
     known = [*DEVICES, "cpu"]
-    found = next((name for name in known if wanted == name or wanted.startswith(f"{name}x")), None)
-    if found is None:
+    kind = next((name for name in known if wanted == name or wanted.startswith(f"{name}x")), None)
+    if kind is None:
         raise ConfigError(
             f"--device {text}: no such device, and no TOML file with its figures{did_you_mean(wanted, known)}"
         )
-    count = wanted.removeprefix(found).removeprefix("x") or "1"
+    count = wanted.removeprefix(kind).removeprefix("x") or "1"
     if not count.isdigit() or len(count) > _MOST_DIGITS or int(count) < 1:
-        raise ConfigError(f"--device {text}: {count!r} is no number of devices; for example {found}x8")
-    return replace(cpu_device(cpu_bytes) if found == "cpu" else DEVICES[found], count=int(count))
+        raise ConfigError(f"--device {text}: {count!r} is no number of devices; for example {kind}x8")
+    return replace(cpu_device(cpu_bytes) if kind == "cpu" else DEVICES[kind], count=int(count))
 
 
-_FILE_KEYS: Final = {
-    "name": str, "memory_gib": float, "bfloat16_tflops": float, "float32_tflops": float, "bandwidth_gb_s": float,
-    "link_gb_s": float, "usable": float, "context_gib": float, "count": int, "gpu": bool,
+_FILE_NUMBERS: Final[Mapping[str, tuple[str, float]]] = {
+    "memory_gib": ("memory_bytes", GIB), "bfloat16_tflops": ("bfloat16_flops", 1e12),
+    "float32_tflops": ("float32_flops", 1e12), "bandwidth_gb_s": ("bandwidth_bytes", 1e9),
+    "link_gb_s": ("link_bytes", 1e9), "usable": ("usable", 1), "context_gib": ("context_bytes", GIB),
+    "count": ("count", 1),
 }  # fmt: skip
-
-
+"""Numbers of a file: the field of a `DeviceSpec` that each makes, and its unit."""
+_FILE_KEYS: Final = (*_FILE_NUMBERS, "name", "gpu")
+_WHOLE: Final = ("memory_bytes", "context_bytes", "count")
 _RANGES: Final = (("memory_gib", 1e-4, 1e5), ("count", 1, 1e6), ("usable", 0.01, 1))
 
 
@@ -114,32 +118,29 @@ def _from_file(path: Path) -> DeviceSpec:
         f"{path}: unknown key {key}{did_you_mean(key, list(_FILE_KEYS))}" for key in table if key not in _FILE_KEYS
     ]
     numbers: dict[str, float] = {}
-    for key, kind in _FILE_KEYS.items():
+    for key in _FILE_NUMBERS:
         value = table.get(key)
-        if value is not None and kind in (str, bool) and not isinstance(value, kind):
-            faults.append(f"{path}: {key} must be {'text' if kind is str else 'true or false'}, got {value!r}")
-        if value is None or kind in (str, bool):
-            continue
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+            numbers[key] = value
+        elif value is not None:
             faults.append(f"{path}: {key} must be a number of at least 0, got {value!r}")
-        else:
-            numbers[key] = float(value)
-    for key, least, most in _RANGES:
-        if key in numbers and not least <= numbers[key] <= most:
-            faults.append(f"{path}: {key} must be {least:g} to {most:g}, got {numbers[key]:g}")
+    name, is_gpu = table.get("name", path.stem), table.get("gpu", True)
+    for key, word, kind, wanted in (("name", name, str, "text"), ("gpu", is_gpu, bool, "true or false")):
+        if not isinstance(word, kind):
+            faults.append(f"{path}: {key} must be {wanted}, got {word!r}")
+    faults += [
+        f"{path}: {key} must be {least:g} to {most:g}, got {numbers[key]:g}"
+        for key, least, most in _RANGES
+        if key in numbers and not least <= numbers[key] <= most
+    ]
     if "memory_gib" not in table:
         faults.append(f"{path}: memory_gib is missing: the memory of one device")
     if faults:
         raise ConfigError(*faults)
-    return DeviceSpec(
-        name=str(table.get("name", path.stem)),
-        memory_bytes=int(numbers["memory_gib"] * GIB),
-        bfloat16_flops=numbers.get("bfloat16_tflops", 0.0) * 1e12,
-        float32_flops=numbers.get("float32_tflops", 0.0) * 1e12,
-        bandwidth_bytes=numbers.get("bandwidth_gb_s", 0.0) * 1e9,
-        link_bytes=numbers.get("link_gb_s", 0.0) * 1e9,
-        usable=numbers.get("usable", 0.95),
-        context_bytes=int(numbers.get("context_gib", 0.0) * GIB),
-        count=int(numbers.get("count", 1)),
-        is_gpu=bool(table.get("gpu", True)),
-    )
+    unknown = {"bfloat16_flops": 0.0, "float32_flops": 0.0, "bandwidth_bytes": 0.0}
+    values: dict[str, Any] = unknown | {
+        field: int(number * unit) if field in _WHOLE else float(number) * unit
+        for key, number in numbers.items()
+        for field, unit in [_FILE_NUMBERS[key]]
+    }
+    return DeviceSpec(name=name, is_gpu=is_gpu, **values)

@@ -11,9 +11,9 @@ from typing import Final, Literal
 
 from hone.planner.devices import DEVICES, DeviceSpec
 from hone.planner.known_models import KNOWN_MODELS
-from hone.planner.planned_adapter import adapter_copies, adapter_sizes
-from hone.planner.planned_decoder import shape_from_hf
+from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.run_memory import RunDimensions, RunMemory, run_memory
+from hone.planner.run_settings import adapter_copies, adapter_sizes
 
 Keeps = Literal["bits", "rounding", "algorithm"]
 
@@ -72,16 +72,7 @@ class NearestFit:
     """The largest published model with which the same run fits; empty: none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    setting: str
-    words: str
-    time: str
-    keeps: Keeps
-    run: RunDimensions
-
-
-_Move = Callable[[RunDimensions, DeviceSpec], Iterator[_Change]]
+_Move = Callable[[RunDimensions, DeviceSpec], Iterator[MemoryFix]]
 
 
 def propose_fixes(run: RunDimensions, device: DeviceSpec) -> FixLadder:
@@ -112,12 +103,8 @@ def search_fit(run: RunDimensions, device: DeviceSpec) -> FitSearch:
             missing_bytes=memory.peak_bytes - device.usable_bytes,
         )  # fmt: skip
     needed = _without_needless(run, device, [fix.setting.partition("=")[0] for fix in fixes])
-    return FitSearch(
-        chosen=tuple(needed),
-        proposed=tuple(_proposals(needed[-1].run, device)),
-        memory=needed[-1].memory,
-        missing_bytes=0,
-    )
+    proposed = tuple(_proposals(needed[-1].run, device))
+    return FitSearch(chosen=tuple(needed), proposed=proposed, memory=needed[-1].memory, missing_bytes=0)
 
 
 def first_changes(run: RunDimensions, count: int) -> tuple[MemoryFix, ...]:
@@ -144,17 +131,16 @@ def nearest_fit(run: RunDimensions, device: DeviceSpec) -> NearestFit:
     shapes = {name: shape_from_hf(config) for name, config in KNOWN_MODELS.items()}
     smaller = [name for name, shape in shapes.items() if shape.parameters < run.shape.parameters]
     smaller.sort(key=lambda name: (shapes[name].family != run.shape.family, -shapes[name].parameters))
-    scaled = (name for name in smaller if _can_fit(_with_shape(run, name), device))
-    return NearestFit(device=next(devices, ""), model=next(scaled, ""))
 
+    def scaled(shape: PlannedDecoder) -> RunDimensions:
+        """The run with a smaller model; what is held beside it shrinks with the parameters."""
+        share = shape.parameters / run.shape.parameters
+        copies = {held: int(size * share) for held, size in run.copies.items()}
+        trained = None if run.trained_parameters is None else int(run.trained_parameters * share)
+        return replace(run, shape=shape, copies=copies, trained_parameters=trained)
 
-def _with_shape(run: RunDimensions, name: str) -> RunDimensions:
-    """The run with a published model; what is held beside it shrinks with the parameters."""
-    shape = shape_from_hf(KNOWN_MODELS[name])
-    share = shape.parameters / run.shape.parameters
-    copies = {held: int(size * share) for held, size in run.copies.items()}
-    trained = None if run.trained_parameters is None else int(run.trained_parameters * share)
-    return replace(run, shape=shape, copies=copies, trained_parameters=trained)
+    models = (name for name in smaller if _can_fit(scaled(shapes[name]), device))
+    return NearestFit(device=next(devices, ""), model=next(models, ""))
 
 
 def _can_fit(run: RunDimensions, device: DeviceSpec) -> bool:
@@ -165,15 +151,14 @@ def _climb(run: RunDimensions, device: DeviceSpec) -> tuple[list[MemoryFix], int
     """Changes that keep the run, each on top of the others, up to the first that is enough; and its place. Those that
     do not help at first, because another phase has the peak, are tried again after the others."""
     fixes: list[MemoryFix] = []
-    now = run
+    now, peak = run, run_memory(run).peak_bytes
     for move in 2 * _SAFE:
-        for change in move(now, device):
-            fix = _evaluated(change)
-            if fix.memory.peak_bytes >= run_memory(now).peak_bytes:
+        for fix in move(now, device):
+            if fix.memory.peak_bytes >= peak:
                 continue
             fixes.append(fix)
-            now = change.run
-            if fix.memory.peak_bytes <= device.usable_bytes:
+            now, peak = fix.run, fix.memory.peak_bytes
+            if peak <= device.usable_bytes:
                 return fixes, len(fixes) - 1
     return fixes, None
 
@@ -185,31 +170,27 @@ def _without_needless(run: RunDimensions, device: DeviceSpec, keys: Sequence[str
     def climbed(kept: Sequence[str]) -> list[MemoryFix]:
         fixes: list[MemoryFix] = []
         now = run
-        switches_first = sorted(_SAFE, key=lambda move: move in _HALVING)
-        for move in switches_first:
-            for change in move(now, device):
-                if change.setting.partition("=")[0] in kept:
-                    fixes.append(_evaluated(change))
-                    now = change.run
+        for move in sorted(_SAFE, key=lambda move: move in _HALVING):
+            for fix in move(now, device):
+                if fix.setting.partition("=")[0] in kept:
+                    fixes.append(fix)
+                    now = fix.run
         return fixes
 
     kept = list(keys)
     for key in reversed(keys):
         fewer = [one for one in kept if one != key]
-        found = climbed(fewer)
-        if fewer and found and found[-1].memory.peak_bytes <= device.usable_bytes:
+        fixes = climbed(fewer)
+        if fewer and fixes and fixes[-1].memory.peak_bytes <= device.usable_bytes:
             kept = fewer
     return climbed(kept)
 
 
-def _evaluated(change: _Change) -> MemoryFix:
-    return MemoryFix(
-        setting=change.setting, words=change.words, time=change.time, keeps=change.keeps, run=change.run,
-        memory=run_memory(change.run),
-    )  # fmt: skip
+def _fix(run: RunDimensions, setting: str, words: str, time: str, keeps: Keeps) -> MemoryFix:
+    return MemoryFix(setting=setting, words=words, time=time, keeps=keeps, run=run, memory=run_memory(run))
 
 
-def _smaller_batches(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
+def _smaller_batches(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryFix]:
     """Halve the micro-batch until the run fits, down to its longest text."""
     tokens, changed = run.step.tokens, run
     while not fits(changed, device) and tokens > run.step.least_tokens:
@@ -217,42 +198,39 @@ def _smaller_batches(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change
         changed = replace(run, step=replace(run.step, tokens=tokens))
     if changed is not run:
         words = f"micro-batches of {tokens:,} tokens"
-        yield _Change(
-            setting=f"learner.micro_batch_tokens={tokens}", words=words, time="0 to 2%", keeps="rounding", run=changed
-        )
+        yield _fix(changed, f"learner.micro_batch_tokens={tokens}", words, "0 to 2%", "rounding")
 
 
-def _checkpointing(run: RunDimensions, _device: DeviceSpec) -> Iterator[_Change]:
+def _checkpointing(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:
     if not run.step.checkpointing:
         changed = replace(run, step=replace(run.step, checkpointing=True))
-        setting, words = "model.activation_checkpointing=true", "activations computed again"
-        yield _Change(setting=setting, words=words, time="+30%", keeps="bits", run=changed)
+        yield _fix(changed, "model.activation_checkpointing=true", "activations computed again", "+30%", "bits")
 
 
-def _rounded_again(run: RunDimensions, _device: DeviceSpec) -> Iterator[_Change]:
+def _rounded_again(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:
     if run.step.compute != run.step.weights and not run.step.rounds_again:
         changed = replace(run, step=replace(run.step, rounds_again=True))
-        setting, words = "model.round_weights_again=true", "weights rounded again in the backward pass"
-        yield _Change(setting=setting, words=words, time="1 to 2%", keeps="bits", run=changed)
+        words = "weights rounded again in the backward pass"
+        yield _fix(changed, "model.round_weights_again=true", words, "1 to 2%", "bits")
 
 
-def _offloaded(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
+def _offloaded(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryFix]:
     """Activations in the host's memory; in the place of those that are computed again, which are few already."""
     if device.is_gpu and not run.step.offload and not run.step.checkpointing:
         changed = replace(run, step=replace(run.step, offload=True))
-        setting, words = "model.activation_offload=true", "activations in the host's memory"
-        yield _Change(setting=setting, words=words, time="copies over the bus", keeps="bits", run=changed)
+        words = "activations in the host's memory"
+        yield _fix(changed, "model.activation_offload=true", words, "copies over the bus", "bits")
 
 
-def _sleeping(run: RunDimensions, _device: DeviceSpec) -> Iterator[_Change]:
+def _sleeping(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:
     generation = run.generation
     if generation is not None and generation.may_sleep and not generation.sleeps:
         changed = replace(run, generation=replace(generation, sleeps=True))
         words = "the engine's memory freed while the policy learns"
-        yield _Change(setting="rollout.sleep=true", words=words, time="0 to 2%", keeps="bits", run=changed)
+        yield _fix(changed, "rollout.sleep=true", words, "0 to 2%", "bits")
 
 
-def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
+def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryFix]:
     """Halve the answers at a time until the run fits."""
     if run.generation is None:
         return
@@ -261,30 +239,22 @@ def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         count //= 2
         changed = replace(run, generation=replace(run.generation, concurrent=count))
     if changed is not run:
-        setting, words = f"rollout.max_concurrent={count}", f"{count} answer{'s' * (count > 1)} at a time"
-        yield _Change(setting=setting, words=words, time="slower generation", keeps="bits", run=changed)
+        words = f"{count} answer{'s' * (count > 1)} at a time"
+        yield _fix(changed, f"rollout.max_concurrent={count}", words, "slower generation", "bits")
 
 
-def _more_ranks(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
-    """Ranks on the devices that there are."""
-    yield from _ranks(run, device, [count for count in _possible_ranks(run) if count <= device.count])
-
-
-def _possible_ranks(run: RunDimensions) -> list[int]:
-    """Numbers of ranks among which the weights can be cut: those with as many rows of a step."""
+def _more_ranks(run: RunDimensions, device: DeviceSpec, *, most: int | None = None) -> Iterator[MemoryFix]:
+    """The fewest ranks that are enough, or the most that can be, each on a GPU of its own: of the devices that there
+    are, or `most`."""
     rows = max(run.step.tokens, run.step.step_tokens) // run.step.least_tokens
-    return [count for count in _RANKS if count <= rows] if run.ranks.count == 1 else []
-
-
-def _ranks(run: RunDimensions, device: DeviceSpec, counts: Sequence[int]) -> Iterator[_Change]:
-    """The fewest ranks that are enough, or the most that can be, each on a GPU of its own."""
-    if not device.is_gpu or not counts:
+    counts = [count for count in _RANKS if count <= min(rows, most or device.count)]
+    if run.ranks.count > 1 or not device.is_gpu or not counts:
         return
     changed = [replace(run, ranks=replace(run.ranks, count=count)) for count in counts]
-    found = next((one for one in changed if fits(one, device)), changed[-1])
-    count = found.ranks.count
+    enough = next((one for one in changed if fits(one, device)), changed[-1])
+    count = enough.ranks.count
     words = f"weights, gradients and moments divided among {count} ranks, on {count} such devices"
-    yield _Change(setting=f"run.ranks={count}", words=words, time="communication", keeps="rounding", run=found)
+    yield _fix(enough, f"run.ranks={count}", words, "communication", "rounding")
 
 
 _RANKS: Final = (2, 4, 8, 16, 32, 64)
@@ -296,24 +266,23 @@ _ADAPTER_RANK: Final = 16
 
 
 def _proposals(run: RunDimensions, device: DeviceSpec) -> list[MemoryFix]:
-    """What is only proposed, each by itself on top of `run`, where it helps."""
+    """What is only proposed, each by itself on top of `run`, where it helps: changes of the run itself, and those that
+    hone has no key for."""
     peak = run_memory(run).peak_bytes
-    return [fix for fix in map(_evaluated, _others(run, device)) if fix.memory.peak_bytes < peak]
+    return [fix for fix in _others(run, device) if fix.memory.peak_bytes < peak]
 
 
-def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
-    """Changes of the run itself, and those that hone has no key for."""
+def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryFix]:
     generation = run.generation
     if run.step.compute == "bfloat16" and generation is not None and generation.cache == "float32":
         changed = replace(run, generation=replace(generation, cache="bfloat16", weights_bytes=2, layout="packed"))
-        setting, words = 'rollout.runner="native_bfloat16"', "generation in bfloat16"
-        yield _Change(setting=setting, words=words, time="faster", keeps="algorithm", run=changed)
+        setting = 'rollout.runner="native_bfloat16"'
+        yield _fix(changed, setting, "generation in bfloat16", "faster", "algorithm")
     if device.count == 1:
-        yield from _ranks(run, device, _possible_ranks(run))
+        yield from _more_ranks(run, device, most=_RANKS[-1])
     if run.moment_bytes > 1:
         words = "moments of 8 bits (bitsandbytes; hone has no key for it)"
-        changed = replace(run, moment_bytes=1)
-        yield _Change(setting="", words=words, time="about the same", keeps="algorithm", run=changed)
+        yield _fix(replace(run, moment_bytes=1), "", words, "about the same", "algorithm")
     if run.trained_parameters is None and run.step.weights == "float32":  # bfloat16 would round the adapter away
         trained, adapted = adapter_sizes(run.shape, _ADAPTER_RANK, "all")
         changed = replace(
@@ -323,10 +292,4 @@ def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
             step=replace(run.step, trained_vocabulary=False),
         )
         words = f"an adapter of rank {_ADAPTER_RANK} in place of all weights"
-        yield _Change(
-            setting=f"model.lora.rank={_ADAPTER_RANK}",
-            words=words,
-            time="about the same",
-            keeps="algorithm",
-            run=changed,
-        )
+        yield _fix(changed, f"model.lora.rank={_ADAPTER_RANK}", words, "about the same", "algorithm")

@@ -13,15 +13,9 @@ _COLUMNS: Final = (
     "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 _TIED: Final = (
-    "Qwen2.5-0.5B",
-    "Qwen2.5-1.5B",
-    "Qwen2.5-3B",
-    "Qwen3-0.6B",
-    "Qwen3-1.7B",
-    "Qwen3-4B",
-    "Llama-3.2-1B",
+    "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Llama-3.2-1B",
     "Llama-3.2-3B",
-)
+)  # fmt: skip
 """Models whose output projection is the embedding."""
 _DENSE: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "Qwen2.5-0.5B": ("qwen2", (24, 896, 4864, 14, 2, 64, 151936, 32768)),
@@ -78,8 +72,8 @@ def known_model(name: str) -> Mapping[str, object]:
     for ending in ("-instruct", "-base"):
         if short.casefold().endswith(ending):
             short = short[: -len(ending)]
-    found = next((config for known, config in KNOWN_MODELS.items() if known.casefold() == short.casefold()), None)
-    if found is None:
+    model = next((config for known, config in KNOWN_MODELS.items() if known.casefold() == short.casefold()), None)
+    if model is None:
         raise DataError(f"{name} is neither a folder with a config.json nor a model known by name"
                         f"{did_you_mean(short, list(KNOWN_MODELS))}")  # fmt: skip
-    return found
+    return model

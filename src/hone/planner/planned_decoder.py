@@ -12,7 +12,8 @@ from hone.core.errors import DataError, ErrorCollector
 
 PLANNED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe")
 """Families whose shapes hone runs; others are planned as the nearest of them."""
-_QK_NORM: Final = ("qwen3", "qwen3_moe", "olmoe")
+QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "olmoe")
+"""Families that normalise queries and keys."""
 _SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _MOST: Final = 1 << 40
 
@@ -130,7 +131,7 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
         ),
         vocab=sizes["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=family in _QK_NORM,
+        qk_norm=family in QK_NORM_FAMILIES,
         qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
         experts=experts,
         experts_per_token=_first(config, ("num_experts_per_tok",), 1 if experts else 0, where, faults),
@@ -143,16 +144,16 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
 
 def _contradictions(shape: PlannedDecoder, where: str) -> list[str]:
     """Sizes that no decoder has beside each other."""
-    heads, groups, found = shape.heads, shape.kv_heads, list[str]()
+    heads, groups, faults = shape.heads, shape.kv_heads, list[str]()
     if heads % groups:
-        found.append(f"{where}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({groups})")
+        faults.append(f"{where}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({groups})")
     if not shape.head_dim:
-        found.append(f"{where}: hidden_size ({shape.hidden}) must be at least num_attention_heads ({heads})")
+        faults.append(f"{where}: hidden_size ({shape.hidden}) must be at least num_attention_heads ({heads})")
     if shape.experts_per_token > shape.experts:
-        found.append(
+        faults.append(
             f"{where}: num_experts_per_tok ({shape.experts_per_token}) must be at most the experts ({shape.experts})"
         )
-    return found
+    return faults
 
 
 def _size(config: Mapping[str, object], name: str, where: str, faults: ErrorCollector) -> int:
@@ -168,5 +169,5 @@ def _first(
     config: Mapping[str, object], names: tuple[str, ...], default: int, where: str, faults: ErrorCollector
 ) -> int:
     """The first of these keys that is given, or the default."""
-    given = [name for name in names if config.get(name) is not None]
-    return _size(config, given[0], where, faults) if given else default
+    present = [name for name in names if config.get(name) is not None]
+    return _size(config, present[0], where, faults) if present else default

@@ -85,22 +85,16 @@ def copies_of_rank(copies: Mapping[str, int], ranks: PlannedRanks) -> dict[str, 
     """Bytes of the further networks of a rank: its parts, and on rank 0 those that are whole there."""
     if not ranks.are_several:
         return dict(copies)
-    found: dict[str, int] = {}
+    held: dict[str, int] = {}
     for name, size in copies.items():
         part = -(-size // ranks.count)
         if name in _CUT_COPIES:
-            found[name] = part
+            held[name] = part
         elif name == _ADAPTER_BASE:
-            found[name] = part + (size if ranks.is_driver else 0)
+            held[name] = part + (size if ranks.is_driver else 0)
         elif ranks.is_driver or name not in _DRIVERS_COPIES:
-            found[name] = size
-    return found
-
-
-def gathered_weight(shape: PlannedDecoder, step: StepSettings, ranks: PlannedRanks) -> int:
-    """Bytes while the largest weight is gathered for rank 0's copy, after a step."""
-    largest = max(shape.vocabulary_weights, 2 * shape.hidden * shape.intermediate * max(1, shape.experts))
-    return NUMBER_BYTES[step.weights] * largest * (5 if ranks.tensor > 1 else 4) // 2
+            held[name] = size
+    return held
 
 
 def rank_faults(shape: PlannedDecoder, ranks: PlannedRanks, *, rows: int, adapter: bool) -> Iterator[str]:

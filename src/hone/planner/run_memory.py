@@ -1,13 +1,16 @@
-"""Memory of a run by component and by phase, and the largest settings that fit a device.
+"""Memory of a run by component and by phase, the largest settings that fit a device, and the least time of its phases.
 
 A run of reinforcement learning has three phases in one process: `generate` (the engine's weights, keys and values, and
 the logits of a pass), `learn` (activations and gradients) and `update` (the optimizer). What is resident stays through
 all of them: weights, gradients, moments, copies, and the engine's pages.
+
+Time is a roofline: the larger of arithmetic and memory traffic at the device's own rates. A bound from below, not a
+forecast. Symbols: P weights that a token is multiplied by, L layers, a heads of d features, S tokens of a text.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, Literal
 
 from hone.planner.devices import DeviceSpec
 from hone.planner.planned_decoder import PlannedDecoder
@@ -15,7 +18,6 @@ from hone.planner.planned_ranks import (
     ONE_PROCESS,
     PlannedRanks,
     copies_of_rank,
-    gathered_weight,
     held_by_rank,
     rank_step,
 )
@@ -25,6 +27,7 @@ CacheType = Literal["float32", "bfloat16", "int8"]
 WeightLayout = Literal["plain", "packed", "codes"]
 """An engine's copy of the weights: `plain`: as the trainer's; `packed` for compiled products, where the output
 projection has a copy even if it is the embedding; `codes`: packed in INT8."""
+ENGINE_COPY: Final = "copy of the engine"
 _SCALE_BYTES = 4
 _CODED_OUTPUT_BYTES = 8
 _CODED_HEAD_OUTPUT_BYTES = 12
@@ -161,11 +164,19 @@ def run_memory(run: RunDimensions) -> RunMemory:
     step = step_memory(shape, run.own_step)
     resident = resident_parts(run)
     generation = run.generation
-    engine = {} if generation is None else _engine(run, generation)
+    engine: dict[str, int] = {}
+    if generation is not None:
+        engine["engine's weights"] = engine_copy_bytes_of(shape, generation, run.step.weights)
+        engine["keys and values"] = page_bytes(shape, generation)
     held = sum(resident.values())
-    awake = 0 if generation is None else _awake_bytes(engine, generation)
+    awake = sum(engine.values())  # while the policy learns: all, or what the engine's sleep does not free
+    if generation is not None and generation.sleeps:
+        awake = engine["engine's weights"] if generation.layout == "plain" else 0
     grows = resident["gradients"] if ranks.are_several else 0  # those of cut weights grow in the backward pass
-    gathered = gathered_weight(shape, run.step, ranks) if ranks.are_several else 0
+    gathered = 0  # the largest weight, for rank 0's copy after a step
+    if ranks.are_several:
+        largest = max(shape.vocabulary_weights, 2 * shape.hidden * shape.intermediate * max(1, shape.experts))
+        gathered = NUMBER_BYTES[run.step.weights] * largest * (5 if ranks.tensor > 1 else 4) // 2
     phases = {
         "learn": held - grows + awake + step.peak,
         "update": held + awake + gathered,
@@ -217,19 +228,17 @@ def machine_parts(run: RunDimensions) -> dict[str, int]:
     return {name: size for name, size in parts.items() if size}
 
 
-def _engine(run: RunDimensions, generation: GenerationSettings) -> dict[str, int]:
-    """Bytes that the engine keeps: a copy of the weights, keys and values."""
-    return {
-        "engine's weights": engine_copy_bytes_of(run.shape, generation, run.step.weights),
-        "keys and values": page_bytes(run.shape, generation),
-    }
-
-
-def _awake_bytes(engine: Mapping[str, int], generation: GenerationSettings) -> int:
-    """Bytes of an engine while the policy learns: all, or those that its sleep does not free."""
-    if not generation.sleeps:
-        return sum(engine.values())
-    return engine["engine's weights"] if generation.layout == "plain" else 0
+def network_parts(run: RunDimensions) -> dict[str, int]:
+    """Bytes of all networks that a run holds on a device, the engine's copy among them, by what holds them."""
+    generation = run.generation
+    copied = 0 if generation is None else engine_copy_bytes_of(run.shape, generation, run.step.weights)
+    if run.ranks.are_several:
+        parts = {**machine_parts(run), ENGINE_COPY: copied}
+    else:
+        held = resident_parts(run)
+        parts = {"weights": held["weights"], "gradients": held["gradients"], "optimizer state": held["optimizer"],
+                 ENGINE_COPY: copied, **run.copies}  # fmt: skip
+    return {name: size for name, size in parts.items() if size}
 
 
 def largest_micro_batch(run: RunDimensions, device: DeviceSpec) -> int:
@@ -257,3 +266,54 @@ def _largest(changed: Callable[[int], RunDimensions], device: DeviceSpec, *, mos
         else:
             high = middle
     return low
+
+
+# ----------------------------------------------------------------------------------------------------------- least time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTime:
+    """Least seconds of a phase, and which rate sets them."""
+
+    seconds: float
+    bound: str
+    """`arithmetic` or `memory`."""
+
+
+def flops_per_token(run: RunDimensions) -> float:
+    """Multiplications and additions of a forward and a backward pass for a token: 6 P + 6 L a d S (causal attention,
+    half of the square), and a third more where activations are computed again."""
+    shape = run.shape
+    forward = 2.0 * shape.matmul_weights + 2.0 * shape.layers * shape.query_width * run.step.text_tokens
+    return forward * (4.0 if run.step.checkpointing else 3.0)
+
+
+def learning_time(run: RunDimensions, device: DeviceSpec, tokens: int) -> PhaseTime | None:
+    """Least time to learn from `tokens`, over all ranks; None where the device's rates are not known."""
+    rate = device.bfloat16_flops if run.step.compute == "bfloat16" else device.float32_flops
+    if not rate or not device.bandwidth_bytes:
+        return None
+    arithmetic = tokens * flops_per_token(run) / rate
+    traffic = run.trained * (2 + 2 * run.moments) * 4.0 / device.bandwidth_bytes  # the optimizer reads and writes all
+    bound = "arithmetic" if arithmetic >= traffic else "memory"
+    return PhaseTime(seconds=(arithmetic + traffic) / run.ranks.count, bound=bound)
+
+
+def generation_time(run: RunDimensions, device: DeviceSpec, answers: int) -> PhaseTime | None:
+    """Least time to write `answers` of the full length, which rank 0 does alone: a step reads the weights once, and
+    the keys of every answer."""
+    generation = run.generation
+    if generation is None or not device.bandwidth_bytes or not device.bfloat16_flops:
+        return None
+    shape, tokens = run.shape, generation.answer_tokens
+    width = generation.weights_bytes or NUMBER_BYTES[run.step.weights]
+    rounds = -(-answers // generation.concurrent)
+    steps = rounds * tokens
+    at_once = min(answers, generation.concurrent)
+    context = generation.prompt_tokens + tokens / 2
+    keys = at_once * context * cache_bytes_per_token(shape, generation.cache)
+    read = (shape.matmul_weights * width + keys) / device.bandwidth_bytes
+    rate = device.bfloat16_flops if width == 2 else device.float32_flops
+    arithmetic = at_once * (2.0 * shape.matmul_weights + 4.0 * shape.layers * shape.query_width * context) / rate
+    bound = "arithmetic" if arithmetic > read else "memory"
+    return PhaseTime(seconds=steps * max(read, arithmetic), bound=bound)

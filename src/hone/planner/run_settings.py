@@ -1,19 +1,18 @@
-"""Dimensions of a run from the settings of its config alone, by their dotted keys: no data is read, nothing is loaded.
+"""The one description of a text run for its memory plan: from the settings by dotted key and the facts of its recipe.
 
-`hone.text.planned_memory` does the same from a checked config and the lengths of its data; tests hold the two
-together for every recipe.
+`hone.text.memory` gives it a checked config and the lengths of its data; `hone.cli.closed_plan` the settings of a file
+alone, of which nothing is imported, read or loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from hone.core.errors import ConfigError, ErrorCollector
-from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
-from hone.planner.planned_ranks import PlannedRanks, rank_faults
+from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import CacheType, GenerationSettings, RunDimensions, WeightLayout
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, KernelPath, NumberType, StepSettings
 
@@ -30,23 +29,21 @@ PLANNED_KEYS: Final = (
 """Keys of a config that memory depends on; those of a new network aside."""
 PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
 """Defaults of the planned keys and shape of the batches, of each recipe."""
-ASSUMED_PROMPT_TOKENS: Final = 512
-"""Tokens of the longest prompt where nobody says."""
-MIN_LR_WITHOUT_MASTER_WEIGHTS: Final = 1e-4
-"""Smallest learning rate with weights in bfloat16 (`hone.learner.config`)."""
 _CPU_PAGE: Final = 16
 _GPU_PAGE: Final = 256
 _MOST: Final = 1 << 40
-_TYPES: Final = ("float32", "bfloat16")
-_EXACTNESS: Final = ("parity", "bitwise")
+_ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP_LAYERS: Final = ("gate_proj", "up_proj", "down_proj")
+_LAYER_GROUPS: Final = {"all": (*_ATTENTION_LAYERS, *_MLP_LAYERS), "attention": _ATTENTION_LAYERS, "mlp": _MLP_LAYERS}
+TYPES: Final = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRecipe:
     """A recipe as far as memory depends on it."""
 
-    rows: Sequence[str]
-    """Keys whose product is the number of texts of an iteration."""
+    rows: Sequence[str] = ()
+    """Keys whose product is the number of texts of an iteration; none: no step by gradient that could be planned."""
     factor: int = 1
     """Texts of each of them: 2 for pairs."""
     writes: bool = False
@@ -67,13 +64,23 @@ class PlannedRecipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextLengths:
+    """Lengths of the longest texts of a run, in tokens."""
+
+    prompt: int
+    """Longest prompt; 0: nothing is asked."""
+    whole: int
+    """Longest prompt with its answer, or longest example."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorTraits:
-    """What a CPU can do, as far as memory depends on it."""
+    """What a machine can do, as far as memory depends on it."""
 
     compiled: bool
     """hone's kernels can be compiled here."""
     bfloat16: bool
-    """It multiplies bfloat16 numbers."""
+    """The device of the run has products of bfloat16 numbers."""
     tiles: bool
     """It multiplies by tiles (AMX)."""
     widens: bool = False
@@ -83,7 +90,7 @@ class ProcessorTraits:
 class PlannedSettings:
     """Settings by dotted key, read with their types; every fault is collected with the place of its key."""
 
-    def __init__(self, values: Mapping[str, object], where: Callable[[str], str]) -> None:
+    def __init__(self, values: Mapping[str, object], where: Callable[[str], str] = lambda _: "the config") -> None:
         self._values = values
         self._where = where
         self.faults = ErrorCollector(ConfigError)
@@ -134,221 +141,201 @@ class PlannedSettings:
         return self._values.get(key) is not None or any(one.startswith(f"{key}.") for one in self._values)
 
     def _refuse(self, key: str, wanted: str, value: object) -> None:
-        self.faults.add(f"{key} in {self._where(key)} must be {wanted}, got {value!r}")
+        message = f"{key} in {self._where(key)} must be {wanted}, got {value!r}"
+        if message not in self.faults.messages:
+            self.faults.add(message)
+
+    def runs_on(self) -> str:
+        """`cpu` or `cuda`."""
+        return "cuda" if str(self.words("run.device")).startswith("cuda") else "cpu"
+
+    def weights(self) -> NumberType:
+        """Type of the weights."""
+        return cast("NumberType", self.choice("model.weights", TYPES))
+
+    def is_bitwise(self) -> bool:
+        """The trainer's products are those of the engine, to the bit."""
+        return self.choice("model.exactness", ("parity", "bitwise")) == "bitwise"
 
 
-def engine_weight_bytes(
-    *, device: str, exactness: str, runner: str, weights: str, compute: str, is_stale: bool = False
-) -> int:
-    """Bytes per parameter of an embedded engine's own copy of the weights; 0 where it reads the trainer's.
-
-    `is_stale`: it generates while the trainer updates. With `native_int8` at most 2: its embedding and head take 2,
-    the layers 1.
-    """
-    if device != "cpu" or exactness == "bitwise" or runner.startswith("torch"):
-        own = NUMBER_BYTES[weights] if is_stale else 0
-        mixed = weights == "float32" and compute != "float32" and runner != "torch_compiled"
-        return own + (NUMBER_BYTES["bfloat16"] if device.startswith("cuda") and mixed else 0)
-    return 2 if runner in ("native_bfloat16", "native_int8") else NUMBER_BYTES[weights]
+def setting_leaves(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Values of nested tables by dotted key, without those that are None."""
+    leaves: dict[str, object] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            leaves |= setting_leaves(cast("Mapping[str, object]", value), f"{prefix}{key}.")
+        elif value is not None:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
 
 
-def engine_layout(*, device: str, exactness: str, runner: str) -> WeightLayout:
-    """Layout of an embedded engine's own copy of the weights."""
-    if device != "cpu" or exactness == "bitwise" or runner.startswith("torch"):
-        return "plain"
-    return "codes" if runner == "native_int8" else "packed"
+def step_rows(recipe: PlannedRecipe, settings: PlannedSettings) -> int:
+    """Texts of an optimizer step."""
+    return max(1, recipe.factor * prod(map(settings.count, recipe.rows)) // settings.count("learner.minibatches"))
 
 
-def cache_type(*, device: str, runner: str, weights: str, kv_cache: str) -> CacheType:
-    """Type of an embedded engine's keys and values; `auto`: that of its products, and bfloat16 for INT8."""
-    if kv_cache != "auto":
-        return "int8" if kv_cache == "int8" else "bfloat16"
-    half = device.startswith("cuda") or runner in ("native_bfloat16", "native_int8") or weights == "bfloat16"
-    return "bfloat16" if half else "float32"
-
-
-def dimensions_from_settings(
-    recipe: PlannedRecipe,
-    settings: PlannedSettings,
-    shape: PlannedDecoder,
-    *,
-    processor: ProcessorTraits,
-    context: int,
-    longest: int | None = None,
-) -> RunDimensions:
-    """Dimensions of a run. `context`: tokens that the model reads at most; `longest`: tokens of the longest text.
-
-    Raises ConfigError with all faults of the settings, each with its key and value.
-    """
-    device = "cuda" if str(settings.words("run.device")).startswith("cuda") else "cpu"
-    weights = _weights(settings)
-    compute = _compute(settings, weights, device, processor)
-    whole, prompt = _lengths(recipe, settings, context, longest)
-    texts = recipe.factor * prod(settings.count(key) for key in recipe.rows)
-    rows = max(1, texts // settings.count("learner.minibatches"))
-    micro = settings.count("learner.micro_batch_tokens")
-    trained, copies = _trained_and_copies(recipe, settings, shape, weights, device)
-    ranks = _ranks(settings, device)
-    if not settings.faults.messages:
-        settings.faults.extend(rank_faults(shape, ranks, rows=rows // recipe.factor, adapter=trained is not None))
-    dimensions = RunDimensions(
-        shape=shape,
-        step=StepSettings(
-            tokens=max(recipe.factor * whole, min(micro, rows * whole)),
-            texts_together=recipe.factor,
-            step_tokens=rows * whole,
-            text_tokens=whole,
-            chosen_tokens=whole - prompt if recipe.writes else 0,
-            weights=weights,
-            compute=compute,
-            path=_path(settings, shape, device, processor, whole),
-            checkpointing=settings.flag("model.activation_checkpointing"),
-            rounds_again=settings.flag("model.round_weights_again"),
-            offload=settings.flag("model.activation_offload"),
-            entropy=recipe.entropy or settings.number("algorithm.entropy") > 0,
-            trained_vocabulary=trained is None,
-            predicts_tokens=recipe.predicts_tokens,
-            tile_scratch=device == "cpu" and processor.tiles,
-            widens=device == "cpu" and processor.widens,
-        ),
-        generation=_generation(settings, prompt, whole, weights, device) if recipe.writes else None,
-        trained_parameters=trained,
-        moments=recipe.moments,
-        moment_bytes=NUMBER_BYTES[weights],
-        copies=copies,
-        ranks=ranks,
-    )
-    settings.faults.raise_if_any()
-    return dimensions
-
-
-def _ranks(settings: PlannedSettings, device: str) -> PlannedRanks:
+def planned_ranks(settings: PlannedSettings) -> PlannedRanks:
     """Ranks of the learner; those of one machine without GPUs have the same memory."""
     count, virtual = settings.count("run.ranks"), settings.count("run.virtual_ranks", least=0, default=0)
-    apart = device != "cpu" or settings.given("cluster.learner")
+    apart = settings.runs_on() != "cpu" or settings.given("cluster.learner")
     return PlannedRanks(
         count=count, tensor=settings.count("run.tensor"), virtual=virtual, beside=0 if apart else count - 1
     )
 
 
-def _lengths(recipe: PlannedRecipe, settings: PlannedSettings, context: int, longest: int | None) -> tuple[int, int]:
-    """Tokens of the longest text, and those of its prompt."""
-    if longest is not None and not 1 <= longest <= context:
-        settings.faults.add(f"--longest-text {longest}: the model reads texts of 1 to {context:,} tokens")
-    if not recipe.writes:
-        return longest or context, 0
-    answer = settings.count("rollout.max_tokens")
-    if answer >= context:
-        settings.faults.add(
-            f"rollout.max_tokens = {answer}: the model reads {context:,} tokens, and none is left for a prompt; lower "
-            "it, or use a model with more positions"
-        )
-    answers = recipe.answers * answer
-    if longest is not None and answers >= longest:
-        settings.faults.add(
-            f"--longest-text {longest} with rollout.max_tokens = {answer}: no token is left for the prompt; "
-            "a longest text is a prompt with its answer"
-        )
-    whole = longest or min(context, settings.count("rollout.context", default=ASSUMED_PROMPT_TOKENS + answers))
-    return whole, max(1, whole - answers)
+def describe_run(
+    recipe: PlannedRecipe,
+    settings: PlannedSettings,
+    shape: PlannedDecoder,
+    lengths: TextLengths,
+    *,
+    processor: ProcessorTraits,
+    adapts_adapter: bool = False,
+    others: Mapping[str, int] | None = None,
+) -> RunDimensions:
+    """What the memory of a run depends on; faults of the settings are left in `settings.faults`.
 
-
-def _weights(settings: PlannedSettings) -> NumberType:
-    """Type of the weights; training refuses the same beside those in bfloat16."""
-    if settings.choice("model.weights", _TYPES) == "float32":
-        return "float32"
-    beside = 'with model.weights = "bfloat16"'
+    `adapts_adapter`: the model is an adapter that is trained further. `others`: bytes of further networks by name.
+    """
+    on_cpu, weights, whole = settings.runs_on() == "cpu", settings.weights(), lengths.whole
+    compute = settings.choice("model.compute", ("auto", *TYPES))
+    if compute == "auto":
+        half = weights == "bfloat16" or (processor.bfloat16 and not settings.is_bitwise())
+        compute = "bfloat16" if half else "float32"
+    compiled = processor.compiled and not settings.is_bitwise() and shape.family != "olmoe"  # norm of all heads at once
+    path: KernelPath = "compiled" if compiled and whole <= COMPILED_TEXT_TOKENS else "torch"
+    adapter = None
     if settings.given("model.lora"):
-        settings.faults.add(f'model.lora {beside}: merging would round the adapter away; keep "float32"')
-    if settings.choice("model.compute", ("auto", *_TYPES)) == "float32":
-        settings.faults.add(f'model.compute = "float32" {beside}: products keep the type of the weights; remove it')
-    lr = settings.number("learner.lr", default=MIN_LR_WITHOUT_MASTER_WEIGHTS)
-    if lr < MIN_LR_WITHOUT_MASTER_WEIGHTS:
-        settings.faults.add(
-            f'learner.lr = {lr:g} {beside}: most weights would round such steps away; keep "float32", or take at least '
-            f"{MIN_LR_WITHOUT_MASTER_WEIGHTS:g}"
-        )
-    return "bfloat16"
+        adapter = adapter_sizes(shape, settings.count("model.lora.rank"), settings.words("model.lora.layers"))
+    per_parameter = _copies(recipe, settings, loads_reference=adapter is None or adapts_adapter)
+    copies = {name: shape.parameters * size for name, size in per_parameter.items() if size} | dict(others or {})
+    if adapter is not None:
+        copies |= adapter_copies(*adapter, weights)
+    rows, writes = step_rows(recipe, settings), recipe.writes
+    return RunDimensions(
+        shape=shape,
+        step=StepSettings(
+            tokens=max(recipe.factor * whole, min(settings.count("learner.micro_batch_tokens"), rows * whole)),
+            texts_together=recipe.factor,
+            step_tokens=rows * whole,
+            text_tokens=whole,
+            chosen_tokens=whole - lengths.prompt if writes else 0,
+            weights=weights,
+            compute=cast("NumberType", compute),
+            path=path if on_cpu else "fused",
+            checkpointing=settings.flag("model.activation_checkpointing"),
+            rounds_again=settings.flag("model.round_weights_again"),
+            offload=settings.flag("model.activation_offload"),
+            entropy=recipe.entropy or settings.number("algorithm.entropy") > 0,
+            trained_vocabulary=adapter is None,
+            predicts_tokens=recipe.predicts_tokens,
+            tile_scratch=on_cpu and processor.tiles,
+            widens=on_cpu and processor.widens,
+        ),
+        generation=_generation(settings, lengths) if writes and not _answers_apart(settings) else None,
+        trained_parameters=None if adapter is None else adapter[0],
+        moments=recipe.moments,
+        moment_bytes=NUMBER_BYTES[weights],
+        copies=copies,
+        ranks=planned_ranks(settings),
+    )
 
 
-def _compute(settings: PlannedSettings, weights: NumberType, device: str, processor: ProcessorTraits) -> NumberType:
-    """Type of the products' numbers; `auto` is resolved by what the processor can do."""
-    asked = settings.choice("model.compute", ("auto", *_TYPES))
-    if asked != "auto":
-        return "bfloat16" if asked == "bfloat16" else "float32"
-    if weights == "bfloat16" or settings.choice("model.exactness", _EXACTNESS) == "bitwise":
-        return weights
-    return "bfloat16" if device == "cuda" or processor.bfloat16 else "float32"
+def _answers_apart(settings: PlannedSettings) -> bool:
+    """Replicas of a cluster write the answers, unless a record of theirs is replayed here."""
+    if not settings.given("cluster") or settings.given("rollout.max_staleness.replay_interleaving"):
+        return False
+    learns_alone = settings.given("cluster.learner") and not settings.given("cluster.rollout")
+    return not learns_alone and settings.count("cluster.rollout.replicas", least=0) > 0
 
 
-def _path(
-    settings: PlannedSettings, shape: PlannedDecoder, device: str, processor: ProcessorTraits, longest: int
-) -> KernelPath:
-    if device == "cuda":
-        return "fused"
-    whole = shape.family == "olmoe"  # its norm is over all heads together
-    parity = settings.choice("model.exactness", _EXACTNESS) == "parity"
-    fits = parity and not whole and longest <= COMPILED_TEXT_TOKENS
-    return "compiled" if fits and processor.compiled else "torch"
+def _staleness(settings: PlannedSettings) -> int:
+    """Steps that the answers' policy may be behind; above 0 the engine writes while the policy learns."""
+    table = settings.given("rollout.max_staleness.steps")
+    return settings.count("rollout.max_staleness.steps" if table else "rollout.max_staleness", least=0, default=0)
 
 
-def _trained_and_copies(
-    recipe: PlannedRecipe, settings: PlannedSettings, shape: PlannedDecoder, weights: NumberType, device: str
-) -> tuple[int | None, dict[str, int]]:
-    """Trained numbers (None: all), and the bytes of everything else."""
-    count, size = shape.parameters, NUMBER_BYTES[weights]
-    found: dict[str, int] = {}
-    trained = None
-    if settings.given("model.lora"):
-        rank = settings.count("model.lora.rank")
-        trained, adapted = adapter_sizes(shape, rank, settings.words("model.lora.layers"))
-        found |= adapter_copies(trained, adapted, weights)
-    nudged = settings.number("algorithm.kl") > 0 or settings.number("algorithm.kl_in_reward.weight") > 0
-    nudged = nudged or settings.number("algorithm.correction.first_stage_steps") > 0
-    if recipe.writes and nudged and trained is None:
-        found["reference policy"] = count * size
-    if settings.flag("algorithm.restart"):
-        found["first policy"] = count * size
-    if settings.given("evaluation"):
-        found["copy of the evaluation's engine"] = count * _engine_bytes(settings, device, runner="auto")
-    if settings.number("samples.prompts") > 0:
-        found["start, while the distance from it is measured"] = count * size
-    for name, copies in recipe.networks.items():
-        of_a_folder = name == "critic" and settings.given("algorithm.critic.path")
-        found[name] = count * size * (copies - of_a_folder)
-    return trained, {name: each for name, each in found.items() if each}
+def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference: bool) -> dict[str, int]:
+    """Networks of the policy's shape beside it, in bytes per parameter. `loads_reference`: the initial policy is one
+    more copy; that of a new adapter is its base."""
+    size = NUMBER_BYTES[settings.weights()]
+    replays = settings.given("rollout.max_staleness.replay_interleaving")
+    penalties = ("algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.correction.first_stage_steps")
+    reads_reference = max(settings.number(key) for key in penalties) > 0
+    evaluates = recipe.predicts_tokens and settings.given("evaluation")
+    networks = dict(recipe.networks)
+    if settings.given("algorithm.critic.path") and "critic" in networks:
+        networks["critic"] -= 1  # the weights of its folder are counted there
+    return {
+        "weights to publish": size * (recipe.writes and _answers_apart(settings)),
+        "versions of a replay": size * (_staleness(settings) + 1) * replays,
+        "reference policy": size * (recipe.writes and reads_reference and loads_reference),
+        "copy of the evaluation's engine": _engine_weight_bytes(settings, "auto") * evaluates,
+        "first policy": size * settings.flag("algorithm.restart"),
+        "start, while the distance from it is measured": size * (settings.number("samples.prompts") > 0),
+        **{name: size * count for name, count in networks.items()},
+    }
 
 
-def _generation(
-    settings: PlannedSettings, prompt: int, whole: int, weights: NumberType, device: str
-) -> GenerationSettings | None:
+def _generation(settings: PlannedSettings, lengths: TextLengths) -> GenerationSettings | None:
     """The embedded engine; None where a server writes."""
     runner = settings.words("rollout.runner") if settings.given("rollout.runner") else "auto"
     if not isinstance(runner, str) or settings.given("rollout.runner.kind"):
         return None
-    exactness = settings.choice("model.exactness", _EXACTNESS)
-    kv_cache = settings.choice("rollout.kv_cache", ("auto", "bfloat16", "int8"))
-    table = settings.given("rollout.max_staleness.steps")
-    steps = settings.count("rollout.max_staleness.steps" if table else "rollout.max_staleness", least=0, default=0)
+    on_gpu, half = settings.runs_on() != "cpu", runner in ("native_bfloat16", "native_int8")
+    cache = settings.choice("rollout.kv_cache", ("auto", "bfloat16", "int8"))
+    if cache == "auto":  # that of its products, and bfloat16 for INT8
+        cache = "bfloat16" if on_gpu or half or settings.weights() == "bfloat16" else "float32"
+    layout: WeightLayout = "codes" if runner == "native_int8" else "packed"
     return GenerationSettings(
         concurrent=settings.count("rollout.max_concurrent"),
-        prompt_tokens=prompt,
-        answer_tokens=whole - prompt,
-        weights_bytes=_engine_bytes(settings, device, runner=runner, is_stale=steps > 0),
-        layout=engine_layout(device=device, exactness=exactness, runner=runner),
-        cache=cache_type(device=device, runner=runner, weights=weights, kv_cache=kv_cache),
-        page_tokens=_GPU_PAGE if device == "cuda" else _CPU_PAGE,
+        prompt_tokens=lengths.prompt,
+        answer_tokens=lengths.whole - lengths.prompt,
+        weights_bytes=_engine_weight_bytes(settings, runner, is_stale=_staleness(settings) > 0),
+        layout="plain" if _reads_plain_weights(settings, runner) else layout,
+        cache=cast("CacheType", cache),
+        page_tokens=_GPU_PAGE if on_gpu else _CPU_PAGE,
         sleeps=settings.flag("rollout.sleep"),
-        may_sleep=steps == 0,
+        may_sleep=_staleness(settings) == 0,
     )
 
 
-def _engine_bytes(settings: PlannedSettings, device: str, *, runner: str, is_stale: bool = False) -> int:
-    return engine_weight_bytes(
-        device=device,
-        exactness=settings.choice("model.exactness", _EXACTNESS),
-        runner=runner,
-        weights=settings.choice("model.weights", _TYPES),
-        compute=settings.choice("model.compute", ("auto", *_TYPES)),
-        is_stale=is_stale,
-    )
+def _reads_plain_weights(settings: PlannedSettings, runner: str) -> bool:
+    return settings.runs_on() != "cpu" or settings.is_bitwise() or runner.startswith("torch")
+
+
+def _engine_weight_bytes(settings: PlannedSettings, runner: str, *, is_stale: bool = False) -> int:
+    """Bytes per parameter of an embedded engine's own copy of the weights; 0 where it reads the trainer's.
+
+    `is_stale`: it generates while the trainer updates. With `native_int8` at most 2: its embedding and head take 2,
+    the layers 1.
+    """
+    weights = settings.weights()
+    if _reads_plain_weights(settings, runner):
+        rounds = weights == "float32" and settings.choice("model.compute", ("auto", *TYPES)) != "float32"
+        rounded = rounds and runner != "torch_compiled" and settings.runs_on() != "cpu"
+        return (NUMBER_BYTES[weights] if is_stale else 0) + (NUMBER_BYTES["bfloat16"] if rounded else 0)
+    return 2 if runner in ("native_bfloat16", "native_int8") else NUMBER_BYTES[weights]
+
+
+def adapter_sizes(shape: PlannedDecoder, rank: int, layers: str | Sequence[str]) -> tuple[int, int]:
+    """Trained numbers of a low-rank adapter, rank x (inputs + outputs) of each layer; and the weights of the decoder's
+    parameters that hold adapted layers: queries, keys and values are one, and so are gate and up. Experts have none."""
+    wanted = set(_LAYER_GROUPS.get(layers, ()) if isinstance(layers, str) else layers)
+    hidden, query, key, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
+    sides = {
+        "q_proj": query + hidden, "k_proj": key + hidden, "v_proj": key + hidden, "o_proj": query + hidden,
+    }  # fmt: skip
+    held = hidden * (query + 2 * key) * bool(wanted & {"q_proj", "k_proj", "v_proj"})
+    held += hidden * query * ("o_proj" in wanted)
+    if not shape.experts:
+        sides |= dict.fromkeys(_MLP_LAYERS, hidden + inner)
+        held += 2 * hidden * inner * bool(wanted & {"gate_proj", "up_proj"}) + hidden * inner * ("down_proj" in wanted)
+    return shape.layers * rank * sum(sides[name] for name in wanted if name in sides), shape.layers * held
+
+
+def adapter_copies(trained: int, adapted: int, weights: NumberType) -> dict[str, int]:
+    """Bytes of what is held beside the merged weights: those that they are merged from, and the factors with their
+    gradients."""
+    size = NUMBER_BYTES[weights]
+    return {"base of the adapted weights": adapted * size, "adapter with its gradients": 2 * trained * size}

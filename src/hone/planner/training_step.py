@@ -80,8 +80,8 @@ def _gathered_moments(
     """
     layer, rest, layers, shards = weights.layer, weights.rest, weights.layers, weights.shards
     grows = weights.trained and not accumulates
-    found = {name: size + rest for name, size in moments.items()}
-    found["logits"] += layer if shards > 1 else 0  # the last layer is on its way
+    bytes_at = {name: size + rest for name, size in moments.items()}
+    bytes_at["logits"] += layer if shards > 1 else 0  # the last layer is on its way
     for done in sorted({0, min(1, layers - 1), max(0, layers - 2), layers - 1}):
         below = layer if done < layers - 1 and shards > 1 else 0
         above = layer if done else 0
@@ -93,12 +93,12 @@ def _gathered_moments(
             "layer end": left + passing + 2 * layer + above,
             "layer sent": left + weights.sent(layer) + (layer // shards if accumulates else 0),
         }
-        found |= {name: max(size, found[name] if done else 0) for name, size in now.items()}
+        bytes_at |= {name: max(size, bytes_at[name] if done else 0) for name, size in now.items()}
     finished = layers * layer // shards if grows else 0
-    found["embedding"] += layer + finished + (waiting if weights.tied else 0)  # two gradients, and their sum
-    found["rest sent"] = (weights.sent(rest) if weights.trained else rest) + finished
+    bytes_at["embedding"] += layer + finished + (waiting if weights.tied else 0)  # two gradients, and their sum
+    bytes_at["rest sent"] = (weights.sent(rest) if weights.trained else rest) + finished
     always = weights.partial_sums + (weights.gradients if accumulates else 0)
-    return {name: size + always for name, size in found.items()}
+    return {name: size + always for name, size in bytes_at.items()}
 
 
 # -------------------------------------------------------------------------------------------------------- training step
@@ -121,10 +121,6 @@ class StepMemory:
     """bfloat16 copies of the weights, kept by products in mixed precision."""
     recomputed: int
     """One layer's activations, computed again."""
-    logits: int
-    """Most logits that are alive at once, and the gradients that stand beside them."""
-    backward: int
-    """Most that a layer's backward pass holds beyond what is kept."""
     peak: int
     """Most bytes at once."""
     moment: str
@@ -190,18 +186,19 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         "embedding": (s * h + 4 * shape.head_dim) * tokens + waiting + vocabulary,
     }
     if settings.gathers:
+        # At the end of a layer's pass: its input, its norm's result, the gradients of the stream and of the projection.
+        joint = shape.query_width + 2 * shape.key_width
+        passing = (2 * s * h + settings.product_bytes * (h + joint)) * tokens
         moments = _gathered_moments(
             moments, gathered_weights(shape, settings), kept=everything,
             layer_kept=(everything - outside) // shape.layers, waiting=waiting,
-            passing=_first_norm(shape, settings), accumulates=settings.accumulates,
+            passing=passing, accumulates=settings.accumulates,
         )  # fmt: skip
     moment = max(moments, key=lambda name: moments[name])
     return StepMemory(
         activations=kept,
         rounded_weights=kept_weights,
         recomputed=recomputed,
-        logits=logits,
-        backward=layer_backward(shape, settings),
         peak=moments[moment],
         moment=moment,
     )
@@ -237,14 +234,6 @@ def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> GatheredW
     )  # fmt: skip
 
 
-def _first_norm(shape: PlannedDecoder, settings: StepSettings) -> int:
-    """Bytes at the end of a layer's backward pass: its input, the norm's result, and the gradients of the stream and of
-    the joint projection of queries, keys and values."""
-    b, s = settings.product_bytes, settings.stream_bytes
-    projection = b * (shape.query_width + 2 * shape.key_width)
-    return (2 * s * shape.hidden + b * shape.hidden + projection) * settings.tokens
-
-
 def _kept_weights(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes of copies of a layer's weights that products keep: rounded ones, but for those of experts, which round
     theirs one after another in both passes; and a router in bfloat16, whose product is of float32 numbers."""
@@ -268,13 +257,13 @@ def _logit_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
     is widened, the gradients of the states or of the vocabulary may take more beside the logits' own, in 6 bytes."""
     most = LOGITS_AT_ONCE["gpu" if settings.path == "fused" else "cpu"]
     rows = min(settings.decisions, max(_LEAST_ROWS, most // shape.vocab))
-    found = (21 if settings.entropy else 8) * rows * shape.vocab
+    loss = (21 if settings.entropy else 8) * rows * shape.vocab
     if settings.mixed or not settings.widens_products:
-        return found
+        return loss
     sizes = [(rows, shape.hidden, shape.vocab), (rows, shape.vocab, shape.hidden), (shape.vocab, rows, shape.hidden)]
     logits, *gradients = (_widened_product(*each) for each in sizes)
     beside = 10 if settings.entropy else 6
-    return max(found, 2 * rows * shape.vocab + logits, beside * rows * shape.vocab + max(gradients))
+    return max(loss, 2 * rows * shape.vocab + logits, beside * rows * shape.vocab + max(gradients))
 
 
 def _widened_product(rows: int, depth: int, columns: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.parallel.config import ClusterConfig
+from hone.planner.run_settings import step_rows
 from hone.run.job import RecipeSpec, RunConfig, TrainingJob
 
 
@@ -81,14 +82,13 @@ def require_layers_split(config: RunConfig) -> None:
 
 def rows_of_step(config: RunConfig) -> int | None:
     """Sequences of an optimizer step; None where a step has no fixed number of them."""
-    from hone.text.open_text import LanguageRunConfig  # noqa: PLC0415 - torch: not needed without ranks
-    from hone.text.planned_memory import TextLengths  # noqa: PLC0415 - as above
+    from hone.text.memory import config_settings  # noqa: PLC0415 - torch: not needed without ranks
+    from hone.text.open_text import LanguageRunConfig  # noqa: PLC0415 - as above
     from hone.text.rl import TextRunConfig  # noqa: PLC0415 - as above
 
-    if not isinstance(config, LanguageRunConfig | TextRunConfig):
+    if not isinstance(config, LanguageRunConfig | TextRunConfig) or not config.planned().rows:
         return None
-    found = config.batch_dimensions(TextLengths(prompt=0, whole=1))
-    return None if found is None else found.rows
+    return step_rows(config.planned(), config_settings(config))
 
 
 def rank_placement(config: RunConfig) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ Activations, KV pages and replay buffers are not counted: what is refused here c
 run's are in `MemoryPlan.run`, for `hone.planner`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import cast
@@ -71,29 +71,21 @@ def planned_words(plan: MemoryPlan | None) -> str:
 def require_fit(plan: MemoryPlan, settings: Mapping[str, object]) -> None:
     """Raise ResourceError, with the keys that lower it, for a plan that exceeds the memory of its device."""
     limit = device_memory_bytes(plan.device)
-    if limit is not None and plan.total_bytes > limit:
-        sizes = _size_keys(settings)
-        place = f"{sizes[0]} = {settings[sizes[0]]}: " if sizes else ""
-        raise ResourceError(
-            f"{place}the run cannot fit: its networks take {plan.rows()['memory']}, and {plan.device} has "
-            f"{readable_bytes(limit)} in all; {_remedy(settings, sizes)}"
-        )
-
-
-def _size_keys(settings: Mapping[str, object]) -> list[str]:
-    """The keys that decide how large a config's networks are."""
+    if limit is None or plan.total_bytes <= limit:
+        return
     sizes = [key for key in settings if key.endswith(".hidden") and settings[key]]
-    return sizes + [key for key in _SIZE_KEYS if settings.get(key) is not None]
-
-
-def _remedy(settings: Mapping[str, object], sizes: Sequence[str]) -> str:
+    sizes += [key for key in _SIZE_KEYS if settings.get(key) is not None]
     numbers = [f"{key} ({settings[key]})" for key in sizes if key != "model.path"]
     advice = [f"lower {', '.join(numbers)}"] if numbers else []
     if "model.path" in sizes:
         advice.append("take a smaller model than model.path")
     if settings.get("algorithm.kl"):
         advice.append("set algorithm.kl = 0, which needs no reference policy")
-    return ", or ".join(advice) or "take smaller networks"
+    place = f"{sizes[0]} = {settings[sizes[0]]}: " if sizes else ""
+    raise ResourceError(
+        f"{place}the run cannot fit: its networks take {plan.rows()['memory']}, and {plan.device} has "
+        f"{readable_bytes(limit)} in all; {', or '.join(advice) or 'take smaller networks'}"
+    )
 
 
 def device_memory_bytes(device: str) -> int | None:

@@ -21,7 +21,6 @@ from hone.text.evaluate.reward_members import load_reward_model
 from hone.text.flops import forward_flops
 from hone.text.learners import step_layout
 from hone.text.loss import TokenLossSpec
-from hone.text.memory import WEIGHT_BYTES
 from hone.text.reference_policies import TextPolicies
 from hone.text.rl import TextGradientRunConfig, gradient_learner
 from hone.text.rows import TokenBatch
@@ -64,12 +63,6 @@ class CriticConfig(Config):
                 "rollout.max_tokens, shorten prompts, or leave it out"
             )
         faults.raise_if_any()
-
-    def copies(self, model: ModelSource) -> dict[str, int]:
-        """Bytes per parameter of the policy that the critic takes: weights (of a folder they are counted there),
-        gradients and two moments."""
-        copies = 4 if self.path is None else 3
-        return {"critic": copies * WEIGHT_BYTES[model.weights]}
 
 
 class AdvantageEstimation(Config):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import torch
@@ -12,8 +13,7 @@ from hone.models.native.library import available_kernels, uses_amx_tiles, widens
 from hone.native.build import keep_freed_memory
 from hone.planner.calibration import MachineCalibration
 from hone.planner.planned_decoder import PlannedDecoder
-from hone.planner.run_memory import RunDimensions
-from hone.planner.run_time import flops_per_token
+from hone.planner.run_memory import RunDimensions, flops_per_token
 from hone.planner.training_step import StepSettings
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 from hone.text.tracked_step import tracked_step
@@ -44,11 +44,16 @@ def calibrate_cpu(clock: Clock, *, processor: str) -> MachineCalibration:
     for tokens in _TOKENS:
         sized = replace(settings, tokens=tokens)
         reset_peak_resident()
-        found = tracked_step(_SHAPE, sized, clock=clock, fake=False)
-        taken.append((found.resident_bytes + found.working_bytes, peak_resident_bytes() - context))
-        seconds, flops = found.seconds, tokens * flops_per_token(RunDimensions(shape=_SHAPE, step=sized))
+        step = tracked_step(_SHAPE, sized, clock=clock, fake=False)
+        taken.append((step.resident_bytes + step.working_bytes, peak_resident_bytes() - context))
+        seconds, flops = step.seconds, tokens * flops_per_token(RunDimensions(shape=_SHAPE, step=sized))
     ratio, rest = line_through(*taken)
-    rates = {dtype: _product_rate(dtype, clock) for dtype in (torch.float32, torch.bfloat16)}
+    rates: dict[torch.dtype, float] = {}  # operations a second of square products
+    for dtype in (torch.float32, torch.bfloat16):
+        product = partial(torch.mm, *torch.randn(2, _PRODUCT, _PRODUCT).to(dtype))
+        rates[dtype] = 2 * _PRODUCT**3 / _best_s(product, clock)
+    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8)
+    copy = partial(torch.ones_like(source).copy_, source)  # no cache holds it; bytes are read and written
     return MachineCalibration(
         device="cpu",
         processor=processor,
@@ -57,7 +62,7 @@ def calibrate_cpu(clock: Clock, *, processor: str) -> MachineCalibration:
         allocator_ratio=round(ratio, 4),
         float32_flops=rates[torch.float32],
         bfloat16_flops=rates[torch.bfloat16],
-        bandwidth_bytes=_copy_rate(clock),
+        bandwidth_bytes=2 * _COPIED_BYTES / _best_s(copy, clock),
         step_share=round(flops / seconds / rates[torch.float32], 4),
     )
 
@@ -66,19 +71,6 @@ def line_through(small: tuple[int, int], large: tuple[int, int]) -> tuple[float,
     """Ratio r >= 1 and rest c >= 0 of `memory = r tensors + c`, from (tensors, memory) of two sizes, in bytes."""
     ratio = max(1.0, (large[1] - small[1]) / (large[0] - small[0]))
     return ratio, max(0, large[1] - int(ratio * large[0]))
-
-
-def _product_rate(dtype: torch.dtype, clock: Clock) -> float:
-    """Floating-point operations a second of square products, the best of some."""
-    left, right = torch.randn(2, _PRODUCT, _PRODUCT).to(dtype)
-    return 2 * _PRODUCT**3 / _best_s(lambda: torch.mm(left, right), clock)
-
-
-def _copy_rate(clock: Clock) -> float:
-    """Bytes a second, read and written, of a copy that no cache holds."""
-    source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8)
-    target = torch.ones_like(source)
-    return 2 * _COPIED_BYTES / _best_s(lambda: target.copy_(source), clock)
 
 
 def _best_s(work: Callable[[], object], clock: Clock) -> float:

@@ -11,6 +11,7 @@ from hone.engine.open_engine import EngineGuarantees
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig, check_cluster
+from hone.planner.run_settings import TextLengths
 from hone.rewards.config import RewardsConfig
 from hone.rewards.scorer import EachAnswerScorer, RewardScorer
 from hone.run.job import OpenedRun, TrainingJob
@@ -29,7 +30,6 @@ from hone.text.evaluate.reward_members import require_context
 from hone.text.fleet import generating_cluster, open_text_fleet
 from hone.text.interleaving import RecordingActor, ReplayingActor, replayed_record
 from hone.text.open_text import TextDataConfig, TextInputs, opened_text_run
-from hone.text.planned_memory import TextLengths
 from hone.text.rollout_config import RolloutConfig
 from hone.text.tasks.conversation import ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset

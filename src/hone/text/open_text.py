@@ -15,6 +15,7 @@ from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.models.language.scalar_head import TokenScorer
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
+from hone.planner.run_settings import PlannedRecipe, TextLengths
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_run
@@ -26,8 +27,7 @@ from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
 from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
 from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
-from hone.text.memory import engine_copy_bytes, spread_plan, text_memory
-from hone.text.planned_memory import BatchDimensions, TextLengths, planned_ranks
+from hone.text.memory import config_settings, text_memory
 from hone.text.saved_optimizer import check_saved_optimizer
 from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
@@ -37,9 +37,6 @@ T = TypeVar("T")
 
 class TextDataConfig(Protocol):
     """What the inputs of a text run ask of its config: `LanguageRunConfig` (a dataset) or `TextRunConfig` (answers)."""
-
-    optimizer_moments: ClassVar[int]
-    """Numbers that the optimizer keeps for each parameter."""
 
     @property
     def model(self) -> ModelSource: ...
@@ -57,12 +54,9 @@ class TextDataConfig(Protocol):
         """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
         ...
 
-    def weight_copies(self) -> dict[str, int]:
-        """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
-        ...
-
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
-        """Sizes of the run's batches, where texts are as long as `lengths`; None: nothing is learnt by gradient."""
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        """The recipe as far as a run's memory depends on it."""
         ...
 
 
@@ -76,7 +70,6 @@ class LanguageRunConfig(RunConfig):
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, evaluated during training and at the end."""
 
-    optimizer_moments: ClassVar[int] = 2
     labels: ClassVar[LabelCredit | None] = None
     """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 
@@ -86,17 +79,9 @@ class LanguageRunConfig(RunConfig):
     def has_search(self) -> bool:
         return self.evaluation is not None and self.evaluation.search is not None
 
-    def weight_copies(self) -> dict[str, int]:
-        return evaluation_copy(self.evaluation, self.model, self.run.device)
-
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
-        del lengths
-        return None
-
-
-def evaluation_copy(evaluation: EvaluationConfig | None, model: ModelSource, device: str) -> dict[str, int]:
-    """Copy of the weights that the engine of an evaluation holds: name -> bytes per parameter."""
-    return {} if evaluation is None else {"copy of the evaluation's engine": engine_copy_bytes(model, device)}
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe()
 
 
 @dataclass(kw_only=True)
@@ -354,11 +339,8 @@ def _memory(inputs: TextInputs[T]) -> MemoryPlan:
     if not inputs.has_model:
         return MemoryPlan(parameters=0, parts={})
     others = [path for path in inputs.other_policies if not is_to_come(path)]
-    plan = text_memory(
-        config.model, inputs.tokenizer[0], moments=config.optimizer_moments, copies=config.weight_copies(),
-        others=others, device=config.run.device, batch=config.batch_dimensions(inputs.lengths),
-    )  # fmt: skip
-    return spread_plan(plan, planned_ranks(config))
+    settings, recipe = config_settings(config), config.planned()
+    return text_memory(settings, config.model, recipe, inputs.tokenizer[0], inputs.lengths, others=others)
 
 
 def _policy_warnings(path: str) -> list[str]:

@@ -19,6 +19,7 @@ from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
+from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import RecipeSpec
 from hone.run.loop import SourceWrapper
 from hone.run.recipe_parts import LIVE_SOURCE

@@ -26,6 +26,7 @@ from hone.learner.share import trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
+from hone.planner.run_settings import PlannedRecipe
 from hone.rewards.config import RewardsConfig
 from hone.run.job import OpenedRun, RecipeParts, RunConfig, TrainingJob, no_notices
 from hone.run.loop import Learner, Recipe, Source, SourceWrapper, WithState
@@ -53,9 +54,7 @@ from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import LiveText, open_live_text, prompt_inputs
 from hone.text.loss import TokenLoss, TokenLossSpec
 from hone.text.loss_adapters import AGGREGATIONS, AggregationConfig
-from hone.text.memory import generation_copies
-from hone.text.open_text import TextInputs, evaluation_copy, opened_text_run
-from hone.text.planned_memory import BatchDimensions, TextLengths
+from hone.text.open_text import TextInputs, opened_text_run
 from hone.text.presets import PresetName, preset_values
 from hone.text.quantised import ratio_defaults, require_correction, require_ratio
 from hone.text.ratio import Denominator, RatioLearnerConfig
@@ -77,7 +76,6 @@ class TextRunConfig(RunConfig):
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
 
-    optimizer_moments: ClassVar[int] = 0
     keeps_last_words: ClassVar[bool] = False
     """The recipe learns from what a world says at the end of a dialogue, after the policy's last turn."""
     has_ratio: ClassVar[bool] = False
@@ -178,15 +176,10 @@ class TextRunConfig(RunConfig):
     def has_search(self) -> bool:
         return self.evaluation is not None and self.evaluation.search is not None
 
-    def weight_copies(self) -> dict[str, int]:
-        algorithm = self.model_dump().get("algorithm", {}) if self.learns_as_it_answers else {}
-        apart = generating_cluster(self.rollout, self.cluster) is not None
-        copies = generation_copies(self.model, self.rollout, self.run.device, algorithm, in_replicas=apart)
-        return {**copies, **evaluation_copy(self.evaluation, self.model, self.run.device)}
-
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
-        del lengths
-        return None
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        """The recipe as far as a run's memory depends on it."""
+        return PlannedRecipe(writes=True, moments=0)
 
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
@@ -275,7 +268,6 @@ class TextGradientRunConfig(TextRunConfig):
     """A language model that learns from scored answers by gradient."""
 
     requires = (require_groups,)
-    optimizer_moments: ClassVar[int] = 2
     auto_denominator: ClassVar[Denominator] = "auto"
     """What a recipe takes `learner.ratio.denominator = "auto"` for; `auto`: the first that fits."""
 
@@ -320,14 +312,10 @@ class TextGradientRunConfig(TextRunConfig):
     def micro_batch_tokens(self) -> int:
         return self.learner.micro_batch_tokens
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        rows = self.rollout.prompts_per_step * self.rollout.samples_per_prompt // self.learner.minibatches
-        penalties = self.model_dump().get("algorithm", {})
-        return BatchDimensions(
-            micro_batch_tokens=self.micro_batch_tokens(), rows=rows, longest_tokens=lengths.whole,
-            longest_prompt=lengths.prompt, entropy=self.needs_entropy or penalties.get("entropy", 0.0) > 0,
-            rollout=None if generating_cluster(self.rollout, self.cluster) else self.rollout,
-        )  # fmt: skip
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        rows = ("rollout.prompts_per_step", "rollout.samples_per_prompt")
+        return PlannedRecipe(rows=rows, writes=True, entropy=cls.needs_entropy)
 
     def derive_updates(self) -> dict[str, str]:
         learner = self.learner

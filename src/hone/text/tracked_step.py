@@ -101,9 +101,9 @@ def tracked_step(shape: PlannedDecoder, settings: StepSettings, *, clock: Clock,
 def _update(model: Decoder, parameters: FlatParameters, adam: Adam, batch: PackedBatch, *, entropy: bool) -> None:
     """Forward pass, loss, backward pass, norm of the gradient, optimizer."""
     with parameters.collect_gradients():
-        found = model.token_logprobs(model.hidden(batch), batch.tokens, entropy=entropy)
-        loss = -found.logp.mean() if found.entropy is None else found.entropy.mean() - found.logp.mean()
-        del found
+        logprobs = model.token_logprobs(model.hidden(batch), batch.tokens, entropy=entropy)
+        loss = -logprobs.logp.mean() if logprobs.entropy is None else logprobs.entropy.mean() - logprobs.logp.mean()
+        del logprobs
         loss.backward()
         del loss
     parameters.gradient_norm()

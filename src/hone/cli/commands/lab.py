@@ -11,8 +11,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, did_you_mean
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult
-from hone.lab.registry import experiment_names, load_experiment
-from hone.lab.results import save_result
+from hone.lab.registry import experiment_names, load_experiment, save_result
 
 WHAT = ("all", "list", "run")
 FAILED = 1

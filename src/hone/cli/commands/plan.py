@@ -7,9 +7,8 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hone.cli.memory_request import MemoryRequest, memory_request
 from hone.cli.options import CommandCall
-from hone.cli.plan_memory import plan_figures, plan_rows
+from hone.cli.plan_memory import MemoryRequest, memory_request, plan_figures, plan_rows
 from hone.config.toml import ConfigDocument, parse_overrides, read_toml
 
 if TYPE_CHECKING:

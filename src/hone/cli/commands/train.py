@@ -23,9 +23,9 @@ from hone.cli.commands.seeds import (
     set_seed,
     show_seeds,
 )
-from hone.cli.memory import missing_devices, require_layers_fit, require_opened_fit, show_opened
-from hone.cli.memory_request import memory_request
+from hone.cli.memory import missing_devices, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
+from hone.cli.plan_memory import memory_request
 from hone.cli.stages import (
     STAGE,
     apply_shared,
@@ -54,6 +54,7 @@ from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fi
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
 from hone.run.job import OpenedRun, RecipeSpec, RunConfig, TrainingJob
+from hone.run.memory_plan import layers_plan, require_fit
 from hone.run.resume import NO_CONSENT, ResumeConsent
 from hone.run.store.folder import RunFolder, check_name
 from hone.run.store.records import GradientCertificate
@@ -324,7 +325,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
         def open_stage(stage: PlannedRun) -> PlannedRun:
             with _locating_errors(stage):
                 settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
-                require_layers_fit(settings)
+                require_fit(layers_plan(settings), settings)
                 require_ranks_fit(stage.resolved.config)
                 opened = stage.resolved.config.open()
                 require_opened_fit(opened, settings)

@@ -15,12 +15,12 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.lab.puzzles import Floats
 from hone.run.report.html import format_number
 
-ANSWERS, SIZE, FILLER = 5, 4, 16
-CHANCES = np.round(np.arange(0.05, 1.0, 0.05), 2)
-AdvantageFunction = Callable[[Episodes], NDArray[np.float32]]
+_ANSWERS, _SIZE, _FILLER = 5, 4, 16
+_CHANCES = np.round(np.arange(0.05, 1.0, 0.05), 2)
+_AdvantageFunction = Callable[[Episodes], NDArray[np.float32]]
 
 
-def baselines(chance: float) -> dict[str, AdvantageFunction]:
+def _baselines(chance: float) -> dict[str, _AdvantageFunction]:
     """The critic is exact: it predicts the probability of a right answer."""
 
     def critic(episodes: Episodes) -> NDArray[np.float32]:
@@ -37,7 +37,7 @@ def baselines(chance: float) -> dict[str, AdvantageFunction]:
     }
 
 
-def gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[float, float]]:
+def _gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[float, float]]:
     """Share of the true gradient that is expected, and variance of a group's gradient when scaled to that mean.
 
     The first token decides: the policy picks the right one with `chance`, and `wrong` `[ANSWERS - 1]` distributes the
@@ -45,17 +45,17 @@ def gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, 
     squared length 1 - 1/ANSWERS each, and is independent of the advantage.
     """
     policy = np.concatenate([[chance], (1 - chance) * wrong])
-    groups = all_groups(ANSWERS, SIZE)
+    groups = all_groups(_ANSWERS, _SIZE)
     weight = policy[groups].prod(axis=1)
-    scores = (np.eye(ANSWERS) - policy)[groups]  # gradient of each answer's log-probability
-    true = chance * (np.eye(ANSWERS)[0] - policy)
+    scores = (np.eye(_ANSWERS) - policy)[groups]  # gradient of each answer's log-probability
+    true = chance * (np.eye(_ANSWERS)[0] - policy)
     moments: dict[str, tuple[float, float]] = {}
-    for name, judge in baselines(chance).items():
+    for name, judge in _baselines(chance).items():
         advantage = group_advantages(judge, (groups == 0).astype(np.float64))
         slopes = (advantage[:, :, None] * scores).mean(axis=1)
         share = float((weight @ slopes) @ true / (true @ true))
         deciding = weight @ ((slopes / share - true) ** 2).sum(axis=1)
-        idle = weight @ (advantage**2).sum(axis=1) * filler * (1 - 1 / ANSWERS) / (SIZE * share) ** 2
+        idle = weight @ (advantage**2).sum(axis=1) * filler * (1 - 1 / _ANSWERS) / (_SIZE * share) ** 2
         moments[name] = (share, float(deciding + idle))
     return moments
 
@@ -81,16 +81,15 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    chances = CHANCES[1::4] if quick else CHANCES
-    wrong = generator(seed, "lab/baseline").dirichlet(np.ones(ANSWERS - 1))
-    moments = [gradient_moments(float(chance), wrong, filler=FILLER) for chance in chances]
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    chances = _CHANCES[1::4] if quick else _CHANCES
+    wrong = generator(seed, "lab/baseline").dirichlet(np.ones(_ANSWERS - 1))
+    moments = [_gradient_moments(float(chance), wrong, filler=_FILLER) for chance in chances]
     (_, hard), (_, easy) = (
-        _by_name(gradient_moments(0.1, wrong, filler=FILLER)),
-        _by_name(gradient_moments(0.9, wrong, filler=FILLER)),
+        _by_name(_gradient_moments(0.1, wrong, filler=_FILLER)),
+        _by_name(_gradient_moments(0.9, wrong, filler=_FILLER)),
     )
-    shares, alone = _by_name(gradient_moments(0.9, wrong, filler=0))
+    shares, alone = _by_name(_gradient_moments(0.9, wrong, filler=0))
     raw, mean, loo, critic = shares
     return ExperimentResult(
         header=("baseline", "share of true gradient", "variance, p = 0.1", "p = 0.9", "p = 0.9, one token alone"),
@@ -99,7 +98,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot(
-                f"variance of a group's gradient at equal mean, {FILLER + 1} tokens",
+                f"variance of a group's gradient at equal mean, {_FILLER + 1} tokens",
                 "probability of a right answer",
                 chances,
                 {name: [each[name][1] for each in moments] for name in shares},
@@ -107,7 +106,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             )
         ],
         verdict=(
-            f"At an equal expected gradient and with one deciding token of {FILLER + 1}, the gradient without a "
+            f"At an equal expected gradient and with one deciding token of {_FILLER + 1}, the gradient without a "
             f"baseline has {easy[raw] / easy[loo]:.1f} times the variance of leave-one-out at p = 0.9, but "
             f"{hard[raw] / hard[loo]:.2f} times at p = 0.1 (and {alone[raw] / alone[loo]:.4f} times at p = 0.9 if the "
             f"answer is the deciding token alone). A perfect critic has {easy[critic] / easy[loo]:.2f} times, and the "
@@ -125,6 +124,6 @@ def _by_name(moments: dict[str, tuple[float, float]]) -> tuple[dict[str, float],
 EXPERIMENT = Experiment(
     title="Variance of baselines",
     question="How much variance remains with no baseline, the group's mean, leave-one-out and a critic?",
-    run=run,
+    run=_run,
     source="Williams, 1992; Ahmadian et al., 2024",
 )

@@ -1,5 +1,8 @@
 """CISPO against PPO's clip: decisions that still have a gradient after the policy has moved."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -18,19 +21,20 @@ from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, final_accu
 from hone.objectives.policy import cispo, clipped_surrogate
 from hone.objectives.terms import LossTerms
 
-RARE = 0.5
+_RARE = 0.5
 """Tokens with a lower probability count as unlikely."""
 
 
-def _with_silenced_shares(terms: LossTerms, now: Tensor, batch: PuzzleBatch) -> LossTerms:
-    """Adds the share of unlikely and likely tokens with A > 0 that have no gradient (numerators and denominators).
-
-    The gradient of each token's loss is measured, by differentiating with respect to `now` `[n]`.
+def _with_silenced_shares(policy: nn.Module, batch: PuzzleBatch, *, loss: Callable[..., LossTerms]) -> LossTerms:
+    """The loss, with the share of unlikely and likely tokens with A > 0 that have no gradient (numerators and
+    denominators): the gradient of each token's loss is measured.
     """
+    now = batch.logp(policy)
+    terms = loss(now, batch.old_logp, batch.advantage)
     (slope,) = torch.autograd.grad(terms.loss.sum(), now, retain_graph=True)
     silent = (slope == 0).float()
     praised = (batch.advantage > 0).float()
-    rare = praised * (batch.old_logp.exp() < RARE)
+    rare = praised * (batch.old_logp.exp() < _RARE)
     common = praised - rare
 
     def compute_metrics() -> dict[str, Tensor]:
@@ -45,26 +49,15 @@ def _with_silenced_shares(terms: LossTerms, now: Tensor, batch: PuzzleBatch) -> 
     return LossTerms(loss=terms.loss, compute_metrics=compute_metrics)
 
 
-def by_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """PPO's clipped surrogate."""
-    now = batch.logp(policy)
-    return _with_silenced_shares(clipped_surrogate(now, batch.old_logp, batch.advantage), now, batch)
+_LOSSES: dict[str, Callable[..., LossTerms]] = {"clipped at 0.2": clipped_surrogate, "CISPO, cap 5": cispo}
+_OBJECTIVES: dict[str, Objective] = {name: partial(_with_silenced_shares, loss=loss) for name, loss in _LOSSES.items()}
 
 
-def by_cispo(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """CISPO."""
-    now = batch.logp(policy)
-    return _with_silenced_shares(cispo(now, batch.old_logp, batch.advantage), now, batch)
-
-
-OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": by_clip, "CISPO, cap 5": by_cispo}
-
-
-def gradient_multipliers(advantage: float, ratios: Tensor) -> dict[str, list[float]]:
+def _gradient_multipliers(advantage: float, ratios: Tensor) -> dict[str, list[float]]:
     """Factor on A * grad log p at each ratio `[R]`: 1 is the plain policy gradient."""
     then, credit = torch.zeros_like(ratios), torch.full_like(ratios, advantage)
     result: dict[str, list[float]] = {}
-    for name, loss in (("clipped at 0.2", clipped_surrogate), ("CISPO, cap 5", cispo)):
+    for name, loss in _LOSSES.items():
         now = ratios.log().requires_grad_(True)
         result[name] = (-gradient(loss(now, then, credit).loss.sum(), now) / credit).tolist()
     return result
@@ -76,7 +69,7 @@ def claims_of(
     """Claims on the gradients of praised tokens at the ratios number `beyond` the clip, and on the shares of unlikely
     and of likely tokens without gradient.
     """
-    clip, capped = OBJECTIVES
+    clip, capped = _OBJECTIVES
     return [
         at_most("gradient beyond the clip, positive advantage", max(abs(praised[clip][k]) for k in beyond), 1e-6),
         at_least(
@@ -92,24 +85,25 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (15, 1) if quick else (40, 3)
     result = {
         name: train_seeds(
             PuzzleTraining(objective=objective, steps=steps, epochs=4, learning_rate=0.004), seed=seed, runs=runs
         )
-        for name, objective in OBJECTIVES.items()
+        for name, objective in _OBJECTIVES.items()
     }
-    clip, capped = OBJECTIVES
+    clip, capped = _OBJECTIVES
     silent = {name: (_silent_share(each, "rare"), _silent_share(each, "common")) for name, each in result.items()}
     solved = {name: final_accuracy(each) for name, each in result.items()}
     ratios = torch.linspace(0.05, 8, 160)
-    praised, blamed = gradient_multipliers(1.0, ratios), gradient_multipliers(-1.0, ratios)
+    praised, blamed = _gradient_multipliers(1.0, ratios), _gradient_multipliers(-1.0, ratios)
     beyond = range(int((ratios <= 1.25).sum()), len(ratios))
     return ExperimentResult(
         header=("objective", "unlikely tokens without gradient", "likely tokens without gradient", "solved"),
-        rows=[(name, f"{silent[name][0]:.1%}", f"{silent[name][1]:.1%}", f"{solved[name]:.1%}") for name in OBJECTIVES],
+        rows=[
+            (name, f"{silent[name][0]:.1%}", f"{silent[name][1]:.1%}", f"{solved[name]:.1%}") for name in _OBJECTIVES
+        ],
         panels=[
             line_plot("factor of the gradient, positive advantage", "ratio", ratios.tolist(), praised),
             line_plot("factor of the gradient, negative advantage", "ratio", ratios.tolist(), blamed),
@@ -117,7 +111,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         verdict=(
             f"Among tokens with positive advantage in the last of four passes, the clip leaves {silent[clip][0]:.0%} "
-            f"of the unlikely ones (probability below {RARE}) and {silent[clip][1]:.0%} of the likely ones without "
+            f"of the unlikely ones (probability below {_RARE}) and {silent[clip][1]:.0%} of the likely ones without "
             f"gradient, CISPO {silent[capped][0]:.0%} and {silent[capped][1]:.0%}. On additions the clip ends at "
             f"{solved[clip]:.1%} solved and CISPO at {solved[capped]:.1%}."
         ),
@@ -134,6 +128,6 @@ def _silent_share(curves: dict[str, Floats], kind: str) -> float:
 EXPERIMENT = Experiment(
     title="CISPO against the clip",
     question="Which tokens still get a gradient once the policy has moved?",
-    run=run,
+    run=_run,
     source="MiniMax-M1, 2025",
 )

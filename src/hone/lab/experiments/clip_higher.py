@@ -22,18 +22,18 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.run.report.html import format_number
 
-LOW = 0.2
-HIGHS = (0.2, 0.28, 0.5)
-TOKENS, RARE = 20, 0.002
+_LOW = 0.2
+_HIGHS = (0.2, 0.28, 0.5)
+_TOKENS, _RARE = 20, 0.002
 
 
-def batches_to_half(chance: float, high: float, *, inner: int) -> list[float]:
+def _batches_to_half(chance: float, high: float, *, inner: int) -> list[float]:
     """Probability of the right token after each batch, until it is 1/2; a batch is the whole distribution, used until
     the clip has stopped the gradient.
     """
-    rest = (1 - chance) / (TOKENS - 1)
-    policy = TablePolicy(torch.tensor([[chance] + [rest] * (TOKENS - 1)]).log())
-    right = torch.zeros(TOKENS)
+    rest = (1 - chance) / (_TOKENS - 1)
+    policy = TablePolicy(torch.tensor([[chance] + [rest] * (_TOKENS - 1)]).log())
+    right = torch.zeros(_TOKENS)
     right[0] = 1.0
     path = [chance]
     while path[-1] < 0.5 and len(path) < 90:
@@ -46,13 +46,13 @@ def batches_to_half(chance: float, high: float, *, inner: int) -> list[float]:
 def _surrogate(policy: TablePolicy, then: torch.Tensor, right: torch.Tensor, high: float) -> torch.Tensor:
     """The clipped surrogate of all tokens `[TOKENS]`, each weighted by its probability under `then`."""
     chance = then.exp()
-    terms = clipped_surrogate(torch.log_softmax(policy.logits[0], dim=0), then, right - chance[0], low=LOW, high=high)
+    terms = clipped_surrogate(torch.log_softmax(policy.logits[0], dim=0), then, right - chance[0], low=_LOW, high=high)
     return (chance * terms.loss).sum()
 
 
-def objective(policy: nn.Module, batch: PuzzleBatch, *, high: float) -> LossTerms:
+def _objective(policy: nn.Module, batch: PuzzleBatch, *, high: float) -> LossTerms:
     """Clipped surrogate with an upper width of `high`."""
-    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage, low=LOW, high=high)
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage, low=_LOW, high=high)
 
 
 def claims_of(batches: dict[float, int], narrow: float, dapo: float, wide: float, change: float) -> list[BoundedClaim]:
@@ -65,26 +65,25 @@ def claims_of(batches: dict[float, int], narrow: float, dapo: float, wide: float
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (15, 1) if quick else (30, 2)
-    paths = {high: batches_to_half(RARE, high, inner=120) for high in HIGHS}
+    paths = {high: _batches_to_half(_RARE, high, inner=120) for high in _HIGHS}
     result = {
         high: train_seeds(
-            PuzzleTraining(objective=partial(objective, high=high), steps=steps, epochs=8, learning_rate=0.004),
+            PuzzleTraining(objective=partial(_objective, high=high), steps=steps, epochs=8, learning_rate=0.004),
             seed=seed,
             runs=runs,
         )
-        for high in HIGHS
+        for high in _HIGHS
     }
     entropy = {high: float(each["entropy_nats"].mean()) for high, each in result.items()}
     solved = {high: final_accuracy(each) for high, each in result.items()}
     batches = {high: len(path) - 1 for high, path in paths.items()}
-    narrow, dapo, wide = HIGHS
+    narrow, dapo, wide = _HIGHS
     change = entropy[dapo] / entropy[narrow] - 1
     return ExperimentResult(
         header=("upper clip", "batches from 0.2% to 50%", "solved in training", "mean entropy in training, nats"),
-        rows=[(format_number(h), str(batches[h]), format_number(solved[h]), format_number(entropy[h])) for h in HIGHS],
+        rows=[(format_number(h), str(batches[h]), format_number(solved[h]), format_number(entropy[h])) for h in _HIGHS],
         panels=[
             LinePlot(
                 title="probability of a rare right answer, after each fully used batch",
@@ -99,7 +98,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             ),
         ],
         verdict=(
-            f"A right answer of probability {RARE} needs {batches[narrow]} fully used batches to reach 1/2 under an "
+            f"A right answer of probability {_RARE} needs {batches[narrow]} fully used batches to reach 1/2 under an "
             f"upper clip of {narrow}, {batches[dapo]} under {dapo} and {batches[wide]} under {wide}. A higher entropy "
             f"does not show on additions: the mean entropy changes by {change:+.0%}."
         ),
@@ -110,6 +109,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Clip higher",
     question="Does a wider upper clip help rare right answers, and does it keep up the entropy?",
-    run=run,
+    run=_run,
     source="Yu et al., 2025 (DAPO)",
 )

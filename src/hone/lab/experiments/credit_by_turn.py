@@ -18,20 +18,20 @@ from hone.credit.returns import gae
 from hone.credit.turns import anchored, per_turn
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 
-Floats = NDArray[np.float64]
-PLACES, START, TURNS, GROUP, SAID = 7, 3, 12, 16, 8
+_Floats = NDArray[np.float64]
+_PLACES, _START, _TURNS, _GROUP, _SAID = 7, 3, 12, 16, 8
 """Places of a walk, its start, its longest number of turns, walks of a group, and tokens of a turn."""
-DECAY: Final = 0.9
+_DECAY: Final = 0.9
 WHOLE, STATES = "whole dialogue", "and turns that began alike"
-TOKENS, OVER_TURNS = f"gae over tokens, lambda {DECAY}", f"gae over turns, lambda {DECAY}"
+TOKENS, OVER_TURNS = f"gae over tokens, lambda {_DECAY}", f"gae over turns, lambda {_DECAY}"
 CREDITS: Final = (WHOLE, STATES, TOKENS, OVER_TURNS)
 
 
 @dataclass(frozen=True, slots=True)
-class Walks:
+class _Walks:
     """E walks of one policy. A step goes right with the chance of its place; the right end pays 1, the left end 0."""
 
-    chance: Floats
+    chance: _Floats
     """`[PLACES]`."""
     place: NDArray[np.int64]
     """`[E, TURNS]` place before each turn."""
@@ -39,29 +39,29 @@ class Walks:
     """`[E, TURNS]`."""
     going: NDArray[np.bool_]
     """`[E, TURNS]` whether the turn was taken."""
-    score: Floats
+    score: _Floats
     """`[E]`."""
 
 
-def walk(chance: Floats, count: int, *, seed: int, number: int) -> Walks:
+def _walk(chance: _Floats, count: int, *, seed: int, number: int) -> _Walks:
     """`count` walks from the start."""
-    draws = generator(seed, "lab/credit-by-turn", number).random((count, TURNS))
-    place = np.full((count, TURNS + 1), START)
-    going = np.ones((count, TURNS + 1), np.bool_)
-    for turn in range(TURNS):
+    draws = generator(seed, "lab/credit-by-turn", number).random((count, _TURNS))
+    place = np.full((count, _TURNS + 1), _START)
+    going = np.ones((count, _TURNS + 1), np.bool_)
+    for turn in range(_TURNS):
         step = np.where(draws[:, turn] < chance[place[:, turn]], 1, -1)
         place[:, turn + 1] = place[:, turn] + np.where(going[:, turn], step, 0)
-        going[:, turn + 1] = going[:, turn] & (place[:, turn + 1] % (PLACES - 1) != 0)
+        going[:, turn + 1] = going[:, turn] & (place[:, turn + 1] % (_PLACES - 1) != 0)
     right = draws < chance[place[:, :-1]]
-    return Walks(chance, place[:, :-1], right, going[:, :-1], (place[:, -1] == PLACES - 1).astype(np.float64))
+    return _Walks(chance, place[:, :-1], right, going[:, :-1], (place[:, -1] == _PLACES - 1).astype(np.float64))
 
 
-def as_dialogues(walks: Walks) -> Episodes:
-    """Walks as dialogues: the environment names the place, and the first of a turn's `SAID` tokens is the step."""
+def _as_dialogues(walks: _Walks) -> Episodes:
+    """Walks as dialogues: the environment names the place, and the first of a turn's `_SAID` tokens is the step."""
     turns = walks.going.sum(axis=1)
-    spoken = np.concatenate([walks.place[..., None], np.zeros((*walks.place.shape, SAID), np.int64)], axis=2)
+    spoken = np.concatenate([walks.place[..., None], np.zeros((*walks.place.shape, _SAID), np.int64)], axis=2)
     tokens = spoken[walks.going].reshape(-1).astype(np.int32)
-    offsets, count = offsets_of(turns * SAID), int(turns.sum()) * SAID
+    offsets, count = offsets_of(turns * _SAID), int(turns.sum()) * _SAID
     reward = np.zeros(count, np.float32)
     reward[offsets[1:] - 1] = walks.score
     ended = np.ones(len(turns), np.bool_)
@@ -69,44 +69,44 @@ def as_dialogues(walks: Walks) -> Episodes:
         offsets=offsets,
         seen=Transcript(
             tokens=tokens,
-            offsets=offsets_of(turns * (SAID + 1)),
-            at=np.flatnonzero(np.arange(len(tokens)) % (SAID + 1)),
+            offsets=offsets_of(turns * (_SAID + 1)),
+            at=np.flatnonzero(np.arange(len(tokens)) % (_SAID + 1)),
         ),
         chosen=np.zeros(count, np.int32),
         logp=np.zeros(count, np.float32),
         version=np.zeros(count, np.int32),
         reward=reward,
-        group=np.arange(len(turns)) // GROUP,
+        group=np.arange(len(turns)) // _GROUP,
         terminated=ended,
         truncated=~ended,
         score=walks.score,
     )
 
 
-def true_gradient(chance: Floats) -> Floats:
+def _true_gradient(chance: _Floats) -> _Floats:
     """`[PLACES]` gradient of the expected score in the logits of the chances: the sum over turns of the chance to stand
     at a place, times p (1 - p), times what a step to the right is worth more."""
-    ends = np.arange(PLACES) % (PLACES - 1) == 0
-    value = [np.where(np.arange(PLACES) == PLACES - 1, 1.0, 0.0)]
-    for _ in range(TURNS):
+    ends = np.arange(_PLACES) % (_PLACES - 1) == 0
+    value = [np.where(np.arange(_PLACES) == _PLACES - 1, 1.0, 0.0)]
+    for _ in range(_TURNS):
         after = value[-1]
         moved = chance * np.append(after[1:], 0.0) + (1 - chance) * np.append(0.0, after[:-1])
         value.append(np.where(ends, after, moved))
-    there, found = np.eye(PLACES)[START], np.zeros(PLACES)
-    for turn in range(TURNS):
-        after = value[TURNS - turn - 1]
+    there, measured = np.eye(_PLACES)[_START], np.zeros(_PLACES)
+    for turn in range(_TURNS):
+        after = value[_TURNS - turn - 1]
         better = np.append(after[1:], 0.0) - np.append(0.0, after[:-1])
         open_ = np.where(ends, 0.0, there)
-        found += open_ * chance * (1 - chance) * better
+        measured += open_ * chance * (1 - chance) * better
         there = np.where(ends, there, 0.0)
         there[1:] += (open_ * chance)[:-1]
         there[:-1] += (open_ * (1 - chance))[1:]
-    return found
+    return measured
 
 
-def credits() -> Mapping[str, CreditFunction]:
+def _credits() -> Mapping[str, CreditFunction]:
     """Credits by name; those by GAE are of a critic that knows nothing yet."""
-    over_tokens = partial(gae, discount=1.0, gae_lambda=DECAY)
+    over_tokens = partial(gae, discount=1.0, gae_lambda=_DECAY)
     return {
         WHOLE: partial(group_relative, scale="none"),
         STATES: partial(anchored, scale="none", discount=1.0),
@@ -127,22 +127,24 @@ class CreditErrors:
     """Length of the expected gradient, of the true one's."""
 
 
-def errors_of(name: str, walks: Walks) -> CreditErrors:
+def _errors_of(name: str, walks: _Walks) -> CreditErrors:
     """Errors of a credit on groups of walks of one policy."""
-    episodes, credit = as_dialogues(walks), credits()[name]
+    episodes, credit = _as_dialogues(walks), _credits()[name]
     mean = np.full(episodes.decisions, walks.score.mean(), np.float32)
     known = Values(value=mean, final=np.zeros(len(episodes), np.float32))
     values = known if name in (TOKENS, OVER_TURNS) else NO_VALUES
     advantage = np.zeros(walks.place.shape)
-    advantage[walks.going] = credit(episodes, values).advantage[::SAID]
+    advantage[walks.going] = credit(episodes, values).advantage[::_SAID]
     slope = advantage * (walks.right - walks.chance[walks.place])
-    walker = np.repeat(np.arange(len(slope)) // GROUP, TURNS) * PLACES + walks.place.reshape(-1)
-    groups = len(slope) // GROUP
-    gradient = np.bincount(walker, weights=slope.reshape(-1), minlength=groups * PLACES).reshape(groups, PLACES) / GROUP
-    true, found = true_gradient(walks.chance), gradient.mean(axis=0)
+    walker = np.repeat(np.arange(len(slope)) // _GROUP, _TURNS) * _PLACES + walks.place.reshape(-1)
+    groups = len(slope) // _GROUP
+    gradient = (
+        np.bincount(walker, weights=slope.reshape(-1), minlength=groups * _PLACES).reshape(groups, _PLACES) / _GROUP
+    )
+    true, measured = _true_gradient(walks.chance), gradient.mean(axis=0)
     size, noise = float(true @ true), float(gradient.var(axis=0, ddof=1).sum())
-    scale = float(found @ true) / size
-    bias = float(((found / scale - true) ** 2).sum()) - noise / scale**2 / groups
+    scale = float(measured @ true) / size
+    bias = float(((measured / scale - true) ** 2).sum()) - noise / scale**2 / groups
     return CreditErrors(noise / scale**2 / size, bias / size, scale)
 
 
@@ -159,35 +161,35 @@ def claims_of(errors: Mapping[str, CreditErrors]) -> list[BoundedClaim]:
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     policies, groups = (3, 150) if quick else (6, 600)
-    chances = generator(seed, "lab/credit-by-turn/policies").uniform(0.35, 0.65, (policies, PLACES))
-    walks = [walk(chance, groups * GROUP, seed=seed, number=number) for number, chance in enumerate(chances)]
-    each = {name: [errors_of(name, one) for one in walks] for name in CREDITS}
-    found = {
+    chances = generator(seed, "lab/credit-by-turn/policies").uniform(0.35, 0.65, (policies, _PLACES))
+    walks = [_walk(chance, groups * _GROUP, seed=seed, number=number) for number, chance in enumerate(chances)]
+    each = {name: [_errors_of(name, one) for one in walks] for name in CREDITS}
+    measured = {
         name: CreditErrors(*(float(np.mean(values)) for values in zip(*map(_figures, own), strict=True)))
         for name, own in each.items()
     }
     turns = float(np.mean([one.going.sum(axis=1).mean() for one in walks]))
-    whole, states, tokens, over = (found[name] for name in CREDITS)
+    whole, states, tokens, over = (measured[name] for name in CREDITS)
     return ExperimentResult(
         header=("credit", "noise of a group", "squared bias", "length of the expected gradient"),
         rows=[
-            (name, f"{one.noise:.3f}", f"{max(one.bias, 0.0):.3f}", f"{one.reaches:.2f}") for name, one in found.items()
+            (name, f"{one.noise:.3f}", f"{max(one.bias, 0.0):.3f}", f"{one.reaches:.2f}")
+            for name, one in measured.items()
         ],
         panels=[
             bar_plot("noise of a group's gradient", {name: [one.noise for one in own] for name, own in each.items()}),
             bar_plot("squared bias", {name: [max(one.bias, 0.0) for one in own] for name, own in each.items()}),
         ],
         verdict=(
-            f"Over dialogues of {turns:.1f} turns of {SAID} tokens, comparing turns that began alike has "
+            f"Over dialogues of {turns:.1f} turns of {_SAID} tokens, comparing turns that began alike has "
             f"{states.noise / whole.noise:.2f} times the noise of comparing whole dialogues, without bias. GAE that "
             f"counts tokens lets the outcome fade within a few turns ({tokens.reaches:.2f} of the gradient's length is "
             f"left, squared bias {tokens.bias:.2f}); counted in turns {over.reaches:.2f} is left, with a squared bias "
             f"of {over.bias:.2f} and {over.noise / whole.noise:.2f} times the noise of whole dialogues."
         ),
-        claims=claims_of(found),
+        claims=claims_of(measured),
     )
 
 
@@ -198,6 +200,6 @@ def _figures(errors: CreditErrors) -> tuple[float, float, float]:
 EXPERIMENT = Experiment(
     title="Credit by turn",
     question="What is gained when turns of a dialogue are judged, instead of the whole of it or its tokens?",
-    run=run,
+    run=_run,
     source="Schulman et al., 2016; Feng et al. (GiGPO), 2025",
 )

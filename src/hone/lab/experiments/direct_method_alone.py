@@ -8,21 +8,21 @@ from hone.decide.evaluate.off_policy import logged_feedback
 from hone.decide.simulators.logged_choices import logged_choice_world
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 
-NAMES: tuple[EstimatorName, ...] = ("dm", "ips", "snips", "dr", "switch")
-WORDS = {"dm": "direct method", "ips": "IPS", "snips": "SNIPS", "dr": "doubly robust", "switch": "switch-DR"}
-WORLD, ROWS = 1, 2_000
+_NAMES: tuple[EstimatorName, ...] = ("dm", "ips", "snips", "dr", "switch")
+_WORDS = {"dm": "direct method", "ips": "IPS", "snips": "SNIPS", "dr": "doubly robust", "switch": "switch-DR"}
+_WORLD, _ROWS = 1, 2_000
 
 
-def estimates_on_logs(*, seed: int, logs: int) -> tuple[dict[str, Floats], dict[str, float], dict[str, float]]:
+def _estimates_on_logs(*, seed: int, logs: int) -> tuple[dict[str, Floats], dict[str, float], dict[str, float]]:
     """Relative errors `[logs]`, the coverage of 95% intervals, and their mean width relative to the value."""
-    world = logged_choice_world(WORLD)
+    world = logged_choice_world(_WORLD)
     truth = world.value(world.target)
-    errors = {name: np.empty(logs) for name in NAMES}
-    covered, width = dict.fromkeys(NAMES, 0.0), dict.fromkeys(NAMES, 0.0)
+    errors = {name: np.empty(logs) for name in _NAMES}
+    covered, width = dict.fromkeys(_NAMES, 0.0), dict.fromkeys(_NAMES, 0.0)
     for number in range(logs):
-        logged = logged_feedback(world.log(ROWS, seed=1000 * (seed + 1) + number), world.target)
-        for name, found in estimate_values(logged, NAMES, EstimateSettings(seed=number)).items():
-            one = found.estimate
+        logged = logged_feedback(world.log(_ROWS, seed=1000 * (seed + 1) + number), world.target)
+        for name, measured in estimate_values(logged, _NAMES, EstimateSettings(seed=number)).items():
+            one = measured.estimate
             errors[name][number] = one.value / truth - 1
             covered[name] += (one.low <= truth <= one.high) / logs
             width[name] += (one.high - one.low) / truth / logs
@@ -39,24 +39,23 @@ def claims_of(errors: dict[str, Floats], covered: dict[str, float]) -> list[Boun
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     logs = 120 if quick else 400
-    errors, covered, width = estimates_on_logs(seed=seed, logs=logs)
+    errors, covered, width = _estimates_on_logs(seed=seed, logs=logs)
     bias = {name: float(values.mean()) for name, values in errors.items()}
     size = {name: float(np.sqrt((values**2).mean())) for name, values in errors.items()}
     return ExperimentResult(
         header=("estimator", "bias", "root mean square error", "interval's width", "coverage of 95% intervals"),
         rows=[
-            (WORDS[name], f"{bias[name]:+.1%}", f"{size[name]:.1%}", f"{width[name]:.1%}", f"{covered[name]:.0%}")
-            for name in NAMES
+            (_WORDS[name], f"{bias[name]:+.1%}", f"{size[name]:.1%}", f"{width[name]:.1%}", f"{covered[name]:.0%}")
+            for name in _NAMES
         ],
         panels=[
-            bar_plot("relative error of the estimated value", {WORDS[name]: errors[name] for name in NAMES}),
-            bar_plot("coverage of intervals that claim 95%", {WORDS[name]: covered[name] for name in NAMES}),
+            bar_plot("relative error of the estimated value", {_WORDS[name]: errors[name] for name in _NAMES}),
+            bar_plot("coverage of intervals that claim 95%", {_WORDS[name]: covered[name] for name in _NAMES}),
         ],
         verdict=(
-            f"On {logs} logs of {ROWS:,} decisions the direct method misses by {bias['dm']:+.1%} on average, with "
+            f"On {logs} logs of {_ROWS:,} decisions the direct method misses by {bias['dm']:+.1%} on average, with "
             f"intervals {width['dm']:.1%} wide: those that claim 95% hold the true value in {covered['dm']:.0%} of the "
             f"logs. Doubly robust estimates from the same model hold it in {covered['dr']:.0%}, {width['dr']:.1%} wide."
         ),
@@ -67,6 +66,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="The direct method alone",
     question="Can a model of the reward replace importance weights?",
-    run=run,
+    run=_run,
     source="Dudik, Langford and Li, 2011",
 )

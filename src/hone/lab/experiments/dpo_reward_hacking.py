@@ -20,11 +20,11 @@ from hone.objectives.preference import dpo, ipo
 from hone.objectives.terms import LossTerms
 from hone.run.report.html import format_number
 
-ANSWERS, IDLE, PAIRS = 120, 4, 400
-TURN = 1.5
+_ANSWERS, _IDLE, _PAIRS = 120, 4, 400
+_TURN = 1.5
 """Value of the trait above which more is worse."""
-Loss = Callable[[Tensor, Tensor], LossTerms]
-LOSSES: dict[str, Loss] = {
+_Loss = Callable[[Tensor, Tensor], LossTerms]
+LOSSES: dict[str, _Loss] = {
     "DPO, beta 0.1": partial(dpo, beta=0.1),
     "DPO, beta 1": partial(dpo, beta=1.0),
     "cDPO, smoothing 0.2": partial(dpo, beta=0.1, smoothing=0.2),
@@ -33,7 +33,7 @@ LOSSES: dict[str, Loss] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceProblem:
+class _PreferenceProblem:
     """Answers, reference policy, true preference, and pairs."""
 
     traits: Tensor
@@ -44,20 +44,20 @@ class PreferenceProblem:
     """`[ANSWERS]` true utility of each answer."""
 
 
-def make_problem(seed: int) -> PreferenceProblem:
+def _make_problem(seed: int) -> _PreferenceProblem:
     """The problem with random idle traits."""
     draws = generator(seed, "lab/dpo")
-    traits = np.column_stack([np.linspace(-3, 5, ANSWERS), draws.standard_normal((ANSWERS, IDLE))])
+    traits = np.column_stack([np.linspace(-3, 5, _ANSWERS), draws.standard_normal((_ANSWERS, _IDLE))])
     x = traits[:, 0]
     reference = torch.log_softmax(torch.from_numpy(-(x**2) / (2 * 0.8**2)), dim=0)
-    worth = np.where(x < TURN, x, TURN - 1.5 * (x - TURN))
-    return PreferenceProblem(traits=torch.from_numpy(traits), reference=reference, worth=torch.from_numpy(2 * worth))
+    worth = np.where(x < _TURN, x, _TURN - 1.5 * (x - _TURN))
+    return _PreferenceProblem(traits=torch.from_numpy(traits), reference=reference, worth=torch.from_numpy(2 * worth))
 
 
-class TiltedPolicy(nn.Module):
+class _TiltedPolicy(nn.Module):
     """log pi(y) = log reference(y) + theta * traits(y) - log Z."""
 
-    def __init__(self, place: PreferenceProblem) -> None:
+    def __init__(self, place: _PreferenceProblem) -> None:
         super().__init__()
         self.theta = nn.Parameter(torch.zeros(place.traits.shape[1], dtype=torch.float64))
         self.place = place
@@ -68,7 +68,7 @@ class TiltedPolicy(nn.Module):
         return logp - self.place.reference
 
 
-def win_rate(place: PreferenceProblem, score: Tensor) -> float:
+def _win_rate(place: _PreferenceProblem, score: Tensor) -> float:
     """Exact probability that an answer of the policy is preferred to one of the reference."""
     reference = place.reference.exp()
     policy = (place.reference + score).exp()
@@ -76,15 +76,15 @@ def win_rate(place: PreferenceProblem, score: Tensor) -> float:
     return float(policy @ wins @ reference)
 
 
-def train_pairs(loss: Loss, place: PreferenceProblem, *, seed: int, steps: int) -> tuple[list[float], list[float]]:
+def _train_pairs(loss: _Loss, place: _PreferenceProblem, *, seed: int, steps: int) -> tuple[list[float], list[float]]:
     """Mean margin of the implicit reward on the pairs, and held-out preference, over the steps."""
     draws = generator(seed, "lab/pairs")
     chance = place.reference.exp().numpy()
-    first, second = (sample_rows(np.broadcast_to(chance, (PAIRS, ANSWERS)), draws.random(PAIRS)) for _ in range(2))
-    likes = torch.sigmoid(place.worth[first] - place.worth[second]).numpy() > draws.random(PAIRS)
+    first, second = (sample_rows(np.broadcast_to(chance, (_PAIRS, _ANSWERS)), draws.random(_PAIRS)) for _ in range(2))
+    likes = torch.sigmoid(place.worth[first] - place.worth[second]).numpy() > draws.random(_PAIRS)
     won = torch.from_numpy(np.where(likes, first, second))
     lost = torch.from_numpy(np.where(likes, second, first))
-    policy = TiltedPolicy(place)
+    policy = _TiltedPolicy(place)
     margins: list[float] = []
     held: list[float] = []
 
@@ -92,7 +92,7 @@ def train_pairs(loss: Loss, place: PreferenceProblem, *, seed: int, steps: int) 
         with torch.no_grad():
             score = policy()
             margins.append(float((score[won] - score[lost]).mean()))
-            held.append(win_rate(place, score))
+            held.append(_win_rate(place, score))
 
     def total() -> Tensor:
         score = policy()
@@ -121,11 +121,10 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 400 if quick else 1000
-    place = make_problem(seed)
-    result = {name: train_pairs(loss, place, seed=seed, steps=steps) for name, loss in LOSSES.items()}
+    place = _make_problem(seed)
+    result = {name: _train_pairs(loss, place, seed=seed, steps=steps) for name, loss in LOSSES.items()}
     plain, firm, smooth, bounded = LOSSES
     best = {name: max(held) for name, (_, held) in result.items()}
     last = {name: held[-1] for name, (_, held) in result.items()}
@@ -161,6 +160,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="DPO's implicit reward",
     question="Can the implicit reward rise while the true preference falls, and which remedies help?",
-    run=run,
+    run=_run,
     source="Rafailov et al., 2023 and 2024",
 )

@@ -20,10 +20,10 @@ from hone.run.report.html import format_number
 from hone.sources.live import LiveSource
 
 STATES, EPISODES = 19, 10
-DECAYS = (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)
+_DECAYS = (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)
 RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0)
 KINDS = {"accumulating": ACCUMULATING, "dutch": DUTCH}
-FAR = 1.0
+_FAR = 1.0
 """Errors are clipped here: a diverging method counts as 1, the error of always predicting the value of one end."""
 
 
@@ -40,7 +40,7 @@ def random_walks(mdp: FiniteMdp, *, seed: int, runs: int) -> list[list[Episodes]
 def walk_error(
     mdp: FiniteMdp, runs: list[list[Episodes]], true: Floats, *, decay: float, trace: int, rate: float
 ) -> Floats:
-    """Root mean squared error over states, a mean over walks, of each run `[runs]`; larger ones count as `FAR`."""
+    """Root mean squared error over states, a mean over walks, of each run `[runs]`; larger ones count as `_FAR`."""
     result = np.empty((len(runs), EPISODES))
     for number_, walks_ in enumerate(runs):
         values = StateValues(np.full((mdp.states, 2), 0.5))
@@ -53,10 +53,10 @@ def walk_error(
             try:
                 learner.update(walk, one_step_target(walk, NO_VALUES, discount=1.0))
             except DivergedError:
-                result[number_, k:] = FAR
+                result[number_, k:] = _FAR
                 break
             off = values.v - true
-            result[number_, k] = FAR if np.abs(off).max() > 1e3 else min(FAR, float(np.sqrt((off**2).mean())))
+            result[number_, k] = _FAR if np.abs(off).max() > 1e3 else min(_FAR, float(np.sqrt((off**2).mean())))
     return result.mean(axis=1)
 
 
@@ -75,58 +75,53 @@ def claims_of(best: dict[str, Floats], worst: dict[str, float]) -> list[BoundedC
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     mdp = chain_mdp(STATES, discount=1.0, small=-1.0, large=1.0)
     true = evaluate_policy(mdp, np.full((mdp.states, 2), 0.5))
     runs = random_walks(mdp, seed=seed, runs=4 if quick else 30)
     every = {
-        name: np.array([[walk_error(mdp, runs, true, decay=d, trace=kind, rate=r) for r in RATES] for d in DECAYS])
+        name: np.array([[walk_error(mdp, runs, true, decay=d, trace=kind, rate=r) for r in RATES] for d in _DECAYS])
         for name, kind in KINDS.items()
     }
     table = {name: errors.mean(axis=2) for name, errors in every.items()}
     best = {name: errors.min(axis=1) for name, errors in table.items()}
-    of_runs = {name: _at_best_rate(errors) for name, errors in every.items()}
+    of_runs = {  # the error of each run `[runs, DECAYS]` at the step size with the lowest mean
+        name: errors[np.arange(len(_DECAYS)), errors.mean(axis=2).argmin(axis=1)].T for name, errors in every.items()
+    }
     at = {name: int(errors.argmin()) for name, errors in best.items()}
     dutch, accumulating = best["dutch"], best["accumulating"]
-    worst = {name: float(errors[DECAYS.index(0.9), RATES.index(0.8)]) for name, errors in table.items()}
+    worst = {name: float(errors[_DECAYS.index(0.9), RATES.index(0.8)]) for name, errors in table.items()}
     rows = [
         (format_number(d), *(text for row in by_decay for text in (f"{row.min():.3f}", f"{RATES[row.argmin()]:g}")))
-        for d, by_decay in zip(DECAYS, zip(*table.values(), strict=True), strict=True)
+        for d, by_decay in zip(_DECAYS, zip(*table.values(), strict=True), strict=True)
     ]
     return ExperimentResult(
         header=("lambda", *(text for name in table for text in (f"lowest error, {name}", "at step size"))),
         rows=rows,
         panels=[
-            line_plot("lowest error over step sizes", "lambda (0: one step, 1: Monte Carlo)", DECAYS, of_runs),
+            line_plot("lowest error over step sizes", "lambda (0: one step, 1: Monte Carlo)", _DECAYS, of_runs),
             line_plot(
                 "error by step size, dutch traces",
                 "step size",
                 RATES,
-                {f"lambda = {d:g}": errors.T for d, errors in zip(DECAYS, every["dutch"], strict=True)},
+                {f"lambda = {d:g}": errors.T for d, errors in zip(_DECAYS, every["dutch"], strict=True)},
             ),
         ],
         verdict=(
             f"Over the first {EPISODES} episodes the values of {STATES} states have an error of {dutch[0]:.3f} with "
             f"one-step targets, {dutch[-1]:.3f} with Monte Carlo returns and {dutch.min():.3f} with dutch traces of "
-            f"lambda = {DECAYS[at['dutch']]:g}, each at its best step size. Accumulating traces reach "
+            f"lambda = {_DECAYS[at['dutch']]:g}, each at its best step size. Accumulating traces reach "
             f"{accumulating.min():.3f}, but at a step size of 0.8 and lambda = 0.9 their error is "
-            f"{worst['accumulating']:.2f} against {worst['dutch']:.2f}. Errors above {FAR:g} count as {FAR:g} in every "
-            "figure, so a diverging method looks better than it is."
+            f"{worst['accumulating']:.2f} against {worst['dutch']:.2f}. Errors above {_FAR:g} count as {_FAR:g} in "
+            "every figure, so a diverging method looks better than it is."
         ),
         claims=claims_of(best, worst),
     )
 
 
-def _at_best_rate(errors: Floats) -> Floats:
-    """Error of each run `[runs, DECAYS]` at the step size with the lowest mean, from `[DECAYS, RATES, runs]`."""
-    rates = errors.mean(axis=2).argmin(axis=1)
-    return errors[np.arange(len(errors)), rates].T
-
-
 EXPERIMENT = Experiment(
     title="Eligibility traces",
     question="Which lambda is best, and does the kind of trace matter?",
-    run=run,
+    run=_run,
     source="Sutton, 1988; van Seijen et al., 2016",
 )

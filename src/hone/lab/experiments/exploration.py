@@ -35,9 +35,9 @@ from hone.sources.live import LiveSource
 RATES = np.array([0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7])
 """Probability that each arm pays 1."""
 ARMS = len(RATES)
-MEAN = RateConfig(rate=1.0, power=1.0)
+_MEAN = RateConfig(rate=1.0, power=1.0)
 """Each value is the mean reward of its arm."""
-RECENT = RateConfig(rate=0.1)
+_RECENT = RateConfig(rate=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +46,19 @@ class ExplorationMethod:
 
     exploration: Exploration
     initial: float = 0.0
-    rate: RateConfig = field(default=MEAN)
+    rate: RateConfig = field(default=_MEAN)
 
 
-def exponential_decay(begin: float, half_life: float) -> ExponentialSchedule:
-    """An exponential schedule to 0."""
-    return ExponentialSchedule(kind="exponential", start=begin, end=0.0, half_life=half_life)
-
-
-GREEDY = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
-METHODS: Mapping[str, ExplorationMethod | None] = {
-    "greedy": ExplorationMethod(exploration=GREEDY),
+_GREEDY = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
+_METHODS: Mapping[str, ExplorationMethod | None] = {
+    "greedy": ExplorationMethod(exploration=_GREEDY),
     "epsilon 0.1": ExplorationMethod(exploration=EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))),
-    "epsilon falling": ExplorationMethod(exploration=EpsilonGreedy(epsilon=exponential_decay(1.0, 60.0))),
-    "optimistic": ExplorationMethod(exploration=GREEDY, initial=2.0, rate=RECENT),
+    "epsilon falling": ExplorationMethod(
+        exploration=EpsilonGreedy(
+            epsilon=ExponentialSchedule(kind="exponential", start=1.0, end=0.0, half_life=60.0),
+        )
+    ),
+    "optimistic": ExplorationMethod(exploration=_GREEDY, initial=2.0, rate=_RECENT),
     "Boltzmann": ExplorationMethod(
         exploration=SoftmaxActions(kind="boltzmann", temperature=ConstantSchedule(value=0.1))
     ),
@@ -69,7 +68,7 @@ METHODS: Mapping[str, ExplorationMethod | None] = {
 """Thompson sampling has a posterior, not a table."""
 
 
-def bandit_mdp() -> FiniteMdp:
+def _bandit_mdp() -> FiniteMdp:
     """A bandit as a single state whose arms pay 1 or 0."""
     arm = np.repeat(np.arange(ARMS), 2)
     nothing = np.zeros(2 * ARMS, np.int64)
@@ -122,7 +121,7 @@ class ThompsonSampler:
 def regret(way: ExplorationMethod | None, *, seed: int, pulls: int, copies: int) -> tuple[Floats, Floats]:
     """Expected regret of each pull, a mean over copies `[pulls]`, and of all pulls of each copy `[copies]`."""
     world = FiniteWorld(
-        mdp=replicate_mdp(bandit_mdp(), copies), steps=1, seed=seed, copies=copies, seen=np.arange(copies)
+        mdp=replicate_mdp(_bandit_mdp(), copies), steps=1, seed=seed, copies=copies, seen=np.arange(copies)
     )
     world.restore({**world.state(), "seen": np.arange(copies)})  # one player to each bandit
     lost, by_copy = np.empty(pulls), np.zeros(copies)
@@ -159,17 +158,18 @@ def claims_of(total: dict[str, float], late: dict[str, float], pulls: int) -> li
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     pulls, copies = (800, 120) if quick else (1000, 300)
-    result = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in METHODS.items()}
+    result = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in _METHODS.items()}
     total = {name: float(lost.sum()) for name, (lost, _) in result.items()}
     late = {name: float(lost[-pulls // 10 :].mean()) for name, (lost, _) in result.items()}
     spread = {name: float(by_copy.std()) for name, (_, by_copy) in result.items()}
     best = min(total, key=total.__getitem__)
     return ExperimentResult(
         header=("method", f"regret of {pulls} pulls", "standard deviation over runs", "regret of a late pull"),
-        rows=[(name, format_number(total[name]), format_number(spread[name]), f"{late[name]:.3f}") for name in METHODS],
+        rows=[
+            (name, format_number(total[name]), format_number(spread[name]), f"{late[name]:.3f}") for name in _METHODS
+        ],
         panels=[
             line_plot(
                 "cumulative regret",
@@ -195,6 +195,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Exploration in one bandit",
     question="How much regret does each exploration method have, early and late?",
-    run=run,
+    run=_run,
     source="Thompson, 1933; Auer et al., 2002; Sutton & Barto, 2018, chapter 2",
 )

@@ -1,5 +1,7 @@
 """Group size: share of informative groups, gradient noise, and learning, at an equal number of answers."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hone.core.credit import NO_VALUES
@@ -10,17 +12,17 @@ from hone.lab.puzzles import Floats, addition
 from hone.lab.training import PuzzleTraining, final_accuracy, train_seeds
 from hone.run.report.html import format_number
 
-SIZES = (2, 4, 8, 16, 32)
-ANSWERS = 288
+_SIZES = (2, 4, 8, 16, 32)
+_ANSWERS = 288
 
 
-def uninformative_share(chance: Floats, size: int) -> Floats:
+def _uninformative_share(chance: Floats, size: int) -> Floats:
     """Share of groups that are all right or all wrong `[P]`."""
     return chance**size + (1 - chance) ** size
 
 
-def gradient_noise(chance: float, size: int) -> float:
-    """Squared noise of the gradient from `ANSWERS` answers in groups of `size`, relative to the true one's squared
+def _gradient_noise(chance: float, size: int) -> float:
+    """Squared noise of the gradient from `_ANSWERS` answers in groups of `size`, relative to the true one's squared
     length.
 
     By the number of right answers in a group, with leave-one-out; the gradient is that of the accuracy.
@@ -30,13 +32,7 @@ def gradient_noise(chance: float, size: int) -> float:
     weight = count_probabilities(np.array([chance]), size)[0]
     slope = (advantage * (patterns - chance)).mean(axis=1) / (chance * (1 - chance))
     mean = float(weight @ slope)
-    return float(weight @ (slope - mean) ** 2) / mean**2 * size / ANSWERS
-
-
-def train_by_group_size(size: int, *, seed: int, steps: int, runs: int) -> dict[str, Floats]:
-    """Trainings with `ANSWERS` answers a step in groups of `size`."""
-    plan = PuzzleTraining(puzzle=addition(12), steps=steps, prompts=ANSWERS // size, samples=size, learning_rate=0.004)
-    return train_seeds(plan, seed=seed, runs=runs, pretraining=12)
+    return float(weight @ (slope - mean) ** 2) / mean**2 * size / _ANSWERS
 
 
 def claims_of(
@@ -53,18 +49,19 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    steps, runs, sizes = (30, 1, (8, 32)) if quick else (60, 2, SIZES)
-    result = {size: train_by_group_size(size, seed=seed, steps=steps, runs=runs) for size in sizes}
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    steps, runs, sizes = (30, 1, (8, 32)) if quick else (60, 2, _SIZES)
+    plan = PuzzleTraining(puzzle=addition(12), steps=steps, learning_rate=0.004)
+    plans = {size: replace(plan, prompts=_ANSWERS // size, samples=size) for size in sizes}
+    result = {size: train_seeds(one, seed=seed, runs=runs, pretraining=12) for size, one in plans.items()}
     solved = {size: final_accuracy(each) for size, each in result.items()}
     first = {size: float(each["solved"][:, 0].mean()) for size, each in result.items()}
     gain = {size: solved[size] - first[size] for size in sizes}
     hard = np.array([0.1])
-    dumb = {size: float(uninformative_share(hard, size)[0]) for size in SIZES}
-    noises = {size: gradient_noise(0.1, size) for size in SIZES}
+    dumb = {size: float(_uninformative_share(hard, size)[0]) for size in _SIZES}
+    noises = {size: _gradient_noise(0.1, size) for size in _SIZES}
     best = max(sizes, key=lambda size: solved[size])
-    small, large = SIZES[0], SIZES[-1]
+    small, large = _SIZES[0], _SIZES[-1]
     grid = np.linspace(0.01, 0.99, 50)
     return ExperimentResult(
         header=("group", "no signal, p = 0.1", "noise of the gradient", "solved before", "solved after"),
@@ -77,17 +74,17 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 "share of groups without signal",
                 "probability of a right answer",
                 grid,
-                {f"{n} answers": uninformative_share(grid, n) for n in SIZES},
+                {f"{n} answers": _uninformative_share(grid, n) for n in _SIZES},
             ),
             plot_by_step(
-                f"additions solved, {ANSWERS} answers per step",
+                f"additions solved, {_ANSWERS} answers per step",
                 {f"{n} answers": result[n]["solved"] for n in sizes},
             ),
         ],
         verdict=(
             f"At p = 0.1 {dumb[small]:.0%} of groups of {small} have no signal (equal scores), of groups of {large} "
             f"{dumb[large]:.0%}. At an equal number of answers, groups of {small} have only "
-            f"{noises[small] / noises[large]:.2f} times the gradient noise. With {ANSWERS} answers per step groups of "
+            f"{noises[small] / noises[large]:.2f} times the gradient noise. With {_ANSWERS} answers per step groups of "
             f"{best} solve most at the end ({solved[best]:.1%}, mean of {runs} runs), and groups of {large} "
             f"{solved[large]:.1%}."
         ),
@@ -98,6 +95,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Group size",
     question="For a fixed number of answers, are many questions with few answers better, or few with many?",
-    run=run,
+    run=_run,
     source="Shao et al., 2024",
 )

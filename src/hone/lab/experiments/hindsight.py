@@ -13,11 +13,11 @@ from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.off_policy.her_dqn import ENTRY, HerDqnConfig
 from hone.run.job import TrainingJob
 
-SHARES = {"with hindsight": 0.8, "without": 0.0}
-TRIES = 100
+_SHARES = {"with hindsight": 0.8, "without": 0.0}
+_TRIES = 100
 
 
-def make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[Any]:
+def _make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[Any]:
     """DQN on bit flipping, with `share` of relabelled goals."""
     return ENTRY.build(
         HerDqnConfig(
@@ -27,14 +27,9 @@ def make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[A
             learner=ReplayLearnerConfig(lr=2e-3, updates_per_iteration=4, max_grad_norm=None),
             replay=IterationReplayConfig(collect=1, warmup=500, batch=128, capacity=200_000),
             hindsight=HindsightConfig(share=share),
-            evaluation=ControlEvaluationConfig(episodes=TRIES),
+            evaluation=ControlEvaluationConfig(episodes=_TRIES),
         )
     )  # fmt: skip
-
-
-def success_rate(bits: int, share: float, *, seed: int, turns: int) -> float:
-    """Share of `TRIES` patterns that the greedy policy reaches."""
-    return train_job(make_job(bits, share, seed=seed, turns=turns), steps=turns)["eval/score"]
 
 
 def claims_of(on: list[float], at: int, off: list[float]) -> list[BoundedClaim]:
@@ -45,10 +40,12 @@ def claims_of(on: list[float], at: int, off: list[float]) -> list[BoundedClaim]:
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, sizes = (240, (8,)) if quick else (300, (4, 6, 8, 10))
-    result = {name: [success_rate(n, share, seed=seed, turns=turns) for n in sizes] for name, share in SHARES.items()}
+    result = {
+        name: [train_job(_make_job(n, share, seed=seed, turns=turns), steps=turns)["eval/score"] for n in sizes]
+        for name, share in _SHARES.items()
+    }
     at = sizes.index(8)
     on, off = result["with hindsight"], result["without"]
     return ExperimentResult(
@@ -66,6 +63,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Hindsight relabelling",
     question="Can a goal-conditioned policy learn from episodes that miss their goal?",
-    run=run,
+    run=_run,
     source="Andrychowicz et al., 2017",
 )

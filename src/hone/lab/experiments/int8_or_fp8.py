@@ -13,19 +13,19 @@ from hone.lab.policies import NetworkPolicy, answer_paths, log_softmax, make_net
 from hone.lab.puzzles import Floats, addition
 from hone.run.report.html import format_number
 
-Rounding = Callable[[Tensor], Tensor]
+_Rounding = Callable[[Tensor], Tensor]
 """Rows of numbers -> the nearest ones that the format holds."""
-WIDTH, STEPS, BLOCK = 256, 60, 32
-FP8_MOST = 448.0
+_WIDTH, _STEPS, _BLOCK = 256, 60, 32
+_FP8_MOST = 448.0
 """The largest number of e4m3."""
 
 
-def exact(rows: Tensor) -> Tensor:
+def _exact(rows: Tensor) -> Tensor:
     """The numbers themselves."""
     return rows
 
 
-def bfloat16(rows: Tensor) -> Tensor:
+def _bfloat16(rows: Tensor) -> Tensor:
     """8 significant bits at every size."""
     return rows.bfloat16().float()
 
@@ -38,39 +38,39 @@ def int8(rows: Tensor) -> Tensor:
 
 def fp8(rows: Tensor) -> Tensor:
     """Numbers of 4 significant bits (e4m3) times a scale of each row, which brings its largest to 448."""
-    scale = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / FP8_MOST
+    scale = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / _FP8_MOST
     return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def int4(rows: Tensor) -> Tensor:
+def _int4(rows: Tensor) -> Tensor:
     """Whole multiples, at most 7, of a scale of each block of 32 numbers."""
-    blocks = rows.reshape(*rows.shape[:-1], -1, BLOCK)
+    blocks = rows.reshape(*rows.shape[:-1], -1, _BLOCK)
     scale = blocks.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 7
     return ((blocks / scale).round() * scale).reshape(rows.shape)
 
 
 @dataclass(frozen=True)
-class NumberFormat:
+class _NumberFormat:
     """What the weights and the inputs of a product are rounded to."""
 
-    weights: Rounding
-    inputs: Rounding
+    weights: _Rounding
+    inputs: _Rounding
 
 
-FORMATS: Final[Mapping[str, NumberFormat]] = {
-    "bfloat16": NumberFormat(bfloat16, bfloat16),
-    "INT8 weights": NumberFormat(int8, exact),
-    "W8A8": NumberFormat(int8, int8),
-    "FP8 e4m3": NumberFormat(fp8, fp8),
-    "INT4 weights": NumberFormat(int4, exact),
+FORMATS: Final[Mapping[str, _NumberFormat]] = {
+    "bfloat16": _NumberFormat(_bfloat16, _bfloat16),
+    "INT8 weights": _NumberFormat(int8, _exact),
+    "W8A8": _NumberFormat(int8, int8),
+    "FP8 e4m3": _NumberFormat(fp8, fp8),
+    "INT4 weights": _NumberFormat(_int4, _exact),
 }
 """From the nearest to the farthest, as claimed."""
 
 
-class RoundedNetwork(nn.Module):
+class _RoundedNetwork(nn.Module):
     """A network whose products take rounded weights and inputs; the embedding of its features stays."""
 
-    def __init__(self, policy: NetworkPolicy, numbers: NumberFormat) -> None:
+    def __init__(self, policy: NetworkPolicy, numbers: _NumberFormat) -> None:
         super().__init__()
         self.policy, self.numbers = policy, numbers
 
@@ -83,7 +83,7 @@ class RoundedNetwork(nn.Module):
         return self.numbers.inputs(x) @ self.numbers.weights(weight).T
 
 
-def divergence(policy: nn.Module, other: nn.Module, seen: Tensor) -> float:
+def _divergence(policy: nn.Module, other: nn.Module, seen: Tensor) -> float:
     """Mean of KL(policy || other) over `seen`, in nats; sums in float64, for it is small."""
     with torch.no_grad():
         mine, theirs = log_softmax(policy, seen).double(), log_softmax(other, seen).double()
@@ -101,20 +101,19 @@ def claims_of(nats: Mapping[str, Floats]) -> list[BoundedClaim]:
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     puzzle, runs = addition(), (2 if quick else 6)
     seen, _ = answer_paths(puzzle)
     nats: dict[str, list[float]] = {name: [] for name in FORMATS}
     largest: dict[str, list[float]] = {name: [] for name in FORMATS}
     for run_seed in range(100 * seed, 100 * seed + runs):
-        policy = make_network(puzzle, seed=run_seed, width=WIDTH)
-        train_supervised(policy, puzzle, steps=STEPS, rate=0.003)
+        policy = make_network(puzzle, seed=run_seed, width=_WIDTH)
+        train_supervised(policy, puzzle, steps=_STEPS, rate=0.003)
         with torch.no_grad():
             trainer = log_softmax(policy, seen)
             for name, numbers in FORMATS.items():
-                rounded = RoundedNetwork(policy, numbers)
-                nats[name].append(divergence(rounded, policy, seen))
+                rounded = _RoundedNetwork(policy, numbers)
+                nats[name].append(_divergence(rounded, policy, seen))
                 largest[name].append(float((log_softmax(rounded, seen) - trainer).abs().max()))
     measured = {name: np.array(each) for name, each in nats.items()}
     ratio = float(np.mean(measured["FP8 e4m3"]) / np.mean(measured["W8A8"]))
@@ -137,6 +136,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="INT8 or FP8",
     question="Which arithmetic of the answers stays nearest to the trainer's?",
-    run=run,
+    run=_run,
     source="FlashRL, 2025; Micikevicius et al., FP8 Formats for Deep Learning, 2022",
 )

@@ -10,19 +10,19 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.objectives.offline import behaviour_cloning
 from hone.run.report.html import format_number
 
-POINTS = 61
+_POINTS = 61
 
 
-def bimodal_data(seed: int) -> Tensor:
+def _bimodal_data(seed: int) -> Tensor:
     """Probabilities `[POINTS]` of data with two modes of unequal weight."""
     draws = generator(seed, "lab/hills")
     left, right = draws.uniform(14, 20), draws.uniform(40, 46)
-    x = np.arange(POINTS)
+    x = np.arange(_POINTS)
     hills = 0.6 * np.exp(-((x - left) ** 2) / 18) + 0.4 * np.exp(-((x - right) ** 2) / 18)
     return torch.from_numpy(hills / hills.sum())
 
 
-class UnimodalModel(nn.Module):
+class _UnimodalModel(nn.Module):
     """A unimodal model: softmax of -(x - centre)^2 / (2 width^2)."""
 
     def __init__(self, centre: float) -> None:
@@ -30,7 +30,7 @@ class UnimodalModel(nn.Module):
         self.shape = nn.Parameter(torch.tensor([centre / 10, 1.5], dtype=torch.float64))
 
     def forward(self) -> Tensor:
-        x = torch.arange(POINTS, dtype=torch.float64)
+        x = torch.arange(_POINTS, dtype=torch.float64)
         return torch.log_softmax(-((x - 10 * self.shape[0]) ** 2) / (2 * torch.exp(2 * self.shape[1])), dim=0)
 
     @property
@@ -38,11 +38,11 @@ class UnimodalModel(nn.Module):
         return float(self.shape.detach()[1].exp())
 
 
-def identity_errors(seed: int, data: Tensor) -> tuple[float, float, float]:
+def _identity_errors(seed: int, data: Tensor) -> tuple[float, float, float]:
     """|cross-entropy - entropy - KL| in nats; mean negative log-likelihood of exactly counted data minus the
     cross-entropy; and the relative difference of both gradients.
     """
-    logits = torch.from_numpy(generator(seed, "lab/model").standard_normal(POINTS)).requires_grad_(True)
+    logits = torch.from_numpy(generator(seed, "lab/model").standard_normal(_POINTS)).requires_grad_(True)
     model = torch.log_softmax(logits, dim=0)
     entropy, divergence = -(data * data.log()).sum(), (data * (data.log() - model)).sum()
     cross = -(data * model).sum()
@@ -69,14 +69,18 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 250 if quick else 1000
-    data = bimodal_data(seed)
-    off, off_likelihood, off_gradient = identity_errors(seed, data)
-    likely, greedy = UnimodalModel(25.0), UnimodalModel(25.0)
+    data = _bimodal_data(seed)
+    off, off_likelihood, off_gradient = _identity_errors(seed, data)
+    likely, greedy = _UnimodalModel(25.0), _UnimodalModel(25.0)
     minimise(lambda: (data * behaviour_cloning(likely()).loss).sum(), list(likely.parameters()), steps=steps, rate=0.02)
-    minimise(lambda: _reverse_kl(greedy(), data), list(greedy.parameters()), steps=steps, rate=0.02)
+
+    def reverse_kl() -> Tensor:
+        model = greedy()
+        return (model.exp() * (model - data.log())).sum()
+
+    minimise(reverse_kl, list(greedy.parameters()), steps=steps, rate=0.02)
     fits = {"likelihood: KL(data || model)": likely, "reward: KL(model || data)": greedy}
     valley = slice(27, 34)
     chances = {name: fit().detach().exp() for name, fit in fits.items()}
@@ -88,7 +92,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             line_plot(
                 "fit by each direction of the KL",
                 "outcome",
-                range(POINTS),
+                range(_POINTS),
                 {"data": data.numpy()} | {name: chance.numpy() for name, chance in chances.items()},
             )
         ],
@@ -102,12 +106,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     )
 
 
-def _reverse_kl(model: Tensor, data: Tensor) -> Tensor:
-    return (model.exp() * (model - data.log())).sum()
-
-
 EXPERIMENT = Experiment(
     title="KL divergence, cross-entropy and maximum likelihood",
     question="How are the three related, and which fit does each direction of the KL give?",
-    run=run,
+    run=_run,
 )

@@ -10,26 +10,26 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.objectives.kl import k1, k2, k3, weighted_k3
 from hone.objectives.policy import reinforce_loss
 
-TOKENS = 8
-VALUES = {"k1": k1, "k2": k2, "k3": k3}
+_TOKENS = 8
+_VALUES = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def policy_and_reference(seed: int, distance: float) -> tuple[Tensor, Tensor]:
+def _policy_and_reference(seed: int, distance: float) -> tuple[Tensor, Tensor]:
     """Logits of a policy, and the log-probabilities of its reference, `distance` away. Both `[TOKENS]`, float64."""
     draws = generator(seed, "lab/kl")
-    start = torch.from_numpy(draws.standard_normal(TOKENS))
-    move = torch.from_numpy(draws.standard_normal(TOKENS))
+    start = torch.from_numpy(draws.standard_normal(_TOKENS))
+    move = torch.from_numpy(draws.standard_normal(_TOKENS))
     return (start + distance * move).requires_grad_(True), torch.log_softmax(start, dim=0)
 
 
-def value_errors(seed: int, distance: float) -> tuple[float, dict[str, tuple[float, float]]]:
+def _value_errors(seed: int, distance: float) -> tuple[float, dict[str, tuple[float, float]]]:
     """KL(policy || reference), and of each estimator the bias and the standard deviation, as shares of it."""
-    logits, reference = policy_and_reference(seed, distance)
+    logits, reference = _policy_and_reference(seed, distance)
     now = torch.log_softmax(logits.detach(), dim=0)
     chance = now.exp()
     true = float((chance * (now - reference)).sum())
     result: dict[str, tuple[float, float]] = {}
-    for name, estimator in VALUES.items():
+    for name, estimator in _VALUES.items():
         value = estimator(now, reference)
         mean = float((chance * value).sum())
         spread = float((chance * (value - mean) ** 2).sum().sqrt())
@@ -37,11 +37,11 @@ def value_errors(seed: int, distance: float) -> tuple[float, dict[str, tuple[flo
     return true, result
 
 
-def gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, float, float]]:
+def _gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, float, float]]:
     """Each estimator as a loss: size of its expected gradient relative to that of KL(policy || reference), and its
     relative distance to the gradients of KL(policy || reference) and KL(reference || policy).
     """
-    logits, reference = policy_and_reference(seed, distance)
+    logits, reference = _policy_and_reference(seed, distance)
     now = torch.log_softmax(logits, dim=0)
     chance = now.detach().exp()  # samples are data: no gradient through the sampling
     backward = gradient((now.exp() * (now - reference)).sum(), logits)
@@ -85,14 +85,13 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     distances = np.array([0.1, 0.3, 1.0, 2.0]) if quick else np.linspace(0.05, 2.0, 40)
-    errors = [value_errors(seed, float(distance)) for distance in distances]
+    errors = [_value_errors(seed, float(distance)) for distance in distances]
     kls = [true for true, _ in errors]
-    slopes = gradient_directions(seed, 1.0)
-    _, near = value_errors(seed, 0.1)
-    far_kl, far = value_errors(seed, 1.5)
+    slopes = _gradient_directions(seed, 1.0)
+    _, near = _value_errors(seed, 0.1)
+    far_kl, far = _value_errors(seed, 1.5)
     return ExperimentResult(
         header=(
             "as a loss",
@@ -106,7 +105,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 title,
                 "KL(policy || reference), nats",
                 kls,
-                {name: [each[name][column] for _, each in errors] for name in VALUES},
+                {name: [each[name][column] for _, each in errors] for name in _VALUES},
                 log_y=column == 1,
             )
             for column, title in enumerate(
@@ -127,6 +126,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Estimators of the KL divergence",
     question="Are k1, k2 and k3 unbiased as estimates, and which divergence do they minimise as a loss?",
-    run=run,
+    run=_run,
     source="Schulman, 2020; DeepSeek-V3.2, 2025",
 )

@@ -14,10 +14,10 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms, add_terms
 from hone.run.report.html import format_number
 
-WEIGHTS = (0.0, 0.1, 0.3)
+_WEIGHTS = (0.0, 0.1, 0.3)
 
 
-def split_questions(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
+def _split_questions(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
     """Training questions, and held-out questions."""
     even = np.arange(len(puzzle.questions)) % 2 == 0
     parts = [
@@ -27,7 +27,7 @@ def split_questions(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
     return parts[0], parts[1]
 
 
-def objective(
+def _objective(
     policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, weight: float, distance: KlLossEstimator
 ) -> LossTerms:
     """Clipped surrogate, plus a KL penalty of `weight`."""
@@ -38,14 +38,14 @@ def objective(
     return add_terms(terms, kl_penalty(now, batch.logp(reference), batch.old_logp, estimator=distance), weight=weight)
 
 
-def train_half(weight: float, *, seed: int, steps: int) -> tuple[nn.Module, Floats]:
+def _train_half(weight: float, *, seed: int, steps: int) -> tuple[nn.Module, Floats]:
     """A policy trained on half of the additions, and KL(policy || reference) on the others after each step."""
-    trained, left = split_questions(addition())
+    trained, left = _split_questions(addition())
     policy = pretrained_network(addition(), seed=seed)
     reference, elsewhere = frozen_copy(policy), answer_paths(left)[0]
     plan = PuzzleTraining(
         puzzle=trained,
-        objective=partial(objective, reference=reference, weight=weight, distance=kl_loss_estimator("k3")),
+        objective=partial(_objective, reference=reference, weight=weight, distance=kl_loss_estimator("k3")),
         steps=steps,
         prompts=18,
         samples=16,
@@ -65,11 +65,10 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    steps, runs, weights = (40, 1, (0.0, 0.3)) if quick else (80, 2, WEIGHTS)
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    steps, runs, weights = (40, 1, (0.0, 0.3)) if quick else (80, 2, _WEIGHTS)
     whole = addition()
-    trained, left = split_questions(whole)
+    trained, left = _split_questions(whole)
     before = float(
         np.mean([puzzle_metrics(pretrained_network(whole, seed=10 * seed + k), left)["solved"] for k in range(runs)])
     )
@@ -78,7 +77,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     drift: dict[float, list[np.ndarray]] = {weight: [] for weight in weights}
     for weight in weights:
         for run_seed in range(10 * seed, 10 * seed + runs):
-            policy, path = train_half(weight, seed=run_seed, steps=steps)
+            policy, path = _train_half(weight, seed=run_seed, steps=steps)
             drift[weight].append(path)
             solved[weight].append(puzzle_metrics(policy, trained)["solved"])
             kept[weight].append(puzzle_metrics(policy, left)["solved"])
@@ -107,6 +106,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="With and without a KL term",
     question="How much drift does GRPO's KL term prevent, and at which cost?",
-    run=run,
+    run=_run,
     source="Shao et al., 2024; Yu et al., 2025 (DAPO drops it)",
 )

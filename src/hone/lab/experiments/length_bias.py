@@ -7,14 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from hone.lab.exact import gradient
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, plot_by_step
 from hone.lab.puzzles import Floats
 from hone.lab.stopping_answers import LONGEST, initial_logits, mean_lengths, sample_stopping
 from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
 from hone.run.report.html import format_number
 
-RATE = 12.0
+_RATE = 12.0
 SCHEMES: dict[str, WeightingScheme] = {
     "sequence mean (GRPO)": sequence_mean,
     "token mean (DAPO)": token_mean,
@@ -22,18 +21,16 @@ SCHEMES: dict[str, WeightingScheme] = {
 }
 
 
-def train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: int) -> Floats:
+def _train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: int) -> Floats:
     """Mean length of wrong and right answers over the steps `[steps + 1, 2]`, by plain gradient descent."""
     logits = initial_logits()
     result = [mean_lengths(logits)]
     at_start = float(result[0].mean())
     for step in range(steps):
         sampled = sample_stopping(logits, answers, seed=seed, step=step)
-        table = logits.clone().requires_grad_(True)
-        total = sampled.loss(table, scheme(sampled.lengths))
         # equal step sizes: a constant divides by the longest answer, the others by actual lengths
         size = LONGEST / at_start if isinstance(scheme, partial) else 1.0
-        logits = logits - RATE * size * gradient(total, table)
+        logits = logits - _RATE * size * sampled.slope(logits, scheme(sampled.lengths))
         result.append(mean_lengths(logits))
     return np.array(result)
 
@@ -49,10 +46,9 @@ def claims_of(ends: dict[str, Floats], drift: dict[str, float]) -> list[BoundedC
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, answers = (20, 1024) if quick else (60, 2048)
-    result = {name: train_lengths(scheme, seed=seed, steps=steps, answers=answers) for name, scheme in SCHEMES.items()}
+    result = {name: _train_lengths(scheme, seed=seed, steps=steps, answers=answers) for name, scheme in SCHEMES.items()}
     start = float(result["token mean (DAPO)"][0].mean())
     ends = {name: path[-1] / start for name, path in result.items()}
     biased, mean, constant = SCHEMES
@@ -84,6 +80,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Length bias",
     question="Does averaging over an answer's own length make wrong answers longer?",
-    run=run,
+    run=_run,
     source="Liu et al., 2025 (Dr.GRPO); Yu et al., 2025 (DAPO)",
 )

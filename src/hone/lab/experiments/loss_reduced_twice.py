@@ -2,14 +2,12 @@
 
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from hone.lab.finding import BarPlot, BoundedClaim, Experiment, ExperimentResult, at_least, at_most
 from hone.lab.policies import answer_paths, frozen_copy, kl_between, pretrained_network, puzzle_metrics
-from hone.lab.puzzles import Floats, addition
+from hone.lab.puzzles import addition
 from hone.lab.training import PuzzleBatch, PuzzleTraining, train_policy
 from hone.objectives.kl import kl_loss_estimator, kl_penalty
 from hone.objectives.policy import clipped_surrogate
@@ -17,21 +15,16 @@ from hone.objectives.terms import LossTerms, add_terms, scale_terms
 from hone.objectives.weights import token_mean
 from hone.run.report.html import format_number
 
-RANKS = 8.0
-PULL = 0.3
+_RANKS = 8.0
+_PULL = 0.3
 """Weight of the KL term, if any."""
-NORM = 0.5
+_NORM = 0.5
 """Gradient clipping norm, if any."""
 CASES = ("Adam", "Adam, gradients clipped", "gradient descent", "Adam, the KL term reduced once")
-LABELS = ("Adam", "with clipped norm", "gradient descent", "KL term once")
+_LABELS = ("Adam", "with clipped norm", "gradient descent", "KL term once")
 
 
-def inflated_token_mean(lengths: NDArray[np.int64], *, times: float) -> Floats:
-    """The weights of a token mean, `times` too large."""
-    return times * token_mean(lengths)
-
-
-def objective(policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, pull: float, times: float) -> LossTerms:
+def _objective(policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, pull: float, times: float) -> LossTerms:
     """The clipped surrogate, `times` too large, and a KL term that is not."""
     now = batch.logp(policy)
     terms = scale_terms(clipped_surrogate(now, batch.old_logp, batch.advantage), torch.full_like(now.detach(), times))
@@ -41,7 +34,7 @@ def objective(policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, pu
     return add_terms(terms, penalty, weight=pull)
 
 
-def train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch.Tensor, dict[str, float]]:
+def _train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch.Tensor, dict[str, float]]:
     """Distance of the weights from their start, and final accuracy, with the loss `times` too large."""
     puzzle = addition()
     policy = pretrained_network(puzzle, seed=seed)
@@ -49,11 +42,11 @@ def train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch
     partly = case == CASES[3]
     plan = PuzzleTraining(
         puzzle=puzzle,
-        objective=partial(objective, reference=start, pull=PULL if partly else 0.0, times=times if partly else 1.0),
-        scheme=partial(inflated_token_mean, times=1.0 if partly else times),
+        objective=partial(_objective, reference=start, pull=_PULL if partly else 0.0, times=times if partly else 1.0),
+        scheme=lambda lengths: (1.0 if partly else times) * token_mean(lengths),
         steps=steps,
         learning_rate=0.5 if case == CASES[2] else 0.003,
-        max_grad_norm=NORM if case == CASES[1] else None,
+        max_grad_norm=_NORM if case == CASES[1] else None,
         gradient_descent=case == CASES[2],
     )
     metrics = train_policy(policy, plan, seed=seed)
@@ -61,7 +54,7 @@ def train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch
     return torch.cat([piece.flatten() for piece in moved]), {
         "solved": puzzle_metrics(policy, puzzle)["solved"],
         "drift": kl_between(policy, start, answer_paths(puzzle)[0]),
-        "shortened": float((metrics["policy/grad_norm"] > NORM).mean()),
+        "shortened": float((metrics["policy/grad_norm"] > _NORM).mean()),
     }
 
 
@@ -85,14 +78,13 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 25 if quick else 60
     apart: dict[str, float] = {}
     ends: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     for case in CASES:
-        once, right = train_case(case, 1.0, seed=seed, steps=steps)
-        often, wrong = train_case(case, RANKS, seed=seed, steps=steps)
+        once, right = _train_case(case, 1.0, seed=seed, steps=steps)
+        often, wrong = _train_case(case, _RANKS, seed=seed, steps=steps)
         apart[case] = float((often - once).norm() / once.norm())
         ends[case] = (right, wrong)
     adam, cut, descent, partly = CASES
@@ -111,13 +103,13 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         panels=[
             BarPlot(
                 title="difference of the trained weights, share of the distance trained",
-                labels=LABELS,
+                labels=_LABELS,
                 values=[apart[case] for case in CASES],
             )
         ],
         verdict=(
             f"Adam hides a loss that is eight times too large: after {steps} steps the weights differ by "
-            f"{apart[adam]:.1%} of the distance trained. Clipping gradients at {NORM} reveals it ({apart[cut]:.1%}, "
+            f"{apart[adam]:.1%} of the distance trained. Clipping gradients at {_NORM} reveals it ({apart[cut]:.1%}, "
             f"and {ends[cut][1]['shortened']:.0%} of the steps are clipped instead of "
             f"{ends[cut][0]['shortened']:.0%}). For gradient descent it is "
             f"another learning rate ({apart[descent]:.0%}). A KL term that is reduced only once counts an eighth "
@@ -130,5 +122,5 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="A loss that is reduced twice",
     question="Which settings hide a loss that is summed over eight ranks once too often?",
-    run=run,
+    run=_run,
 )

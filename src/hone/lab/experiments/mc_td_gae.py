@@ -13,48 +13,48 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.lab.puzzles import Floats
 from hone.run.report.html import format_number
 
-STATES, FORWARD, NOISE, DISCOUNT = 8, 0.6, 1.0, 0.98
-CRITIC_ERROR, CASES = 2.0, 8
-DECAYS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+_STATES, _FORWARD, _NOISE, _DISCOUNT = 8, 0.6, 1.0, 0.98
+_CRITIC_ERROR, _CASES = 2.0, 8
+_DECAYS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
-def exact_values(pay: Floats) -> Floats:
+def _exact_values(pay: Floats) -> Floats:
     """Values of the states `[STATES]`, V = (I - discount P)^-1 pay.
 
-    A step moves forward with probability `FORWARD` and stays otherwise; the episode ends after the last state.
+    A step moves forward with probability `_FORWARD` and stays otherwise; the episode ends after the last state.
     """
-    moves = (1 - FORWARD) * np.eye(STATES) + FORWARD * np.eye(STATES, k=1)
-    return np.asarray(np.linalg.solve(np.eye(STATES) - DISCOUNT * moves, pay), np.float64)
+    moves = (1 - _FORWARD) * np.eye(_STATES) + _FORWARD * np.eye(_STATES, k=1)
+    return np.asarray(np.linalg.solve(np.eye(_STATES) - _DISCOUNT * moves, pay), np.float64)
 
 
-def random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
+def _random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
     """`count` walks from evenly spread first states to the end; rewards are `pay` of the state plus noise."""
     draws = generator(seed, "lab/walk", case)
-    first = np.arange(count) % STATES
-    stays = 1 + draws.geometric(FORWARD, size=(count, STATES)) - 1  # steps spent in each state
-    stays[np.arange(STATES)[None] < first[:, None]] = 0
+    first = np.arange(count) % _STATES
+    stays = 1 + draws.geometric(_FORWARD, size=(count, _STATES)) - 1  # steps spent in each state
+    stays[np.arange(_STATES)[None] < first[:, None]] = 0
     lengths = stays.sum(axis=1)
-    states = np.repeat(np.tile(np.arange(STATES), count), stays.reshape(-1))
-    reward = pay[states] + NOISE * draws.standard_normal(len(states))
+    states = np.repeat(np.tile(np.arange(_STATES), count), stays.reshape(-1))
+    reward = pay[states] + _NOISE * draws.standard_normal(len(states))
     episodes = scored_episodes(np.zeros(count), first, lengths=lengths)
     return replace(episodes, seen=states[:, None], reward=reward.astype(np.float32))
 
 
-def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
-    """Squared bias and variance of the value target of first states, for each of `DECAYS`, in a random environment."""
+def _bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
+    """Squared bias and variance of the value target of first states, for each of `_DECAYS`, in a random environment."""
     draws = generator(seed, "lab/chain", case)
-    pay, error = draws.uniform(-1, 1, STATES), CRITIC_ERROR * draws.standard_normal(STATES)
-    true = exact_values(pay)
-    episodes = random_walks(pay, seed=seed, case=case, count=count)
+    pay, error = draws.uniform(-1, 1, _STATES), _CRITIC_ERROR * draws.standard_normal(_STATES)
+    true = _exact_values(pay)
+    episodes = _random_walks(pay, seed=seed, case=case, count=count)
     states = episodes.observations[:, 0].astype(np.int64)
     critic = Values(value=(true + error)[states].astype(np.float32), final=np.zeros(count, np.float32))
     first = episodes.offsets[:-1]
-    bias, variance = np.empty(len(DECAYS)), np.empty(len(DECAYS))
-    for k, decay in enumerate(DECAYS):
-        target = gae(episodes, critic, discount=DISCOUNT, gae_lambda=decay).target
+    bias, variance = np.empty(len(_DECAYS)), np.empty(len(_DECAYS))
+    for k, decay in enumerate(_DECAYS):
+        target = gae(episodes, critic, discount=_DISCOUNT, gae_lambda=decay).target
         assert target is not None
         off = target[first].astype(np.float64) - true[states[first]]
-        by_state = [off[episodes.group == state] for state in range(STATES)]
+        by_state = [off[episodes.group == state] for state in range(_STATES)]
         bias[k] = np.mean([some.mean() ** 2 for some in by_state])
         variance[k] = np.mean([some.var() for some in by_state])
     return bias, variance
@@ -70,10 +70,9 @@ def claims_of(bias: Floats, variance: Floats, total: Floats, best: int) -> list[
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     count = 4000 if quick else 20_000
-    result = [bias_and_variance(seed=seed, case=case, count=count) for case in range(CASES)]
+    result = [_bias_and_variance(seed=seed, case=case, count=count) for case in range(_CASES)]
     bias, variance = np.mean([b for b, _ in result], axis=0), np.mean([v for _, v in result], axis=0)
     total = bias + variance
     best = int(total.argmin())
@@ -81,20 +80,20 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         header=("lambda", "squared bias", "variance", "squared error"),
         rows=[
             (format_number(decay), format_number(float(b)), format_number(float(v)), format_number(float(b + v)))
-            for decay, b, v in zip(DECAYS, bias, variance, strict=True)
+            for decay, b, v in zip(_DECAYS, bias, variance, strict=True)
         ],
         panels=[
             line_plot(
                 "error of a value target, with an inaccurate critic",
                 "lambda (0: one step, 1: Monte Carlo)",
-                DECAYS,
+                _DECAYS,
                 {"squared bias": bias, "variance": variance, "squared error": total},
             )
         ],
         verdict=(
-            f"With a critic error of {CRITIC_ERROR} (standard deviation), the one-step target has a squared bias of "
+            f"With a critic error of {_CRITIC_ERROR} (standard deviation), the one-step target has a squared bias of "
             f"{bias[0]:.2f} and a variance of {variance[0]:.2f}, Monte Carlo {bias[-1]:.3f} and {variance[-1]:.2f}. "
-            f"lambda = {DECAYS[best]} has the lowest squared error, {total[best]:.2f} against {total[0]:.2f} and "
+            f"lambda = {_DECAYS[best]} has the lowest squared error, {total[best]:.2f} against {total[0]:.2f} and "
             f"{total[-1]:.2f}."
         ),
         claims=claims_of(bias, variance, total, best),
@@ -104,6 +103,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Monte Carlo, temporal difference, GAE",
     question="How do bias and variance of value targets change from one step to the full return?",
-    run=run,
+    run=_run,
     source="Sutton, 1988; Schulman et al., 2016",
 )

@@ -16,25 +16,20 @@ from hone.objectives.policy import clipped_surrogate, reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.run.report.html import format_number
 
-TOKENS, NOISE = 12, 1.5
+_TOKENS, _NOISE = 12, 1.5
 """Standard deviation of the engine's error on each logit, in nats: far above that of a real engine."""
-CorrectionWeight = Callable[[Tensor, Tensor], Tensor]
+_CorrectionWeight = Callable[[Tensor, Tensor], Tensor]
 
 
-def no_correction(proximal: Tensor, acted: Tensor) -> Tensor:
-    """Without a correction, the engine's tokens count as the trainer's own."""
-    return torch.ones_like(proximal - acted)
-
-
-CORRECTIONS: dict[str, CorrectionWeight] = {
-    "none": no_correction,
+CORRECTIONS: dict[str, _CorrectionWeight] = {
+    "none": lambda proximal, acted: torch.ones_like(proximal - acted),  # the engine's tokens count as the trainer's
     "truncated (TIS)": truncated_is,
     "masked (MIS)": masked_is,
     "IcePop": icepop,
 }
 
 
-def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
+def _gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
     """Squared bias and variance of each correction's expected gradient, relative to the true one's square.
 
     Exact for each of `cases` random policies, engines and rewards, and summed over them.
@@ -43,13 +38,13 @@ def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
     size = 0.0
     for case in range(cases):
         draws = generator(seed, "lab/mismatch", case)
-        logits = torch.from_numpy(1.5 * draws.standard_normal(TOKENS)).requires_grad_(True)
+        logits = torch.from_numpy(1.5 * draws.standard_normal(_TOKENS)).requires_grad_(True)
         now = torch.log_softmax(logits, dim=0)
-        acted = torch.log_softmax(logits.detach() + NOISE * torch.from_numpy(draws.standard_normal(TOKENS)), dim=0)
-        reward = torch.from_numpy((draws.random(TOKENS) < 0.3).astype(np.float64))
+        acted = torch.log_softmax(logits.detach() + _NOISE * torch.from_numpy(draws.standard_normal(_TOKENS)), dim=0)
+        reward = torch.from_numpy((draws.random(_TOKENS) < 0.3).astype(np.float64))
         advantage = reward - (acted.exp() * reward).sum()
         true = gradient((now.detach().exp() * reinforce_loss(now, advantage).loss).sum(), logits)
-        slopes = torch.eye(TOKENS, dtype=torch.float64) - now.detach().exp()
+        slopes = torch.eye(_TOKENS, dtype=torch.float64) - now.detach().exp()
         for name, weigh in CORRECTIONS.items():
             each = -(weigh(now.detach(), acted) * advantage)[:, None] * slopes
             mean = (acted.exp()[:, None] * each).sum(dim=0)
@@ -59,14 +54,14 @@ def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
     return {name: (sum(b for b, _ in x) / size, sum(v for _, v in x) / size) for name, x in result.items()}
 
 
-def noisy_engine(logits: Tensor, seen: Tensor, step: int) -> Tensor:
+def _noisy_engine(logits: Tensor, seen: Tensor, step: int) -> Tensor:
     """The trainer's logits with a random error per step, the same for equal observations."""
     draws = generator(step, "lab/engine", int(seen[0, -2]))
     error = torch.from_numpy(draws.standard_normal(logits.shape, dtype=np.float32))
-    return logits + NOISE * error
+    return logits + _NOISE * error
 
 
-def objective_with(weigh: CorrectionWeight) -> Objective:
+def _objective_with(weigh: _CorrectionWeight) -> Objective:
     """Loss with the given correction weight."""
 
     def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
@@ -76,12 +71,12 @@ def objective_with(weigh: CorrectionWeight) -> Objective:
     return objective
 
 
-def train_corrected(seed: int, *, steps: int, runs: int) -> dict[str, dict[str, Floats]]:
+def _train_corrected(seed: int, *, steps: int, runs: int) -> dict[str, dict[str, Floats]]:
     """Curves of a training under each correction, with answers drawn by the noisy engine."""
     result: dict[str, dict[str, Floats]] = {}
     for name, weigh in CORRECTIONS.items():
         plan = PuzzleTraining(
-            objective=objective_with(weigh), steps=steps, learning_rate=0.003, minibatches=2, distort=noisy_engine
+            objective=_objective_with(weigh), steps=steps, learning_rate=0.003, minibatches=2, distort=_noisy_engine
         )
         result[name] = train_seeds(plan, seed=seed, runs=runs)
     return result
@@ -98,11 +93,10 @@ def claims_of(errors: dict[str, tuple[float, float]]) -> list[BoundedClaim]:
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, cases = (20, 1, 40) if quick else (60, 2, 300)
-    errors = gradient_errors(seed, cases=cases)
-    result = train_corrected(seed, steps=steps, runs=runs)
+    errors = _gradient_errors(seed, cases=cases)
+    result = _train_corrected(seed, steps=steps, runs=runs)
     solved = {name: final_accuracy(each) for name, each in result.items()}
     plain, tis, mis, pop = CORRECTIONS
     return ExperimentResult(
@@ -123,7 +117,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             ),
         ],
         verdict=(
-            f"With engine logits off by {NOISE} nats, the squared bias of the expected gradient is "
+            f"With engine logits off by {_NOISE} nats, the squared bias of the expected gradient is "
             f"{errors[plain][0]:.2f} of its squared norm without a correction, {errors[tis][0]:.2f} with truncated, "
             f"{errors[mis][0]:.2f} with masked and {errors[pop][0]:.2f} with IcePop weights. Answers of two tokens are "
             f"learned nevertheless ({solved[plain]:.0%}, {solved[tis]:.0%}, {solved[mis]:.0%} and {solved[pop]:.0%} "
@@ -136,6 +130,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Engine and trainer disagree",
     question="How much bias do truncated, masked and IcePop weights remove when the engine's probabilities are wrong?",
-    run=run,
+    run=_run,
     source="Yao et al., 2025 (TIS); Ant Group, 2025 (IcePop)",
 )

@@ -1,36 +1,32 @@
 """PPO's clip: its effect when a batch is reused, and the reason for taking the minimum of two terms."""
 
 import torch
-from torch import nn
 
 from hone.lab.exact import gradient
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, plot_by_step
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, clipped_objective, final_accuracy, train_seeds
+from hone.lab.training import Objective, PuzzleTraining, clipped_objective, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate, importance_weighted
 from hone.objectives.ratios import ratio
-from hone.objectives.terms import LossTerms
 from hone.run.report.html import format_number
 
-WIDTH = 0.2
-EPOCHS, RATE = 8, 0.004
+_WIDTH = 0.2
+_EPOCHS, _RATE = 8, 0.004
 
 
-def without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """The surrogate without clipping."""
-    return importance_weighted(batch.logp(policy), batch.old_logp, batch.advantage)
+_OBJECTIVES: dict[str, Objective] = {
+    "clipped at 0.2": clipped_objective,
+    "no clip": lambda policy, batch: importance_weighted(batch.logp(policy), batch.old_logp, batch.advantage),
+}
 
 
-OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": clipped_objective, "no clip": without_clip}
-
-
-def surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, float]:
+def _surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, float]:
     """Gradient at a log-probability moved by `log_ratio`: of the clipped surrogate, and of the clipped term without the
     minimum, which is not a usable loss.
     """
     now = torch.tensor([log_ratio], requires_grad=True)
     then, credit = torch.zeros(1), torch.tensor([advantage])
-    smaller = gradient(clipped_surrogate(now, then, credit, low=WIDTH, high=WIDTH).loss.sum(), now)
-    bare = -credit * ratio(now, then).clamp(1 - WIDTH, 1 + WIDTH)
+    smaller = gradient(clipped_surrogate(now, then, credit, low=_WIDTH, high=_WIDTH).loss.sum(), now)
+    bare = -credit * ratio(now, then).clamp(1 - _WIDTH, 1 + _WIDTH)
     return -float(smaller), -float(gradient(bare.sum(), now))
 
 
@@ -38,7 +34,7 @@ def claims_of(
     kl: dict[str, float], most: dict[str, float], last: dict[str, float], wrong_way: float, bare: float
 ) -> list[BoundedClaim]:
     """Claims on the figures of trainings by objective, and on two gradients of the surrogate."""
-    kept, free = OBJECTIVES
+    kept, free = _OBJECTIVES
     return [
         at_least("KL of an update, no clip over clipped", kl[free] / kl[kept], 1.5),
         at_least("largest ratio, no clip over clipped", most[free] / most[kept], 1.0),
@@ -48,23 +44,22 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (20, 1) if quick else (40, 3)
     result = {
         name: train_seeds(
-            PuzzleTraining(objective=objective, steps=steps, epochs=EPOCHS, learning_rate=RATE, max_grad_norm=None),
+            PuzzleTraining(objective=objective, steps=steps, epochs=_EPOCHS, learning_rate=_RATE, max_grad_norm=None),
             seed=seed,
             runs=runs,
         )
-        for name, objective in OBJECTIVES.items()
+        for name, objective in _OBJECTIVES.items()
     }
-    kept, free = OBJECTIVES
+    kept, free = _OBJECTIVES
     last = {name: final_accuracy(each) for name, each in result.items()}
     kl = {name: float(each["policy/kl_nats"].mean()) for name, each in result.items()}
     most = {name: float(each["policy/ratio_max"].max()) for name, each in result.items()}
     entropy = {name: float(each["entropy_nats"][:, steps // 2].mean()) for name, each in result.items()}
-    wrong_way, bare = surrogate_gradients(0.5, -1.0)
+    wrong_way, bare = _surrogate_gradients(0.5, -1.0)
     return ExperimentResult(
         header=("objective", "solved", "KL of an update, nats", "largest ratio", "entropy half-way, nats"),
         rows=[(name, *map(format_number, (last[name], kl[name], most[name], entropy[name]))) for name in result],
@@ -77,7 +72,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             )
         ],
         verdict=(
-            f"With {EPOCHS} passes over each batch, an update without the clip moves the policy "
+            f"With {_EPOCHS} passes over each batch, an update without the clip moves the policy "
             f"{kl[free] / kl[kept]:.1f} times as far (ratios up to {most[free]:.0f} against {most[kept]:.1f}) and ends "
             f"at {last[free]:.1%} solved against {last[kept]:.1%}. Without the minimum, a token with negative "
             f"advantage that became 1.65 times as likely gets no gradient ({bare:.0f} against {wrong_way:.2f})."
@@ -89,6 +84,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Without PPO's clip",
     question="How do ratios, entropy and reward change without the clip, and is the minimum needed?",
-    run=run,
+    run=_run,
     source="Schulman et al., 2017",
 )

@@ -24,14 +24,14 @@ from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, discrete_method
 from hone.run.report.html import format_number
 
 STATES, ACTIONS, TRIED, DISCOUNT = 30, 8, 2, 0.9
-KEYS = ("thought", "true", "untried")
-UPDATES = 20
+_KEYS = ("thought", "true", "untried")
+_UPDATES = 20
 """Updates per iteration."""
-METHODS = {"Q-learning": 0.0, "CQL": 1.0}
+_METHODS = {"Q-learning": 0.0, "CQL": 1.0}
 """Weight of the conservative penalty."""
 
 
-def collect_log(mdp: FiniteMdp, behaviour: Floats, *, seed: int, steps: int) -> DecisionLog:
+def _collect_log(mdp: FiniteMdp, behaviour: Floats, *, seed: int, steps: int) -> DecisionLog:
     """Transitions collected by the policy `behaviour` `[S, A]`."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
     episodes = world.rollout(StationaryActor(FixedPolicyActor(probability=behaviour)))
@@ -46,24 +46,26 @@ def behaviour_policy(mdp: FiniteMdp) -> Floats:
     return (rank < TRIED) / TRIED
 
 
-def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed: int, turns: int) -> dict[str, Floats]:
+def _train_offline(
+    log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed: int, turns: int
+) -> dict[str, Floats]:
     """Greedy policy after each iteration `[turns]`, at the start: its estimated value, its true value, and the share of
     states in which its action is not in the data.
     """
     config = CqlConfig(
         recipe="cql", name="lab", log="", seed=seed, steps=turns, network=MlpConfig(hidden=[64], activation="relu"),
-        learner=ReplayLearnerConfig(lr=4e-3, updates_per_iteration=UPDATES, max_grad_norm=None), batch=128,
+        learner=ReplayLearnerConfig(lr=4e-3, updates_per_iteration=_UPDATES, max_grad_norm=None), batch=128,
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=conservatism),
     )  # fmt: skip
     job = offline_job(config, log, discrete_method(config, log_spaces(log)))
     policy = job.recipe.learner.policy
     every = torch.from_numpy(policy.spaces.inputs.array(np.arange(STATES)))
     tried = mdp_from_log(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT).available
-    result = {name: np.empty(turns) for name in KEYS}
+    result = {name: np.empty(turns) for name in _KEYS}
 
     def watch(step: int, episodes: Episodes) -> None:
         del episodes
-        table = action_values(policy.values, every)
+        table = _action_values(policy.values, every)
         choice = table.argmax(axis=1)
         result["thought"][step - 1] = start_value(mdp, table.max(axis=1))
         result["true"][step - 1] = start_value(mdp, evaluate_policy(mdp, choice))
@@ -74,12 +76,12 @@ def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed
 
 
 @torch.no_grad()
-def action_values(values: nn.Module, every: torch.Tensor) -> Floats:
+def _action_values(values: nn.Module, every: torch.Tensor) -> Floats:
     """Rewards and transitions `[S, A]`."""
     return np.asarray(values(every).numpy(), np.float64)
 
 
-def compare_methods(seed: int, number_: int, *, turns: int, steps: int) -> tuple[dict[str, dict[str, Floats]], Floats]:
+def _compare_methods(seed: int, number_: int, *, turns: int, steps: int) -> tuple[dict[str, dict[str, Floats]], Floats]:
     """Both methods on the data of one random environment; and the values of the best policy within the data and of the
     behaviour policy `[2]`.
     """
@@ -87,10 +89,10 @@ def compare_methods(seed: int, number_: int, *, turns: int, steps: int) -> tuple
         states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + number_, discount=DISCOUNT, ending=0.02
     )
     behaviour = behaviour_policy(mdp)
-    log = collect_log(mdp, behaviour, seed=seed, steps=steps)
+    log = _collect_log(mdp, behaviour, seed=seed, steps=steps)
     known = policy_iteration(mdp_from_log(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT)).policy
     bars = np.array([start_value(mdp, evaluate_policy(mdp, known)), start_value(mdp, evaluate_policy(mdp, behaviour))])
-    return {name: train_offline(log, mdp, weight, seed=seed, turns=turns) for name, weight in METHODS.items()}, bars
+    return {name: _train_offline(log, mdp, weight, seed=seed, turns=turns) for name, weight in _METHODS.items()}, bars
 
 
 def claims_of(over: dict[str, float], wary: dict[str, float], naive: dict[str, float]) -> list[BoundedClaim]:
@@ -104,16 +106,17 @@ def claims_of(over: dict[str, float], wary: dict[str, float], naive: dict[str, f
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, worlds = (60, 2) if quick else (60, 3)
-    each_world = [compare_methods(seed, k, turns=turns, steps=2000 if quick else 5000) for k in range(worlds)]
+    each_world = [_compare_methods(seed, k, turns=turns, steps=2000 if quick else 5000) for k in range(worlds)]
     by_log, by_habit = np.mean([bars for _, bars in each_world], axis=0).tolist()
-    result = {name: {key: np.stack([paths[name][key] for paths, _ in each_world]) for key in KEYS} for name in METHODS}
+    result = {
+        name: {key: np.stack([paths[name][key] for paths, _ in each_world]) for key in _KEYS} for name in _METHODS
+    }
     last = {name: {key: float(path[:, -1].mean()) for key, path in each.items()} for name, each in result.items()}
     over = {name: (each["thought"] - each["true"]) / by_log for name, each in last.items()}
     naive, wary = last["Q-learning"], last["CQL"]
-    x = UPDATES * np.arange(1, turns + 1)
+    x = _UPDATES * np.arange(1, turns + 1)
     return ExperimentResult(
         header=("method", "estimated value", "true value", "untried actions"),
         rows=[
@@ -145,6 +148,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Distribution shift offline",
     question="Does offline Q-learning overestimate untried actions, and does CQL prevent it?",
-    run=run,
+    run=_run,
     source="Kumar et al., 2020; Levine et al., 2020",
 )

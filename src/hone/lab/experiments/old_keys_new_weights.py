@@ -20,14 +20,14 @@ from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.run.report.html import format_number
 
-VOCABULARY, PROMPT, TOKENS = 16, 24, 24
-SIZES = (0.01, 0.03, 0.1, 0.3)
+_VOCABULARY, _PROMPT, _TOKENS = 16, 24, 24
+_SIZES = (0.01, 0.03, 0.1, 0.3)
 """Size of the update, relative to each weight."""
 OLD, NEW = "old weights", "new weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTokens:
+class _SampledTokens:
     """The n tokens that were sampled after the weights had changed, and their log-probabilities in nats."""
 
     recorded: Floats
@@ -51,11 +51,11 @@ class SampledTokens:
         return float((own - entropy).sum() / np.sqrt(spread.sum()))
 
 
-def tiny_decoder(seed: int) -> Decoder:
+def _tiny_decoder(seed: int) -> Decoder:
     """A decoder of two layers whose weights are large enough for the context to matter."""
     config = ModelConfig(
-        family="qwen3", vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=2,
-        head_dim=16, max_positions=PROMPT + TOKENS + 8,
+        family="qwen3", vocab_size=_VOCABULARY, hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=2,
+        head_dim=16, max_positions=_PROMPT + _TOKENS + 8,
     )  # fmt: skip
     model = new_model(config, seed=seed)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def tiny_decoder(seed: int) -> Decoder:
     return model
 
 
-def changed(model: Decoder, size: float, seed: int) -> Decoder:
+def _changed(model: Decoder, size: float, seed: int) -> Decoder:
     """The model after an update that changes each weight by a random part of this relative size."""
     new, draws = copy.deepcopy(model), generator(seed, "lab/update")
     with torch.no_grad():
@@ -75,50 +75,50 @@ def changed(model: Decoder, size: float, seed: int) -> Decoder:
     return new
 
 
-def open_engine(model: Decoder, *, slots: int, keep: bool, seed: int) -> EmbeddedEngine:
+def _open_engine(model: Decoder, *, slots: int, keep: bool, seed: int) -> EmbeddedEngine:
     """An engine with its own copy of the weights."""
-    runner = TorchRunner(copy.deepcopy(model), vocab_used=VOCABULARY, source_model=model)
+    runner = TorchRunner(copy.deepcopy(model), vocab_used=_VOCABULARY, source_model=model)
     limits = default_limits(
-        slots=slots, page_tokens=runner.page_tokens, sequence_tokens=PROMPT + TOKENS, vocab=VOCABULARY
+        slots=slots, page_tokens=runner.page_tokens, sequence_tokens=_PROMPT + _TOKENS, vocab=_VOCABULARY
     )
-    rules = TokenizerRules(eos=(), vocab=VOCABULARY)
+    rules = TokenizerRules(eos=(), vocab=_VOCABULARY)
     chosen = RunnerChoice(runner=runner, own_weights=True)
     return EmbeddedEngine(chosen, rules, limits=limits, seed=seed, on_publish="keep" if keep else "recompute")
 
 
-def sample_across_update(old: Decoder, new: Decoder, *, answers: int, keep: bool, seed: int) -> SampledTokens:
+def _sample_across_update(old: Decoder, new: Decoder, *, answers: int, keep: bool, seed: int) -> _SampledTokens:
     """Answers that are half written when the new weights arrive."""
     model = copy.deepcopy(old)
-    engine = open_engine(model, slots=answers, keep=keep, seed=seed)
-    prompt = generator(seed, "lab/prompt").integers(0, VOCABULARY, PROMPT).astype(np.int32)
-    sampling = SamplingParams(max_tokens=TOKENS, top_logprobs=VOCABULARY)
+    engine = _open_engine(model, slots=answers, keep=keep, seed=seed)
+    prompt = generator(seed, "lab/prompt").integers(0, _VOCABULARY, _PROMPT).astype(np.int32)
+    sampling = SamplingParams(max_tokens=_TOKENS, top_logprobs=_VOCABULARY)
     engine.publish(0)
     engine.submit([Request(id="a", prompt=prompt, samples=answers, sampling=sampling)])
-    for _ in range(TOKENS // 2):
+    for _ in range(_TOKENS // 2):
         engine.step()
     model.load_state_dict(new.state_dict())
     engine.publish(1)
-    done = [one for one in iter(engine.next_completion, None) if 0 < int((one.version == 1).sum()) < TOKENS]
+    done = [one for one in iter(engine.next_completion, None) if 0 < int((one.version == 1).sum()) < _TOKENS]
     texts = [ScoreRequest(prompt=prompt, tokens=one.tokens, sampling=sampling) for one in done]
     recomputed: dict[str, Floats] = {}
     for name, policy in ((OLD, old), (NEW, new)):
-        scores = open_engine(policy, slots=4, keep=False, seed=seed).score(texts)
+        scores = _open_engine(policy, slots=4, keep=False, seed=seed).score(texts)
         recomputed[name] = np.concatenate(
-            [dense_logp(scored.likeliest)[one.version == 1] for scored, one in zip(scores, done, strict=True)]
+            [_dense_logp(scored.likeliest)[one.version == 1] for scored, one in zip(scores, done, strict=True)]
         )
-    return SampledTokens(
-        recorded=np.concatenate([dense_logp(one.likeliest)[one.version == 1] for one in done]),
+    return _SampledTokens(
+        recorded=np.concatenate([_dense_logp(one.likeliest)[one.version == 1] for one in done]),
         recomputed=recomputed,
         chosen=np.concatenate([one.tokens[one.version == 1] for one in done]),
     )
 
 
-def dense_logp(likeliest: LikeliestTokens | None) -> Floats:
+def _dense_logp(likeliest: LikeliestTokens | None) -> Floats:
     """`[n, V]` log-probabilities of all tokens, from the likeliest ones in their order."""
     assert likeliest is not None
-    found = np.empty(likeliest.logp.shape, np.float64)
-    np.put_along_axis(found, likeliest.tokens.astype(np.int64), likeliest.logp.astype(np.float64), axis=1)
-    return found
+    logp = np.empty(likeliest.logp.shape, np.float64)
+    np.put_along_axis(logp, likeliest.tokens.astype(np.int64), likeliest.logp.astype(np.float64), axis=1)
+    return logp
 
 
 def claims_of(
@@ -138,17 +138,16 @@ def claims_of(
     ]  # fmt: skip
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    answers, sizes = (96, (0.03, 0.3)) if quick else (400, SIZES)
-    old = tiny_decoder(seed)
-    found: dict[float, SampledTokens] = {}
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    answers, sizes = (96, (0.03, 0.3)) if quick else (400, _SIZES)
+    old = _tiny_decoder(seed)
+    measured: dict[float, _SampledTokens] = {}
     for size in sizes:
-        new = changed(old, size, seed)
-        found[size] = sample_across_update(old, new, answers=answers, keep=True, seed=seed)
-    again = sample_across_update(old, changed(old, sizes[-1], seed), answers=32, keep=False, seed=seed)
-    gaps = {size: {name: one.gap(name) for name in (OLD, NEW)} for size, one in found.items()}
-    last = found[sizes[-1]]
+        new = _changed(old, size, seed)
+        measured[size] = _sample_across_update(old, new, answers=answers, keep=True, seed=seed)
+    again = _sample_across_update(old, _changed(old, sizes[-1], seed), answers=32, keep=False, seed=seed)
+    gaps = {size: {name: one.gap(name) for name in (OLD, NEW)} for size, one in measured.items()}
+    last = measured[sizes[-1]]
     fit = {name: abs(last.surprise(last.recomputed[name])) for name in (OLD, NEW)}
     recorded = abs(last.surprise(last.recorded))
     return ExperimentResult(
@@ -174,6 +173,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Old keys, new weights",
     question="Which policy sampled an answer that went on with new weights over the keys and values of old ones?",
-    run=run,
+    run=_run,
     source="Fu et al., 2025 (AReaL)",
 )

@@ -22,9 +22,9 @@ from hone.recipes.tabular import option_q_learning, q_learning
 from hone.run.job import TrainingJob
 from hone.run.report.html import format_number
 
-DISCOUNT, EACH, ROOMS = 0.95, 16, 8
+DISCOUNT, _EACH, ROOMS = 0.95, 16, 8
 """Steps of each environment per iteration, and environments."""
-SWEEPS, EARLY = 40, 50
+_SWEEPS, _EARLY = 40, 50
 """Sweeps of value iteration; and iterations that count as early."""
 KINDS = ("single actions", "hallway options and actions")
 ONLY = "hallway options alone"
@@ -52,28 +52,28 @@ def plan_with_options(world: FourRoomsEnv) -> dict[str, OptionPlan]:
         above, plain = (
             (mdp_over_options(mdp, options), mdp_over_options(without, options)) if options else (mdp, without)
         )
-        value, path = np.zeros(mdp.states), np.zeros(SWEEPS + 1)
-        for sweep in range(1, SWEEPS + 1):
+        value, path = np.zeros(mdp.states), np.zeros(_SWEEPS + 1)
+        for sweep in range(1, _SWEEPS + 1):
             value = above.greedy_values(above.backup(value))
             path[sweep] = start_value(above, value) / best
         choice = policy_iteration(above).policy
         share = start_value(above, evaluate_policy(above, choice)) / best
-        result[name] = OptionPlan(progress=path, value_share=share, decisions=expected_decisions(plain, choice))
+        result[name] = OptionPlan(progress=path, value_share=share, decisions=_expected_decisions(plain, choice))
     return result
 
 
-def expected_decisions(above: FiniteMdp, choice: NDArray[np.int64]) -> float:
+def _expected_decisions(above: FiniteMdp, choice: NDArray[np.int64]) -> float:
     """Expected number of choices until the goal, a mean over starts; `above` has the discount 1."""
     return start_value(above, evaluate_policy(with_rewards(above, np.ones(len(above.reward))), choice))
 
 
-def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
+def _make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
     """Q-learning over the options, or over the actions, of the same environments at the same rate."""
     env, judge = GymConfig(id="hone/FourRooms-v0", num_envs=ROOMS), ControlEvaluationConfig(episodes=20)
     if kind == KINDS[0]:
         return q_learning.ENTRY.build(
             q_learning.QLearningConfig(
-                recipe="q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH,
+                recipe="q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=_EACH,
             evaluation=judge,
                 table=TableConfig(rate=RateConfig(rate=0.1)),
                 algorithm=TabularAlgorithm(discount=DISCOUNT),
@@ -81,21 +81,21 @@ def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
         )  # fmt: skip
     return option_q_learning.ENTRY.build(
         option_q_learning.OptionQConfig(
-            recipe="option_q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH,
+            recipe="option_q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=_EACH,
             evaluation=judge,
             algorithm=option_q_learning.OptionQAlgorithm(discount=DISCOUNT),
         )
     )  # fmt: skip
 
 
-def goals_reached(kind: str, *, seed: int, turns: int) -> Floats:
+def _goals_reached(kind: str, *, seed: int, turns: int) -> Floats:
     """Goals reached in each iteration `[turns]`."""
     result = np.zeros(turns)
 
     def watch(step: int, episodes: Episodes) -> None:
         result[step - 1] = episodes.terminated.sum()
 
-    train_job(make_job(kind, seed=seed, turns=turns), steps=turns, watch=watch)
+    train_job(_make_job(kind, seed=seed, turns=turns), steps=turns, watch=watch)
     return result
 
 
@@ -114,15 +114,14 @@ def claims_of(sweeps: dict[str, int], plan: dict[str, OptionPlan], early: dict[s
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, runs = (60, 4) if quick else (150, 4)
     plan = plan_with_options(FourRoomsEnv())
     goals = {
-        kind: np.stack([goals_reached(kind, seed=10 * seed + k, turns=turns) for k in range(runs)]) for kind in KINDS
+        kind: np.stack([_goals_reached(kind, seed=10 * seed + k, turns=turns) for k in range(runs)]) for kind in KINDS
     }
-    steps = EACH * ROOMS
-    early = {kind: float(path[:, :EARLY].sum(axis=1).mean()) for kind, path in goals.items()}
+    steps = _EACH * ROOMS
+    early = {kind: float(path[:, :_EARLY].sum(axis=1).mean()) for kind, path in goals.items()}
     late = {
         kind: steps * (turns // 5) / float(path[:, -(turns // 5) :].sum(axis=1).mean()) for kind, path in goals.items()
     }
@@ -136,7 +135,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             for kind, each in plan.items()
         ],
         panels=[
-            line_plot("share of the optimal value", "sweeps of value iteration", range(SWEEPS + 1),
+            line_plot("share of the optimal value", "sweeps of value iteration", range(_SWEEPS + 1),
                   {kind: each.progress for kind, each in plan.items()}),
             line_plot("goals reached in training", "environment steps", steps * np.arange(1, turns + 1),
                   {kind: np.cumsum(path, axis=1) for kind, path in goals.items()}),
@@ -146,7 +145,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"sweeps instead of {sweeps[single]}. With hallway options alone, {plan[ONLY].decisions:.1f} decisions "
             f"lead to the goal instead of {plan[single].decisions:.1f}, at {plan[ONLY].value_share:.1%} of the optimal "
             f"value. Q-learning with options reached the goal {early[ways]:.0f} times instead of {early[single]:.0f} "
-            f"in its first {steps * EARLY:,} steps, and needed {late[ways]:.0f} steps per goal at the end against "
+            f"in its first {steps * _EARLY:,} steps, and needed {late[ways]:.0f} steps per goal at the end against "
             f"{late[single]:.0f}."
         ),
         claims=claims_of(sweeps, plan, early),
@@ -156,6 +155,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Options against single actions",
     question="Do options speed up planning and learning?",
-    run=run,
+    run=_run,
     source="Sutton et al., 1999",
 )

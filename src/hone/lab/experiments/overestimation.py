@@ -12,10 +12,10 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.lab.puzzles import Floats
 from hone.run.report.html import format_number
 
-ACTIONS, HALF = 10, 5
+ACTIONS, _HALF = 10, 5
 TRUTH = -0.1
 """Mean reward of the second state's actions: 1 in 45 of 100 cases, -1 otherwise."""
-WINDOW = 20
+_WINDOW = 20
 METHODS = ("Q-learning", "double Q-learning")
 
 
@@ -30,13 +30,13 @@ def maximisation_bias_mdp() -> FiniteMdp:
             next_state=np.ones(3 * ACTIONS, np.int64),
             probability=np.concatenate([np.ones(ACTIONS), np.tile([0.45, 0.55], ACTIONS)]),
             reward=np.concatenate([np.zeros(ACTIONS), np.tile([1.0, -1.0], ACTIONS)]),
-            terminates=np.concatenate([action < HALF, np.ones(2 * ACTIONS, np.bool_)]),
+            terminates=np.concatenate([action < _HALF, np.ones(2 * ACTIONS, np.bool_)]),
         ),
         states=2, actions=ACTIONS, start=np.array([1.0, 0.0]), discount=1.0,
     )  # fmt: skip
 
 
-def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[Floats, Floats]:
+def _train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[Floats, Floats]:
     """Per iteration `[turns]`: share of first decisions that lead to the bets, and the estimated value of these."""
     mdp = replicate_mdp(maximisation_bias_mdp(), learners)
     world = FiniteWorld(mdp=mdp, steps=1, seed=seed, copies=learners)
@@ -48,7 +48,7 @@ def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[
 
     def watch(step: int, episodes: Episodes) -> None:
         first = episodes.observations.astype(np.int64) % 2 == 0
-        wrong[step - 1] = (episodes.chosen[first].astype(np.int64) >= HALF).mean()
+        wrong[step - 1] = (episodes.chosen[first].astype(np.int64) >= _HALF).mean()
         # Value of the bets in the target of a step towards them.
         tables = table.x.reshape(table.tables, learners, 2, ACTIONS)[:, :, 1]
         pick = tables[0].argmax(axis=1)
@@ -69,16 +69,15 @@ def claims_of(share: dict[str, float], bias: dict[str, float], last: dict[str, f
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, learners = (400, 300) if quick else (800, 1000)
-    result = {name: train_learners(name, seed=seed, turns=turns, learners=learners) for name in METHODS}
+    result = {name: _train_learners(name, seed=seed, turns=turns, learners=learners) for name in METHODS}
     share = {name: float(wrong.mean()) for name, (wrong, _) in result.items()}
-    peak = {name: float(moving_average(wrong, WINDOW).max()) for name, (wrong, _) in result.items()}
+    peak = {name: float(moving_average(wrong, _WINDOW).max()) for name, (wrong, _) in result.items()}
     bias = {name: float(believed.max()) - TRUTH for name, (_, believed) in result.items()}
     last = {name: float(believed[-turns // 10 :].mean()) for name, (_, believed) in result.items()}
     single, double = METHODS
-    after = np.arange(WINDOW, turns + 1)
+    after = np.arange(_WINDOW, turns + 1)
     return ExperimentResult(
         header=("method", "wrong decisions", "at worst", "largest estimate", "final estimate", "true value"),
         rows=[
@@ -88,7 +87,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot("share of decisions for the bets", "steps of each learner", after,
-                  {name: moving_average(wrong, WINDOW) for name, (wrong, _) in result.items()}),
+                  {name: moving_average(wrong, _WINDOW) for name, (wrong, _) in result.items()}),
             line_plot("estimated value of the bets", "steps of each learner", np.arange(1, turns + 1),
                   {**{name: believed for name, (_, believed) in result.items()}, "true value": np.full(turns, TRUTH)}),
         ],
@@ -106,6 +105,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Maximisation bias",
     question="Why does Q-learning prefer losing bets, and does double Q-learning correct it?",
-    run=run,
+    run=_run,
     source="van Hasselt, 2010; Sutton & Barto, 2018, example 6.7",
 )

@@ -17,47 +17,47 @@ from hone.lab.policies import sample_rows
 from hone.lab.puzzles import Floats
 from hone.objectives.policy import reinforce_loss
 
-WAYS, QUESTIONS, K, SIZE, RATE = 5, 40, 8, 16, 0.5
-CreditAssigner = Callable[[Episodes, Values], Credits]
-CREDITS: dict[str, CreditAssigner] = {
+_WAYS, _QUESTIONS, K, _SIZE, _RATE = 5, 40, 8, 16, 0.5
+_CreditAssigner = Callable[[Episodes, Values], Credits]
+CREDITS: dict[str, _CreditAssigner] = {
     "GRPO": group_relative,
     f"pass@{K} advantages": partial(pass_at_k, k=K),
     "MaxRL": max_rl,
 }
 
 
-def solution_table(seed: int) -> Floats:
+def _solution_table(seed: int) -> Floats:
     """True if way w solves question q `[QUESTIONS, WAYS]`: the first solves 6 in 10, each other one its own tenth."""
-    order = generator(seed, "lab/ways").permutation(QUESTIONS)
-    solves = np.zeros((QUESTIONS, WAYS))
-    solves[order[: int(0.6 * QUESTIONS)], 0] = 1.0
-    for way in range(1, WAYS):
-        low = int((0.6 + 0.1 * (way - 1)) * QUESTIONS)
-        solves[order[low : low + QUESTIONS // 10], way] = 1.0
+    order = generator(seed, "lab/ways").permutation(_QUESTIONS)
+    solves = np.zeros((_QUESTIONS, _WAYS))
+    solves[order[: int(0.6 * _QUESTIONS)], 0] = 1.0
+    for way in range(1, _WAYS):
+        low = int((0.6 + 0.1 * (way - 1)) * _QUESTIONS)
+        solves[order[low : low + _QUESTIONS // 10], way] = 1.0
     return solves
 
 
-def mean_pass_at_k(logits: torch.Tensor, solves: Floats, k: int) -> float:
+def _mean_pass_at_k(logits: torch.Tensor, solves: Floats, k: int) -> float:
     """Mean probability that one of `k` answers to a question is right, exactly."""
     chance = solves @ torch.softmax(logits.double(), dim=0).numpy()
     return float((1 - (1 - chance) ** k).mean())
 
 
-def train_ways(credit: CreditAssigner, solves: Floats, *, seed: int, steps: int) -> Floats:
-    """pass@1 and pass@K over the steps `[steps + 1, 2]`: plain gradient steps, `SIZE` answers to every question."""
-    logits = torch.zeros(WAYS)
-    result = [(mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K))]
-    asked = np.repeat(np.arange(QUESTIONS), SIZE)
+def _train_ways(credit: _CreditAssigner, solves: Floats, *, seed: int, steps: int) -> Floats:
+    """pass@1 and pass@K over the steps `[steps + 1, 2]`: plain gradient steps, `_SIZE` answers to every question."""
+    logits = torch.zeros(_WAYS)
+    result = [(_mean_pass_at_k(logits, solves, 1), _mean_pass_at_k(logits, solves, K))]
+    asked = np.repeat(np.arange(_QUESTIONS), _SIZE)
     for step in range(steps):
         draws = generator(seed, "lab/passk", step)
-        chance = np.broadcast_to(torch.softmax(logits, dim=0).numpy(), (len(asked), WAYS))
+        chance = np.broadcast_to(torch.softmax(logits, dim=0).numpy(), (len(asked), _WAYS))
         way = sample_rows(chance, draws.random(len(asked)))
         credits = credit(scored_episodes(solves[asked, way], asked), NO_VALUES)
         table = logits.clone().requires_grad_(True)
         now = torch.log_softmax(table, dim=0)[torch.from_numpy(way)]
         slope = gradient(reinforce_loss(now, torch.from_numpy(credits.advantage)).loss.mean(), table)
-        logits = logits - RATE * slope
-        result.append((mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K)))
+        logits = logits - _RATE * slope
+        result.append((_mean_pass_at_k(logits, solves, 1), _mean_pass_at_k(logits, solves, K)))
     return np.array(result)
 
 
@@ -73,11 +73,10 @@ def claims_of(end: dict[str, Floats], start: Floats) -> list[BoundedClaim]:
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 60 if quick else 200
-    solves = solution_table(seed)
-    paths = {name: train_ways(credit, solves, seed=seed, steps=steps) for name, credit in CREDITS.items()}
+    solves = _solution_table(seed)
+    paths = {name: _train_ways(credit, solves, seed=seed, steps=steps) for name, credit in CREDITS.items()}
     grpo, many, likely = CREDITS
     start = paths[grpo][0]
     end = {name: path[-1] for name, path in paths.items()}
@@ -101,6 +100,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="pass@1 against pass@k",
     question="Does GRPO raise pass@k, and how do pass@k advantages and MaxRL compare?",
-    run=run,
+    run=_run,
     source="Chen et al., 2025; MaxRL, 2026",
 )

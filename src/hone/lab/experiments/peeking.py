@@ -13,8 +13,8 @@ from hone.decide.simulators.drifting import StagedTraffic
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+_Bools = NDArray[np.bool_]
+_Ints = NDArray[np.int64]
 
 ALPHA = 0.05
 EVERY = 100
@@ -22,7 +22,7 @@ EVERY = 100
 Z_TEST, ONE_LOOK, E_PROCESS = "z-test, each look", "z-test, last look", "e-process, each look"
 
 
-def z_of_losses(values: Floats, is_new: Bools, ends: Ints) -> Floats:
+def z_of_losses(values: Floats, is_new: _Bools, ends: _Ints) -> Floats:
     """z statistic of "the new mean is lower" after each number of units `ends` `[L]`; 0 with fewer than 10 an arm.
 
     The level of a z-test holds for one look that was planned before.
@@ -43,7 +43,7 @@ def z_of_losses(values: Floats, is_new: Bools, ends: Ints) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookedAt:
+class _LookedAt:
     """Alarms of one rollout: the requests after which each test rolls back; infinite: never."""
 
     z_test: float
@@ -51,7 +51,7 @@ class LookedAt:
     e_process: float
 
 
-def look_at(traffic: StagedTraffic, random: np.random.Generator, alpha: float = ALPHA) -> LookedAt:
+def _look_at(traffic: StagedTraffic, random: np.random.Generator, alpha: float = ALPHA) -> _LookedAt:
     """Simulate one rollout and look at it every 100 requests."""
     requests, is_new = traffic.exposures(random)
     values = traffic.values(is_new, random)
@@ -61,26 +61,26 @@ def look_at(traffic: StagedTraffic, random: np.random.Generator, alpha: float = 
     limit = NormalDist().inv_cdf(1 - alpha)
     path = mixture_paths(matched_scores(values, is_new))
     highest = np.concatenate([[0.0], np.maximum.accumulate(path)])[ends]
-    return LookedAt(
+    return _LookedAt(
         z_test=_first(z > limit, looks),
         one_look=float(looks[-1]) if z[-1] > limit else math.inf,
         e_process=_first(highest >= -math.log(alpha), looks),
     )
 
 
-def _first(alarms: Bools, looks: Ints) -> float:
+def _first(alarms: _Bools, looks: _Ints) -> float:
     places = np.flatnonzero(alarms)
     return float(looks[places[0]]) if len(places) else math.inf
 
 
-def alarms_of(seed: int, runs: int, change: float) -> dict[str, Floats]:
+def _alarms_of(seed: int, runs: int, change: float) -> dict[str, Floats]:
     """Requests until each test rolls back, `[runs]` by test; infinite: never."""
     traffic = StagedTraffic(change=change)
-    found = [look_at(traffic, generator(seed, "lab/peeking", f"{change:g}", run)) for run in range(runs)]
+    looks = [_look_at(traffic, generator(seed, "lab/peeking", f"{change:g}", run)) for run in range(runs)]
     return {
-        Z_TEST: np.array([one.z_test for one in found]),
-        ONE_LOOK: np.array([one.one_look for one in found]),
-        E_PROCESS: np.array([one.e_process for one in found]),
+        Z_TEST: np.array([one.z_test for one in looks]),
+        ONE_LOOK: np.array([one.one_look for one in looks]),
+        E_PROCESS: np.array([one.e_process for one in looks]),
     }
 
 
@@ -94,17 +94,16 @@ def claims_of(false: dict[str, float], power: float) -> list[BoundedClaim]:
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     runs = 300 if quick else 1000
-    alike, worse = alarms_of(seed, runs, 0.0), alarms_of(seed, runs // 5, -0.05)
+    alike, worse = _alarms_of(seed, runs, 0.0), _alarms_of(seed, runs // 5, -0.05)
     looks = np.arange(0, 20_001, 500)
     false = {name: float(np.isfinite(when).mean()) for name, when in alike.items()}
-    found = {name: float(np.isfinite(when).mean()) for name, when in worse.items()}
+    caught = {name: float(np.isfinite(when).mean()) for name, when in worse.items()}
     half = {name: float(np.median(when)) for name, when in worse.items()}
     return ExperimentResult(
         header=("test", "equal versions rolled back", "5% worse found", "requests, median"),
-        rows=[(name, f"{false[name]:.1%}", f"{found[name]:.1%}", f"{half[name]:,.0f}") for name in alike],
+        rows=[(name, f"{false[name]:.1%}", f"{caught[name]:.1%}", f"{half[name]:,.0f}") for name in alike],
         panels=[
             line_plot(
                 "equal versions rolled back so far",
@@ -112,14 +111,14 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 looks,
                 {name: [float((when <= at).mean()) for at in looks] for name, when in alike.items()},
             ),
-            bar_plot("versions that are 5% worse: share found", found),
+            bar_plot("versions that are 5% worse: share found", caught),
         ],
         verdict=(
             f"Looked at every {EVERY} requests, a z-test at 5% rolls back {false[Z_TEST]:.0%} of versions that are as "
-            f"good as the live one; an e-process rolls back {false[E_PROCESS]:.1%}, and finds {found[E_PROCESS]:.1%} "
+            f"good as the live one; an e-process rolls back {false[E_PROCESS]:.1%}, and finds {caught[E_PROCESS]:.1%} "
             f"of those that are 5% worse, after {half[E_PROCESS]:,.0f} requests."
         ),
-        claims=claims_of(false, found[E_PROCESS]),
+        claims=claims_of(false, caught[E_PROCESS]),
         figures={"runs": float(runs)},
     )
 
@@ -127,6 +126,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Peeking at a rollout",
     question="A rollout is looked at again and again until a test says stop: how often does it stop for nothing?",
-    run=run,
+    run=_run,
     source="Johari et al., 2017; Waudby-Smith and Ramdas, 2020",
 )

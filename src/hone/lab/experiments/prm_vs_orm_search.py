@@ -23,18 +23,18 @@ from hone.objectives.reward_model import step_regression
 from hone.text.search.plans import BeamPlan, BestOfPlan
 from hone.text.search.searching import Candidate, CandidateScores, Searching, SearchTools
 
-STEPS, DIGITS, CHOICES, PROBLEMS, BRANCH = 6, 12, 5, 200, 4
+_STEPS, _DIGITS, _CHOICES, _PROBLEMS, _BRANCH = 6, 12, 5, 200, 4
 FEW, MANY = 60, 3000
 """Labelled answers."""
 ORM, PRM = "outcomes", "steps"
-Kind: TypeAlias = Literal["outcomes", "steps"]
-SEPARATOR, END = CHOICES, CHOICES + 1
+_Kind: TypeAlias = Literal["outcomes", "steps"]
+_SEPARATOR, _END = _CHOICES, _CHOICES + 1
 """Tokens beside the choices: the end of a step, the end of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTask:
-    """Questions of `STEPS` digits; the step at a digit is a choice, and one choice is right."""
+class _StepTask:
+    """Questions of `_STEPS` digits; the step at a digit is a choice, and one choice is right."""
 
     right: Ints
     """`[DIGITS]` right choice of each digit."""
@@ -42,22 +42,22 @@ class StepTask:
     """`[DIGITS, CHOICES]` the policy's choice."""
 
 
-def make_task(seed: int) -> StepTask:
+def _make_task(seed: int) -> _StepTask:
     """A policy that is right with a chance of 0.5 to 0.65 at each step; its wrong choices are uneven habits."""
     random = generator(seed, "lab/steps")
-    right = random.integers(0, CHOICES, DIGITS)
-    chances = random.dirichlet(np.ones(CHOICES), DIGITS)
-    chances[np.arange(DIGITS), right] = 0.0
-    chances *= (1 - random.uniform(0.5, 0.65, DIGITS))[:, None] / chances.sum(axis=1, keepdims=True)
-    chances[np.arange(DIGITS), right] = 1 - chances.sum(axis=1)
-    return StepTask(right=right, chances=chances)
+    right = random.integers(0, _CHOICES, _DIGITS)
+    chances = random.dirichlet(np.ones(_CHOICES), _DIGITS)
+    chances[np.arange(_DIGITS), right] = 0.0
+    chances *= (1 - random.uniform(0.5, 0.65, _DIGITS))[:, None] / chances.sum(axis=1, keepdims=True)
+    chances[np.arange(_DIGITS), right] = 1 - chances.sum(axis=1)
+    return _StepTask(right=right, chances=chances)
 
 
 @dataclass
-class TableSession:
+class _TableSession:
     """Implements `GenerationSession` with the policy of a task: a step is a choice and a separator."""
 
-    task: StepTask
+    task: _StepTask
     seed: int
     queue: deque[tuple[Request, int]] = field(default_factory=deque[tuple[Request, int]])
 
@@ -78,15 +78,15 @@ class TableSession:
     def reset_stats(self) -> None: ...
 
     def _draw(self, request: Request, sample: int) -> Completion:
-        digits, written = request.prompt[:STEPS], (len(request.prompt) - STEPS) // 2
-        draws = uniforms(self.seed, "lab/draw", request.id, request.turn, sample, count=STEPS)
-        ends = written + 1 if request.sampling.stop else STEPS
+        digits, written = request.prompt[:_STEPS], (len(request.prompt) - _STEPS) // 2
+        draws = uniforms(self.seed, "lab/draw", request.id, request.turn, sample, count=_STEPS)
+        ends = written + 1 if request.sampling.stop else _STEPS
         tokens: list[int] = []
         for step in range(written, ends):
             row = np.cumsum(self.task.chances[digits[step]])
-            tokens += [min(int(np.searchsorted(row, draws[step], side="right")), CHOICES - 1), SEPARATOR]
-        whole = ends == STEPS
-        tokens += [END] if whole else []
+            tokens += [min(int(np.searchsorted(row, draws[step], side="right")), _CHOICES - 1), _SEPARATOR]
+        whole = ends == _STEPS
+        tokens += [_END] if whole else []
         unknown = np.zeros(len(tokens), np.float32)
         reason: FinishReason = "eos" if whole else "stop"
         return Completion(
@@ -100,71 +100,71 @@ class TableSession:
         )
 
 
-def choices_of(one: Candidate) -> NDArray[np.int32]:
+def _choices_of(one: Candidate) -> NDArray[np.int32]:
     """`[steps]` choices of a candidate."""
-    return one.tokens[one.tokens < CHOICES]
+    return one.tokens[one.tokens < _CHOICES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableScorer:
+class _TableScorer:
     """Implements `CandidateScorer`: log-odds of steps, of which the weakest counts, or their sum for an outcome."""
 
-    kind: Kind
+    kind: _Kind
     weights: Floats
     """`[DIGITS, CHOICES]`."""
 
     def score(self, asked: Sequence[tuple[Request, Sequence[Candidate]]]) -> list[CandidateScores]:
-        found: list[CandidateScores] = []
+        scores: list[CandidateScores] = []
         for request, some in asked:
-            digits = [self.weights[request.prompt[: len(choices_of(one))], choices_of(one)] for one in some]
+            digits = [self.weights[request.prompt[: len(_choices_of(one))], _choices_of(one)] for one in some]
             values = [float(row.min() if self.kind == PRM else row.sum()) for row in digits]
-            found.append(CandidateScores(values=np.array(values), tokens_read=np.zeros(len(some), np.int64)))
-        return found
+            scores.append(CandidateScores(values=np.array(values), tokens_read=np.zeros(len(some), np.int64)))
+        return scores
 
 
-def questions(count: int, *, seed: int, stream: str) -> Ints:
+def _questions(count: int, *, seed: int, stream: str) -> Ints:
     """`[count, STEPS]` digits."""
-    return generator(seed, f"lab/{stream}").integers(0, DIGITS, (count, STEPS))
+    return generator(seed, f"lab/{stream}").integers(0, _DIGITS, (count, _STEPS))
 
 
-def learn(task: StepTask, kind: Kind, answers: int, seed: int) -> TableScorer:
+def _learn(task: _StepTask, kind: _Kind, answers: int, seed: int) -> _TableScorer:
     """A verifier learnt from `answers` answers of the policy, labelled by step or as a whole."""
-    digits = questions(answers, seed=seed, stream="labelled")
-    draws = generator(seed, "lab/labelled answers").random((answers, STEPS, 1))
-    chosen = (np.cumsum(task.chances[digits], axis=2) < draws).sum(axis=2).clip(max=CHOICES - 1)
+    digits = _questions(answers, seed=seed, stream="labelled")
+    draws = generator(seed, "lab/labelled answers").random((answers, _STEPS, 1))
+    chosen = (np.cumsum(task.chances[digits], axis=2) < draws).sum(axis=2).clip(max=_CHOICES - 1)
     right = chosen == task.right[digits]
-    place = torch.from_numpy(digits * CHOICES + chosen)
+    place = torch.from_numpy(digits * _CHOICES + chosen)
     label = torch.from_numpy(right if kind == PRM else right.all(axis=1)).double()
-    table = torch.zeros(DIGITS * CHOICES + 1, dtype=torch.float64)
+    table = torch.zeros(_DIGITS * _CHOICES + 1, dtype=torch.float64)
     for _ in range(300):
         table.requires_grad_(True)
         rows = table[place]
         logit = rows if kind == PRM else rows.sum(dim=1) + table[-1]
         loss = step_regression(logit.flatten(), label.flatten()).loss.mean() + 1e-4 * table.square().sum()
         table = (table - (20.0 if kind == PRM else 4.0) * gradient(loss, table)).detach()
-    return TableScorer(kind=kind, weights=table[:-1].reshape(DIGITS, CHOICES).numpy())
+    return _TableScorer(kind=kind, weights=table[:-1].reshape(_DIGITS, _CHOICES).numpy())
 
 
-def solved(task: StepTask, scorer: TableScorer, plan: BeamPlan | BestOfPlan, seed: int) -> tuple[float, float]:
+def solved(task: _StepTask, scorer: _TableScorer, plan: BeamPlan | BestOfPlan, seed: int) -> tuple[float, float]:
     """Share of the questions whose selected answer is right in every step, and tokens drawn for each."""
-    digits = questions(PROBLEMS, seed=seed, stream="held out")
-    sampling = SamplingParams(max_tokens=2 * STEPS + 1)
+    digits = _questions(_PROBLEMS, seed=seed, stream="held out")
+    sampling = SamplingParams(max_tokens=2 * _STEPS + 1)
     asked = [
         Request(id=str(n), prompt=row.astype(np.int32), samples=1, sampling=sampling) for n, row in enumerate(digits)
     ]
-    tools = SearchTools(decode=lambda tokens: ";" * int((tokens == SEPARATOR).sum()), scorer=scorer, step=";")
-    search = Searching(TableSession(task, seed), plan, tools)
+    tools = SearchTools(decode=lambda tokens: ";" * int((tokens == _SEPARATOR).sum()), scorer=scorer, step=";")
+    search = Searching(_TableSession(task, seed), plan, tools)
     right = [
-        bool((one.tokens[one.tokens < CHOICES] == task.right[digits[int(one.request_id)]]).all())
+        bool((one.tokens[one.tokens < _CHOICES] == task.right[digits[int(one.request_id)]]).all())
         for one in generate(search, asked)
     ]
     return float(np.mean(right)), float(np.mean([cost.drawn_tokens for cost in search.costs.values()]))
 
 
-def claims_of(shares: Mapping[tuple[Kind, int, str], float]) -> list[BoundedClaim]:
+def claims_of(shares: Mapping[tuple[_Kind, int, str], float]) -> list[BoundedClaim]:
     """Claims on the share of solved questions by kind of labels, their number, and way (`whole`, `beam`, `wide`)."""
 
-    def gain(kind: Kind, answers: int) -> float:
+    def gain(kind: _Kind, answers: int) -> float:
         return shares[kind, answers, "beam"] - shares[kind, answers, "whole"]
 
     return [
@@ -177,20 +177,19 @@ def claims_of(shares: Mapping[tuple[Kind, int, str], float]) -> list[BoundedClai
     ]  # fmt: skip
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     del quick
-    task = make_task(seed)
-    plans = {"whole": BestOfPlan(n=BRANCH), "beam": BeamPlan(width=1, branch=BRANCH)}
-    shares: dict[tuple[Kind, int, str], float] = {}
+    task = _make_task(seed)
+    plans = {"whole": BestOfPlan(n=_BRANCH), "beam": BeamPlan(width=1, branch=_BRANCH)}
+    shares: dict[tuple[_Kind, int, str], float] = {}
     tokens = dict[str, float]()
     for answers in (FEW, MANY):
         for kind in (ORM, PRM):
-            scorer = learn(task, kind, answers, seed)
+            scorer = _learn(task, kind, answers, seed)
             for name, plan in plans.items():
                 shares[kind, answers, name], tokens[name] = solved(task, scorer, plan, seed)
     return ExperimentResult(
-        header=("labels", "labelled answers", f"best of {BRANCH}", f"beam 1x{BRANCH}"),
+        header=("labels", "labelled answers", f"best of {_BRANCH}", f"beam 1x{_BRANCH}"),
         rows=[
             (kind, f"{answers:,}", f"{shares[kind, answers, 'whole']:.1%}", f"{shares[kind, answers, 'beam']:.1%}")
             for answers in (FEW, MANY)
@@ -204,7 +203,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         verdict=(
             f"With {FEW} labelled answers a beam by a verifier of steps solves {shares[PRM, FEW, 'beam']:.0%} of the "
-            f"questions at {tokens['beam']:.0f} tokens, best of {BRANCH} by it {shares[PRM, FEW, 'whole']:.0%} at "
+            f"questions at {tokens['beam']:.0f} tokens, best of {_BRANCH} by it {shares[PRM, FEW, 'whole']:.0%} at "
             f"{tokens['whole']:.0f}, and a beam by a verifier of outcomes {shares[ORM, FEW, 'beam']:.0%}. With "
             f"{MANY:,} answers outcomes are enough for {shares[ORM, MANY, 'beam']:.0%}, and steps for "
             f"{shares[PRM, MANY, 'beam']:.0%}."
@@ -216,6 +215,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="verifiers of steps and of outcomes under search",
     question="Do labels of steps solve more than labels of outcomes, at equal tokens and labelled answers?",
-    run=run,
+    run=_run,
     source="Lightman et al., 2023; Snell et al., 2024",
 )

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from hone.core.random import uniforms
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 
-TEMPERATURES = (0.7, 1.0, 1.3)
-LENGTHS = (8, 16, 32, 64)
+_TEMPERATURES = (0.7, 1.0, 1.3)
+_LENGTHS = (8, 16, 32, 64)
 """Tokens of a turn."""
 TURN, TURNS = 32, 8
-VOCABULARY = 2000
-ANY_TOKEN = 0.05
+_VOCABULARY = 2000
+_ANY_TOKEN = 0.05
 """Weight of the tokens' frequencies beside the pairs': a model gives every continuation some probability."""
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
 
@@ -28,12 +28,12 @@ class PairModel:
     """Byte pairs learnt from prose, and how often each token follows each other one there."""
 
     tokenizer: hf.Tokenizer
-    frequency: Floats
+    frequency: _Floats
     """`[V]`"""
-    following: Floats
+    following: _Floats
     """`[V, V]` probability of the column after the row, at temperature 1."""
 
-    def at(self, temperature: float) -> Floats:
+    def at(self, temperature: float) -> _Floats:
         """`[V, V]` the policy at a temperature: p ** (1 / temperature), normalised."""
         heated = self.following ** (1 / temperature)
         return heated / heated.sum(axis=1, keepdims=True)
@@ -63,7 +63,7 @@ def pair_model() -> PairModel:
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = hf.decoders.ByteLevel()
     trainer = hf.trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=_VOCABULARY,
         initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -74,15 +74,15 @@ def pair_model() -> PairModel:
     np.add.at(pairs, (ids[:-1], ids[1:]), 1)
     seen = pairs.sum(axis=1, keepdims=True)
     pairs = np.where(seen > 0, pairs / np.maximum(seen, 1), frequency)
-    return PairModel(tokenizer, frequency, (1 - ANY_TOKEN) * pairs + ANY_TOKEN * frequency)
+    return PairModel(tokenizer, frequency, (1 - _ANY_TOKEN) * pairs + _ANY_TOKEN * frequency)
 
 
-def changed(turns: Tokens, again: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+def _changed(turns: Tokens, again: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
     """`[count]` turns whose text has other tokens than were drawn."""
     return np.array([list(other) != drawn for other, drawn in zip(again, turns.tolist(), strict=True)])
 
 
-def lost_nats(logp: Floats, drawn: Sequence[int], again: Sequence[int]) -> float:
+def _lost_nats(logp: _Floats, drawn: Sequence[int], again: Sequence[int]) -> float:
     """Log-probability of the drawn tokens less that of the same text's other tokens, after the first, in nats."""
     return float(logp[drawn[:-1], drawn[1:]].sum() - logp[again[:-1], again[1:]].sum())
 
@@ -98,27 +98,26 @@ def claims_of(share: dict[float, float], dialogue: float, lost: float) -> list[B
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     model, count = pair_model(), 1600 if quick else 8000
     shares: dict[float, list[float]] = {}
     lost: dict[float, float] = {}
     dialogue = 0.0
-    for temperature in TEMPERATURES:
+    for temperature in _TEMPERATURES:
         logp, shares[temperature] = np.log(np.maximum(model.at(temperature), 1e-12)), []
-        drawn = model.draw(count, temperature, seed, tokens=max(LENGTHS))
-        for length in LENGTHS:
+        drawn = model.draw(count, temperature, seed, tokens=max(_LENGTHS))
+        for length in _LENGTHS:
             turns = drawn[:, :length]
             again = model.encoded_again(turns)
-            other = changed(turns, again)
+            other = _changed(turns, again)
             shares[temperature].append(float(other.mean()))
             if length == TURN:
-                gaps = [lost_nats(logp, turns[at].tolist(), again[at]) for at in np.flatnonzero(other).tolist()]
+                gaps = [_lost_nats(logp, turns[at].tolist(), again[at]) for at in np.flatnonzero(other).tolist()]
                 lost[temperature] = float(np.median(gaps)) if gaps else 0.0
                 dialogue = float(other.reshape(-1, TURNS).any(axis=1).mean()) if temperature == 1.0 else dialogue
-    short = {temperature: each[LENGTHS.index(TURN)] for temperature, each in shares.items()}
+    short = {temperature: each[_LENGTHS.index(TURN)] for temperature, each in shares.items()}
     return ExperimentResult(
-        header=("temperature", *(f"{length} tokens" for length in LENGTHS), "nats lost by a changed turn"),
+        header=("temperature", *(f"{length} tokens" for length in _LENGTHS), "nats lost by a changed turn"),
         rows=[
             (f"{temperature:g}", *(f"{value:.1%}" for value in each), f"{lost[temperature]:.1f}")
             for temperature, each in shares.items()
@@ -127,7 +126,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             line_plot(
                 "turns whose text has other tokens than were drawn",
                 "tokens of a turn",
-                LENGTHS,
+                _LENGTHS,
                 {f"temperature {temperature:g}": each for temperature, each in shares.items()},
             )
         ],
@@ -144,6 +143,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Re-tokenised turns",
     question="How often does a turn that is decoded and encoded again become other tokens than were drawn?",
-    run=run,
+    run=_run,
     source="verl and others, on multi-turn rollouts, 2025",
 )

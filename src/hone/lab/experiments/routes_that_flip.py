@@ -16,9 +16,9 @@ from hone.models.language.init import new_model
 from hone.models.packing import PackedBatch, pack_rows, row_targets
 from hone.run.report.html import format_number
 
-COUNT, PER_TOKEN, WIDTH = 8, 2, 32
+_COUNT, _PER_TOKEN, _WIDTH = 8, 2, 32
 """Experts of a layer, those of a token, and their width; the dense network is as wide as the experts of a token."""
-BATCH, RATE = 48, 5e-3
+_BATCH, _RATE = 48, 5e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +52,28 @@ class RoundingGaps:
         return float(np.exp(gap).std())
 
 
-def network(*, mixture: bool, seed: int) -> Decoder:
+def _network(*, mixture: bool, seed: int) -> Decoder:
     """A small decoder, with experts or dense."""
-    experts = ExpertsConfig(count=COUNT, per_token=PER_TOKEN, width=WIDTH) if mixture else None
+    experts = ExpertsConfig(count=_COUNT, per_token=_PER_TOKEN, width=_WIDTH) if mixture else None
     config = ModelConfig(
         family="qwen3_moe" if mixture else "qwen3", vocab_size=len(ALPHABET) + 1, hidden_size=48,
-        intermediate_size=PER_TOKEN * WIDTH, layers=3, heads=4, kv_heads=2, head_dim=12, experts=experts,
+        intermediate_size=_PER_TOKEN * _WIDTH, layers=3, heads=4, kv_heads=2, head_dim=12, experts=experts,
     )  # fmt: skip
     return new_model(config, seed=seed)
 
 
-def texts(count: int, seed: int) -> list[np.ndarray]:
+def _texts(count: int, seed: int) -> list[np.ndarray]:
     """Chains of sums with their solutions, as tokens; each ends in token 0."""
     places = {character: place for place, character in enumerate(ALPHABET, start=1)}
     solved = [one.prompt + one.solution for one in make_problems(count, seed=seed, terms=(3, 4))]
     return [np.array([places[character] for character in one] + [0], np.int32) for one in solved]
 
 
-def imitate(model: Decoder, data: Sequence[np.ndarray], *, steps: int, seed: int) -> None:
+def _imitate(model: Decoder, data: Sequence[np.ndarray], *, steps: int, seed: int) -> None:
     """Steps of Adam on the mean negative log-likelihood of all tokens."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     for step in range(steps):
-        chosen = permutation(seed, "lab/texts", step, count=len(data))[:BATCH]
+        chosen = permutation(seed, "lab/texts", step, count=len(data))[:_BATCH]
         packed = pack_rows([data[place] for place in chosen.tolist()])
         targets = row_targets(packed)
         look = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen)
@@ -83,22 +83,22 @@ def imitate(model: Decoder, data: Sequence[np.ndarray], *, steps: int, seed: int
 
 
 @torch.no_grad()
-def text_logp(model: Decoder, packed: PackedBatch) -> tuple[Floats, torch.Tensor | None]:
+def _text_logp(model: Decoder, packed: PackedBatch) -> tuple[Floats, torch.Tensor | None]:
     """Log-probabilities `[n]` of all tokens but first ones, and the routes `[T, L, k]` of all."""
     states, targets = model.states(packed), row_targets(packed)
     logp = model.token_logprobs(states.hidden[targets.at], targets.chosen).logp
     return logp.double().numpy(), None if states.routing is None else states.routing.chosen()
 
 
-def rounding_gaps(model: Decoder, data: Sequence[np.ndarray]) -> RoundingGaps:
+def _rounding_gaps(model: Decoder, data: Sequence[np.ndarray]) -> RoundingGaps:
     """Gaps between float32 and bfloat16 on texts."""
     packed = pack_rows(list(data))
     at = row_targets(packed).at
-    exact, own = text_logp(model, packed)
+    exact, own = _text_logp(model, packed)
     model.set_compute_dtype("bfloat16")
-    rounded, routes = text_logp(model, packed)
+    rounded, routes = _text_logp(model, packed)
     model.set_compute_dtype("float32")
-    replayed, _ = text_logp(model, replace(packed, routing=routes))
+    replayed, _ = _text_logp(model, replace(packed, routing=routes))
     flipped = np.zeros((len(at), 1), np.bool_)
     if own is not None and routes is not None:
         flipped = (own.sort(dim=2).values != routes.sort(dim=2).values).any(dim=2)[at].numpy()
@@ -124,16 +124,15 @@ def claims_of(mixture: RoundingGaps, dense: RoundingGaps) -> list[BoundedClaim]:
     ]  # fmt: skip
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, few = (40, 100) if quick else (150, 300)
-    data, held_out = texts(1500, 2 * seed), texts(few, 2 * seed + 1)
-    found: dict[str, RoundingGaps] = {}
+    data, held_out = _texts(1500, 2 * seed), _texts(few, 2 * seed + 1)
+    measured: dict[str, RoundingGaps] = {}
     for name in ("experts", "dense"):
-        model = network(mixture=name == "experts", seed=seed)
-        imitate(model, data, steps=steps, seed=seed)
-        found[name] = rounding_gaps(model, held_out)
-    mixture, dense = found["experts"], found["dense"]
+        model = _network(mixture=name == "experts", seed=seed)
+        _imitate(model, data, steps=steps, seed=seed)
+        measured[name] = _rounding_gaps(model, held_out)
+    mixture, dense = measured["experts"], measured["dense"]
     token_spread, text_spread = mixture.ratio_spread(by_text=False), mixture.ratio_spread(by_text=True)
     gaps = {"experts": mixture.free, "experts, routes replayed": mixture.replayed, "dense": dense.free}
     return ExperimentResult(
@@ -165,6 +164,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Routes that flip",
     question="What does rounding do to a mixture of experts, and what does replaying its routes remove of it?",
-    run=run,
+    run=_run,
     source="rollout routing replay (arXiv 2510.11370); Zheng et al., 2025 (GSPO)",
 )

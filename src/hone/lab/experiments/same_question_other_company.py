@@ -35,19 +35,19 @@ from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 from hone.run.report.html import format_number
 
-VOCABULARY, TOKENS = 64, 32
-SHORTEST, LONGEST = 8, 40
+_VOCABULARY, TOKENS = 64, 32
+_SHORTEST, _LONGEST = 8, 40
 """Tokens of a prompt."""
-QUESTIONS, ASKED = 16, 8
+_QUESTIONS, _ASKED = 16, 8
 """Questions of a batch, and those of them that are asked alone, too."""
-WIDTHS = (2, 4, 16)
+_WIDTHS = (2, 4, 16)
 """Answers that are written at the same time, the strangers' included."""
 FREE, FREE_HALF, GREEDY = "ordinary float32", "ordinary bfloat16", "the same, greedy"
-TILES, BITWISE = "hone's tiles, bfloat16", "hone's tiles, float32, trainer bitwise"
+TILES, _BITWISE = "hone's tiles, bfloat16", "hone's tiles, float32, trainer bitwise"
 
 
 @dataclass(frozen=True, slots=True)
-class PrecisionPair:
+class _PrecisionPair:
     """A model in two types of numbers."""
 
     full: Decoder
@@ -56,7 +56,7 @@ class PrecisionPair:
     """In bfloat16."""
 
 
-RunnerMaker = Callable[[PrecisionPair], RunnerChoice]
+_RunnerMaker = Callable[[_PrecisionPair], RunnerChoice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,69 +80,69 @@ class CompanyEffect:
         return np.array([(self.same_tokens < count).mean() for count in range(1, TOKENS + 1)])
 
 
-def sharp_models(seed: int) -> PrecisionPair:
+def sharp_models(seed: int) -> _PrecisionPair:
     """A decoder of two layers whose weights are large enough for the context to matter."""
     config = ModelConfig(
-        family="qwen3", vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, layers=2, heads=4, kv_heads=2,
-        head_dim=16, max_positions=LONGEST + TOKENS + 8,
+        family="qwen3", vocab_size=_VOCABULARY, hidden_size=64, intermediate_size=128, layers=2, heads=4, kv_heads=2,
+        head_dim=16, max_positions=_LONGEST + TOKENS + 8,
     )  # fmt: skip
     model = new_model(config, seed=seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(3.0)
-    return PrecisionPair(model, copy.deepcopy(model).to(torch.bfloat16))
+    return _PrecisionPair(model, copy.deepcopy(model).to(torch.bfloat16))
 
 
-def free_runner(model: Decoder) -> RunnerChoice:
+def _free_runner(model: Decoder) -> RunnerChoice:
     """Rows and attention as suits the batch."""
-    return RunnerChoice(runner=TorchRunner(FreeRows(model), vocab_used=VOCABULARY), own_weights=False)
+    return RunnerChoice(runner=TorchRunner(FreeRows(model), vocab_used=_VOCABULARY), own_weights=False)
 
 
-def chosen_runner(kind: RunnerKind, model: Decoder) -> RunnerChoice:
+def _chosen_runner(kind: RunnerKind, model: Decoder) -> RunnerChoice:
     """A runner of hone's."""
-    return choose_runner(kind, model, vocab_used=VOCABULARY, threads=1)
+    return choose_runner(kind, model, vocab_used=_VOCABULARY, threads=1)
 
 
-RUNNERS: Final[Mapping[str, RunnerMaker]] = {
-    FREE: lambda models: free_runner(models.full),
-    FREE_HALF: lambda models: free_runner(models.half),
-    TILES: lambda models: chosen_runner("torch", models.half),
+_RUNNERS: Final[Mapping[str, _RunnerMaker]] = {
+    FREE: lambda models: _free_runner(models.full),
+    FREE_HALF: lambda models: _free_runner(models.half),
+    TILES: lambda models: _chosen_runner("torch", models.half),
 }
-COMPILED: Final[Mapping[str, RunnerKind]] = {
+_COMPILED: Final[Mapping[str, RunnerKind]] = {
     "compiled, float32": "native",
     "compiled, bfloat16": "native_bfloat16",
     "compiled, INT8": "native_int8",
 }
 
 
-def runners() -> dict[str, RunnerMaker]:
+def _runners() -> dict[str, _RunnerMaker]:
     """All that can be opened here."""
-    compiled = {} if unavailable_reason() else COMPILED
-    return {**RUNNERS, **{name: partial(_compiled_runner, kind) for name, kind in compiled.items()}}
+    compiled = {} if unavailable_reason() else _COMPILED
+    return {**_RUNNERS, **{name: partial(_compiled_runner, kind) for name, kind in compiled.items()}}
 
 
-def _compiled_runner(kind: RunnerKind, models: PrecisionPair) -> RunnerChoice:
-    return chosen_runner(kind, models.full)
+def _compiled_runner(kind: RunnerKind, models: _PrecisionPair) -> RunnerChoice:
+    return _chosen_runner(kind, models.full)
 
 
 def questions(seed: int, *, greedy: bool) -> list[Request]:
     """Drawn prompts of several lengths."""
     draws = generator(seed, "lab/company")
     sampling = SamplingParams(max_tokens=TOKENS, greedy=greedy)
-    prompts = [draws.integers(0, VOCABULARY, int(size)) for size in draws.integers(SHORTEST, LONGEST, QUESTIONS)]
+    prompts = [draws.integers(0, _VOCABULARY, int(size)) for size in draws.integers(_SHORTEST, _LONGEST, _QUESTIONS)]
     return [
         Request(id=str(number), prompt=prompt.astype(np.int32), samples=1, sampling=sampling)
         for number, prompt in enumerate(prompts)
     ]
 
 
-def open_engine(chosen: RunnerChoice, *, slots: int, seed: int) -> EmbeddedEngine:
+def _open_engine(chosen: RunnerChoice, *, slots: int, seed: int) -> EmbeddedEngine:
     """An engine that writes so many answers at once."""
     limits = default_limits(
-        slots=slots, page_tokens=chosen.runner.page_tokens, sequence_tokens=LONGEST + TOKENS, vocab=VOCABULARY
+        slots=slots, page_tokens=chosen.runner.page_tokens, sequence_tokens=_LONGEST + TOKENS, vocab=_VOCABULARY
     )
-    engine = EmbeddedEngine(chosen, TokenizerRules(eos=(), vocab=VOCABULARY), limits=limits, seed=seed)
+    engine = EmbeddedEngine(chosen, TokenizerRules(eos=(), vocab=_VOCABULARY), limits=limits, seed=seed)
     engine.publish(0)
     return engine
 
@@ -152,22 +152,22 @@ def answers(engine: EmbeddedEngine, asked: Sequence[Request]) -> dict[str, Compl
     return {one.request_id: one for one in generate(engine, asked)}
 
 
-def compare(
-    make: RunnerMaker, models: PrecisionPair, *, seed: int, greedy: bool = False, widths: Sequence[int] = WIDTHS
+def _compare(
+    make: _RunnerMaker, models: _PrecisionPair, *, seed: int, greedy: bool = False, widths: Sequence[int] = _WIDTHS
 ) -> CompanyEffect:
     """Ask some questions alone, then with the others, and read the last answers again alone."""
     asked = questions(seed, greedy=greedy)
-    single = open_engine(make(models), slots=1, seed=seed)
-    alone = {name: one for request in asked[:ASKED] for name, one in answers(single, [request]).items()}
+    single = _open_engine(make(models), slots=1, seed=seed)
+    alone = {name: one for request in asked[:_ASKED] for name, one in answers(single, [request]).items()}
     bits, same, company = list[bool](), list[int](), dict[str, Completion]()
     for width in widths:
-        company = answers(open_engine(make(models), slots=width, seed=seed), asked)
+        company = answers(_open_engine(make(models), slots=width, seed=seed), asked)
         for name, mine in alone.items():
             other = company[name]
             bits.append(not (np.array_equal(mine.tokens, other.tokens) and np.array_equal(mine.logp, other.logp)))
             same.append(int(np.append(mine.tokens != other.tokens, True).argmax()))
     texts = [
-        ScoreRequest(prompt=one.prompt, tokens=company[one.id].tokens, sampling=one.sampling) for one in asked[:ASKED]
+        ScoreRequest(prompt=one.prompt, tokens=company[one.id].tokens, sampling=one.sampling) for one in asked[:_ASKED]
     ]
     again = [single.score([text])[0].logp for text in texts]
     gap = np.concatenate([new - company[one.id].logp for new, one in zip(again, asked, strict=False)])
@@ -182,7 +182,7 @@ def bitwise_ratio(model: Decoder, *, seed: int) -> float:
     """Largest |exp(new - old) - 1| of a trainer that computes like the engine, over one batch of all answers."""
     asked, trainer = questions(seed, greedy=False), copy.deepcopy(model)
     trainer.use_bitwise_arithmetic()
-    company = answers(open_engine(chosen_runner("torch", trainer), slots=WIDTHS[-1], seed=seed), asked)
+    company = answers(_open_engine(_chosen_runner("torch", trainer), slots=_WIDTHS[-1], seed=seed), asked)
     rows = [np.concatenate([one.prompt, company[one.id].tokens]) for one in asked]
     packed = pack_rows(rows)
     ends = packed.offsets[1:, None] - 1 - np.arange(TOKENS, 0, -1)
@@ -212,15 +212,14 @@ def claims_of(effects: Mapping[str, Sequence[CompanyEffect]], bitwise: float) ->
     ]  # fmt: skip
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     effects: dict[str, list[CompanyEffect]] = {name: [] for name in (FREE, FREE_HALF, GREEDY, TILES)}
     bitwise = 0.0
     for run_seed in range(10 * seed, 10 * seed + (2 if quick else 3)):
         models = sharp_models(run_seed)
-        for name, make in runners().items():
-            effects.setdefault(name, []).append(compare(make, models, seed=run_seed))
-        effects[GREEDY].append(compare(RUNNERS[FREE_HALF], models, seed=run_seed, greedy=True, widths=WIDTHS[-1:]))
+        for name, make in _runners().items():
+            effects.setdefault(name, []).append(_compare(make, models, seed=run_seed))
+        effects[GREEDY].append(_compare(_RUNNERS[FREE_HALF], models, seed=run_seed, greedy=True, widths=_WIDTHS[-1:]))
         bitwise = max(bitwise, bitwise_ratio(models.full, seed=run_seed))
     share = {name: 100 * np.array([one.other_tokens for one in runs]) for name, runs in effects.items()}
     bits = {name: float(np.mean([one.other_bits for one in runs])) for name, runs in effects.items()}
@@ -232,7 +231,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 (name, f"{bits[name]:.0%}", f"{share[name].mean():.0f}%", format_number(ratio[name]))
                 for name in effects
             ),
-            (BITWISE, "", "", format_number(bitwise)),
+            (_BITWISE, "", "", format_number(bitwise)),
         ],
         panels=[
             line_plot(
@@ -259,6 +258,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Same question, other company",
     question="Does an answer depend on the questions that are answered beside it?",
-    run=run,
+    run=_run,
     source="He et al., Defeating Nondeterminism in LLM Inference, 2025",
 )

@@ -14,21 +14,21 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.weights import sequence_mean
 from hone.run.report.html import format_number
 
-LENGTHS = (1, 4, 16, 64, 256)
-SHARE, SIZE = 0.1, 1.0
+_LENGTHS = (1, 4, 16, 64, 256)
+_SHARE, _SIZE = 0.1, 1.0
 """One token in ten is routed to other experts, which changes its log-probability by about a nat."""
 
 
-def routing_noise(shape: int, *, seed: int, step: int) -> torch.Tensor:
+def _routing_noise(shape: int, *, seed: int, step: int) -> torch.Tensor:
     """Errors of log-probabilities `[shape]`, in nats."""
     draws = generator(seed, "lab/routing", step)
-    return torch.from_numpy(np.where(draws.random(shape) < SHARE, SIZE * draws.standard_normal(shape), 0.0)).float()
+    return torch.from_numpy(np.where(draws.random(shape) < _SHARE, _SIZE * draws.standard_normal(shape), 0.0)).float()
 
 
-def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
+def _distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
     """Answers that differ by noise only: spread of the gradient's factor, and share without gradient."""
     count = 4096 // length * length
-    noise = routing_noise(count, seed=seed, step=length)
+    noise = _routing_noise(count, seed=seed, step=length)
     advantage = torch.where(torch.arange(count) // length % 2 == 0, 1.0, -1.0)
     sequence = torch.arange(count) // length
     result: dict[str, tuple[float, float]] = {}
@@ -45,7 +45,7 @@ def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
     return result
 
 
-def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
+def _objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
     """Loss with a sequence or token ratio, with or without noise."""
 
     def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
@@ -53,7 +53,7 @@ def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
         # errors are a function of the tokens: the same tokens have the same errors
         then = batch.old_logp
         if noisy:
-            then = then + routing_noise(len(then), seed=seed, step=int(batch.old_logp.sum().abs() * 1000))
+            then = then + _routing_noise(len(then), seed=seed, step=int(batch.old_logp.sum().abs() * 1000))
         if by_sequence:
             return gspo(now, then, batch.advantage, batch.episode, low=0.2, high=0.2)
         return clipped_surrogate(now, then, batch.advantage)
@@ -61,11 +61,11 @@ def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
     return objective
 
 
-def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs: int) -> float:
+def _train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs: int) -> float:
     """Final share of parities solved."""
     plan = PuzzleTraining(
         puzzle=parity(6),
-        objective=objective_with(by_sequence=by_sequence, noisy=noisy, seed=seed),
+        objective=_objective_with(by_sequence=by_sequence, noisy=noisy, seed=seed),
         scheme=sequence_mean,
         steps=steps,
         prompts=32,
@@ -84,12 +84,11 @@ def claims_of(long: int, noise: dict[int, dict[str, tuple[float, float]]]) -> li
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    steps, runs, lengths = (10, 1, (1, 16, 256)) if quick else (60, 2, LENGTHS)
-    noise = {length: distortion(length, seed=seed) for length in lengths}
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    steps, runs, lengths = (10, 1, (1, 16, 256)) if quick else (60, 2, _LENGTHS)
+    noise = {length: _distortion(length, seed=seed) for length in lengths}
     solved = {
-        (name, noisy): train_parity(by_sequence=by_sequence, noisy=noisy, seed=seed, steps=steps, runs=runs)
+        (name, noisy): _train_parity(by_sequence=by_sequence, noisy=noisy, seed=seed, steps=steps, runs=runs)
         for name, by_sequence in (("token ratios", False), ("sequence ratio", True))
         for noisy in (False, True)
     }
@@ -115,7 +114,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             )
         ],
         verdict=(
-            f"If one token in {1 / SHARE:.0f} has a log-probability error of {SIZE:.0f} nat, the token ratios of "
+            f"If one token in {1 / _SHARE:.0f} has a log-probability error of {_SIZE:.0f} nat, the token ratios of "
             f"answers of {long} tokens scale gradients with a standard deviation of {noise[long][token][0]:.2f} and "
             f"clip {noise[long][token][1]:.1%} of the tokens without cause; the sequence ratio "
             f"{noise[long][sequence][0]:.3f} and {noise[long][sequence][1]:.1%}. On parities of 6 tokens both survive "
@@ -129,6 +128,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Ratios by sequence or by token",
     question="Does GSPO's sequence ratio reduce the effect of noise in token log-probabilities?",
-    run=run,
+    run=_run,
     source="Zheng et al., 2025 (GSPO)",
 )

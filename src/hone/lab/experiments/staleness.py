@@ -1,37 +1,22 @@
 """Staleness: versions that the behaviour policy may be behind the learner, with and without a clip."""
 
 import numpy as np
-from torch import nn
 
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.lab.training import Objective, PuzzleTraining, train_seeds
 from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
-from hone.objectives.terms import LossTerms
 
-DELAYS = (0, 2, 4, 8, 16)
-RATE = 0.003
-
-
-def with_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """The ratio is against the behaviour policy."""
-    return clipped_surrogate(batch.logp(policy), batch.behaviour_logp, batch.advantage)
+_DELAYS = (0, 2, 4, 8, 16)
+_RATE = 0.003
 
 
-def without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """The surrogate without clipping."""
-    return importance_weighted(batch.logp(policy), batch.behaviour_logp, batch.advantage)
-
-
-def without_ratio(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """The policy gradient without a ratio."""
-    return reinforce_loss(batch.logp(policy), batch.advantage)
-
-
-OBJECTIVES: dict[str, Objective] = {
-    "clipped": with_clip,
-    "ratio, no clip": without_clip,
-    "ratio ignored": without_ratio,
+_OBJECTIVES: dict[str, Objective] = {
+    "clipped": lambda policy, batch: clipped_surrogate(batch.logp(policy), batch.behaviour_logp, batch.advantage),
+    "ratio, no clip": lambda policy, batch: importance_weighted(
+        batch.logp(policy), batch.behaviour_logp, batch.advantage
+    ),
+    "ratio ignored": lambda policy, batch: reinforce_loss(batch.logp(policy), batch.advantage),
 }
 
 
@@ -50,14 +35,13 @@ def claims_of(solved: dict[str, list[float]], clipped: list[float], delays: tupl
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    steps, runs, delays = (40, 1, (0, 2, 16)) if quick else (60, 3, DELAYS)
-    ends: dict[str, Floats] = {name: np.empty((runs, len(delays))) for name in OBJECTIVES}
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    steps, runs, delays = (40, 1, (0, 2, 16)) if quick else (60, 3, _DELAYS)
+    ends: dict[str, Floats] = {name: np.empty((runs, len(delays))) for name in _OBJECTIVES}
     clipped: list[float] = []
-    for name, objective in OBJECTIVES.items():
+    for name, objective in _OBJECTIVES.items():
         for k, delay in enumerate(delays):
-            plan = PuzzleTraining(objective=objective, steps=steps, learning_rate=RATE, delay=delay)
+            plan = PuzzleTraining(objective=objective, steps=steps, learning_rate=_RATE, delay=delay)
             curves = train_seeds(plan, seed=seed, runs=runs)
             ends[name][:, k] = curves["solved"][:, -1]
             if name == "clipped":
@@ -85,6 +69,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Staleness",
     question="How much reward is lost when answers are k versions old, with and without a clip?",
-    run=run,
+    run=_run,
     source="AReaL, 2025",
 )

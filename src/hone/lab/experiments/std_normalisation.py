@@ -14,23 +14,23 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.lab.puzzles import Floats
 from hone.run.report.html import format_number
 
-SIZE = 16
+_SIZE = 16
 SCALES: dict[str, Scale] = {"divided by std (GRPO)": "group", "not divided (Dr.GRPO)": "none"}
 
 
-def advantages(episodes: Episodes, *, scale: Scale) -> NDArray[np.float32]:
+def _advantages(episodes: Episodes, *, scale: Scale) -> NDArray[np.float32]:
     """Group-relative advantages."""
     return group_relative(episodes, NO_VALUES, scale=scale).advantage
 
 
-def question_weights(chances: Floats, scale: Scale) -> Floats:
+def _question_weights(chances: Floats, scale: Scale) -> Floats:
     """Factor on the gradient of each question's accuracy `[Q]`; the true gradient has the factor 1.
 
     E[mean over the group of A_i (R_i - p)] / (p (1 - p)), exactly.
     """
-    patterns = scores_by_count(SIZE)
-    advantage = group_advantages(partial(advantages, scale=scale), patterns)
-    weight = count_probabilities(chances, SIZE)
+    patterns = scores_by_count(_SIZE)
+    advantage = group_advantages(partial(_advantages, scale=scale), patterns)
+    weight = count_probabilities(chances, _SIZE)
     pull = (advantage[None] * (patterns[None] - chances[:, None, None])).mean(axis=2)
     return (weight * pull).sum(axis=1) / (chances * (1 - chances))
 
@@ -48,22 +48,21 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     grid = np.linspace(0.02, 0.98, 13 if quick else 49)
-    curves = {name: question_weights(grid, scale) for name, scale in SCALES.items()}
+    curves = {name: _question_weights(grid, scale) for name, scale in SCALES.items()}
     asked = generator(seed, "lab/difficulty").beta(1.0, 1.0, size=200).clip(0.02, 0.98)
     extreme = (asked < 0.15) | (asked > 0.85)
     shares: dict[str, float] = {}
     for name, scale in SCALES.items():
-        pull = question_weights(asked, scale) * asked * (1 - asked)  # gradient of a question's logit
+        pull = _question_weights(asked, scale) * asked * (1 - asked)  # gradient of a question's logit
         shares[name] = float(pull[extreme].sum() / pull.sum())
     grpo, plain = SCALES
-    middle = {name: float(question_weights(np.array([0.5]), scale)[0]) for name, scale in SCALES.items()}
-    edge = {name: float(question_weights(np.array([0.9]), scale)[0]) for name, scale in SCALES.items()}
+    middle = {name: float(_question_weights(np.array([0.5]), scale)[0]) for name, scale in SCALES.items()}
+    edge = {name: float(_question_weights(np.array([0.9]), scale)[0]) for name, scale in SCALES.items()}
     preference = edge[grpo] / middle[grpo]
     close = group_advantages(
-        partial(advantages, scale="group"), np.array([[0.50, 0.51, 0.50, 0.51], [0.0, 1.0, 0.0, 1.0]])
+        partial(_advantages, scale="group"), np.array([[0.50, 0.51, 0.50, 0.51], [0.0, 1.0, 0.0, 1.0]])
     )
     return ExperimentResult(
         header=("advantage", "weight at p = 0.5", "weight at p = 0.9", "share of p < 0.15 or p > 0.85"),
@@ -89,6 +88,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Division by the standard deviation",
     question="Which questions does GRPO's division by the group's standard deviation favour, against Dr.GRPO?",
-    run=run,
+    run=_run,
     source="Shao et al., 2024; Liu et al., 2025",
 )

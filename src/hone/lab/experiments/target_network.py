@@ -25,41 +25,36 @@ from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, discrete_method
 from hone.run.report.html import format_number
 
-STATES, ACTIONS, SIZE, DISCOUNT, UPDATES = 40, 4, 6, 0.97, 10
-RATES = (0.001, 0.003, 0.01)
-SHARES = {"none": 1.0, "tau = 0.1": 0.1, "tau = 0.02": 0.02}
+_STATES, _ACTIONS, _SIZE, _DISCOUNT, _UPDATES = 40, 4, 6, 0.97, 10
+_RATES = (0.001, 0.003, 0.01)
+_SHARES = {"none": 1.0, "tau = 0.1": 0.1, "tau = 0.02": 0.02}
 """Share of the weights that the target network takes over after each update."""
 
 
-def observation_features(*, seed: int) -> Floats:
-    """Features `[S, SIZE]` of the states, which share numbers, so that a network must generalise."""
-    return generator(seed, "lab/looks").standard_normal((STATES, SIZE))
-
-
-def collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> DecisionLog:
+def _collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> DecisionLog:
     """Data of a uniformly random policy; every action is tried everywhere."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
-    lived = world.rollout(StationaryActor(FixedPolicyActor(probability=np.full((STATES, ACTIONS), 1 / ACTIONS))))
+    lived = world.rollout(StationaryActor(FixedPolicyActor(probability=np.full((_STATES, _ACTIONS), 1 / _ACTIONS))))
     assert lived.final is not None
     shown = looks.astype(np.float32)
     episodes = replace(
         lived, seen=shown[lived.observations.astype(np.int64)], final=shown[lived.final.astype(np.int64)]
     )
-    box = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
-    return DecisionLog(episodes=episodes, observation_space=box, action_space=spaces.Discrete(ACTIONS))
+    box = spaces.Box(-np.inf, np.inf, (_SIZE,), np.float32)
+    return DecisionLog(episodes=episodes, observation_space=box, action_space=spaces.Discrete(_ACTIONS))
 
 
-def train_network(share: float, *, rate: float, seed: int, world: int, turns: int) -> tuple[Floats, Floats]:
+def _train_network(share: float, *, rate: float, seed: int, world: int, turns: int) -> tuple[Floats, Floats]:
     """Per iteration `[turns]`: root mean squared error of the values relative to their size, and value of the greedy
     policy relative to the optimal one.
     """
-    mdp = garnet_mdp(states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + world, discount=DISCOUNT)
-    true, looks = policy_iteration(mdp), observation_features(seed=100 * seed + world)
-    log = collect_log(mdp, looks, seed=seed, steps=5000)
+    mdp = garnet_mdp(states=_STATES, actions=_ACTIONS, branching=3, seed=100 * seed + world, discount=_DISCOUNT)
+    true, looks = policy_iteration(mdp), generator(100 * seed + world, "lab/looks").standard_normal((_STATES, _SIZE))
+    log = _collect_log(mdp, looks, seed=seed, steps=5000)
     config = CqlConfig(
         recipe="cql", name="lab", log="", seed=seed, steps=turns, network=MlpConfig(hidden=[64], activation="relu"),
-        learner=ReplayLearnerConfig(lr=rate, updates_per_iteration=UPDATES, max_grad_norm=None), batch=64,
-        algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=0.0, tau=share),
+        learner=ReplayLearnerConfig(lr=rate, updates_per_iteration=_UPDATES, max_grad_norm=None), batch=64,
+        algorithm=CqlAlgorithm(discount=_DISCOUNT, conservatism=0.0, tau=share),
     )  # fmt: skip
     job = offline_job(config, log, discrete_method(config, log_spaces(log)))
     policy = job.recipe.learner.policy
@@ -81,7 +76,7 @@ def claims_of(
     fast: float, late: dict[tuple[str, float], float], off: dict[tuple[str, float], float], slow: str
 ) -> list[BoundedClaim]:
     """Claims on the late value and the final error, by target network and learning rate."""
-    once, tenth = list(SHARES)[:2]
+    once, tenth = list(_SHARES)[:2]
     return [
         at_least(
             f"value in the second half at learning rate {fast}, target network over none",
@@ -92,32 +87,31 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    turns, worlds, rates = (60, 1, RATES[1:]) if quick else (100, 2, RATES)
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    turns, worlds, rates = (60, 1, _RATES[1:]) if quick else (100, 2, _RATES)
     result = {
         (name, rate): np.array(
-            [train_network(share, rate=rate, seed=seed, world=k, turns=turns) for k in range(worlds)]
+            [_train_network(share, rate=rate, seed=seed, world=k, turns=turns) for k in range(worlds)]
         )
-        for name, share in SHARES.items()
+        for name, share in _SHARES.items()
         for rate in rates
     }
     late = {case: float(paths[:, 1, turns // 2 :].mean()) for case, paths in result.items()}
     off = {case: float(paths[:, 0, -1].mean()) for case, paths in result.items()}
-    fast, slow = rates[-1], min(SHARES, key=SHARES.__getitem__)
-    once, tenth = list(SHARES)[:2]
+    fast, slow = rates[-1], min(_SHARES, key=_SHARES.__getitem__)
+    once, tenth = list(_SHARES)[:2]
     middle = rates[-2]
-    x = UPDATES * np.arange(1, turns + 1)
+    x = _UPDATES * np.arange(1, turns + 1)
     return ExperimentResult(
         header=("target network", *(f"value, rate {rate:g}" for rate in rates), f"value error, rate {fast:g}"),
         rows=[
-            (name, *(f"{late[name, rate]:.0%}" for rate in rates), format_number(off[name, fast])) for name in SHARES
+            (name, *(f"{late[name, rate]:.0%}" for rate in rates), format_number(off[name, fast])) for name in _SHARES
         ],
         panels=[
             line_plot(f"value of the policy over the optimum, rate {fast:g}", "updates", x,
-                  {name: result[name, fast][:, 1] for name in SHARES}),
+                  {name: result[name, fast][:, 1] for name in _SHARES}),
             line_plot("value error over the size of the values", "updates", x, {name: result[name,
-            fast][:, 0] for name in SHARES}),
+            fast][:, 0] for name in _SHARES}),
         ],
         verdict=(
             f"Without a target network (learning rate {fast:g}) the policy has {late[once, fast]:.0%} of the optimal "
@@ -134,6 +128,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="Target network",
     question="Does a target network stabilise the learning of values?",
-    run=run,
+    run=_run,
     source="Mnih et al., 2015",
 )

@@ -14,17 +14,17 @@ from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.work import SamplerOutput
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot
 
-SLOTS, LONGEST, MEDIAN, SPREAD = 32, 400, 40.0, 0.5
+_SLOTS, _LONGEST, _MEDIAN, _SPREAD = 32, 400, 40.0, 0.5
 """Answers of a step, all generated at once; lengths are log-normal with this spread of their logarithm, cut at the
 longest."""
-UPDATE = 60
+_UPDATE = 60
 """Duration of an update, in forward passes."""
-AHEAD = (0, 1, 2, 4)
+_AHEAD = (0, 1, 2, 4)
 _PAGE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationUse:
+class _GenerationUse:
     """Use of an engine by a training run, in forward passes."""
 
     passes: int
@@ -34,34 +34,26 @@ class GenerationUse:
     @property
     def slot_use(self) -> float:
         """Share of the slots in which an answer was written."""
-        return self.tokens / (self.passes * SLOTS)
+        return self.tokens / (self.passes * _SLOTS)
 
 
-def length_cdf(length: NDArray[np.float64]) -> NDArray[np.float64]:
+def _length_cdf(length: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probability that an answer has at most so many tokens."""
-    found = np.array([0.5 * math.erfc(-math.log(one / MEDIAN) / (SPREAD * math.sqrt(2))) for one in length])
-    return np.where(length >= LONGEST, 1.0, found)
+    below = np.array([0.5 * math.erfc(-math.log(one / _MEDIAN) / (_SPREAD * math.sqrt(2))) for one in length])
+    return np.where(length >= _LONGEST, 1.0, below)
 
 
-def expected_bubble() -> float:
-    """1 - E[mean length] / E[longest of a step]: sums of 1 - F and of 1 - F^n, where n answers are written at once."""
-    cdf = length_cdf(np.arange(1.0, LONGEST + 1))
-    return 1 - float((1 - cdf).sum() + 1) / float((1 - cdf**SLOTS).sum() + 1)
-
-
-def draw_lengths(seed: int, batches: int) -> NDArray[np.int64]:
-    """`[batches, n]` lengths of answers."""
-    draws = MEDIAN * np.exp(SPREAD * generator(seed, "lab/longest").standard_normal((batches, SLOTS)))
-    return np.clip(np.ceil(draws), 1, LONGEST).astype(np.int64)
-
-
-class ScriptedEngine:
+class _ScriptedEngine:
     """hone's scheduler over a model that answers with given lengths; a pass takes one unit of time."""
 
     def __init__(self) -> None:
-        pages = -(-(LONGEST + 1) // _PAGE)
+        pages = -(-(_LONGEST + 1) // _PAGE)
         limits = SchedulerLimits(
-            slots=SLOTS, pages=4 * pages * SLOTS, page_tokens=_PAGE, sequence_tokens=LONGEST + 1, pass_tokens=4 * SLOTS
+            slots=_SLOTS,
+            pages=4 * pages * _SLOTS,
+            page_tokens=_PAGE,
+            sequence_tokens=_LONGEST + 1,
+            pass_tokens=4 * _SLOTS,
         )
         self.scheduler = Scheduler(limits)
         self.ends = StopRules(TokenizerRules(eos=(), vocab=2))
@@ -73,7 +65,7 @@ class ScriptedEngine:
         """Queue the answers of a batch."""
         self.left[batch] = len(lengths)
         for place, length in enumerate(lengths.tolist()):
-            order = 2 * (batch * SLOTS + place)
+            order = 2 * (batch * _SLOTS + place)
             sampling = SamplingParams(max_tokens=length, greedy=True)
             request = Request(id=str(batch), prompt=np.zeros(1, np.int32), samples=1, sampling=sampling)
             sample = SampleState(order + 1, request, place, np.zeros)
@@ -92,10 +84,10 @@ class ScriptedEngine:
         self.tokens += draws
 
 
-def run_schedule(lengths: NDArray[np.int64], *, ahead: int, one_by_one: bool = False) -> GenerationUse:
+def _run_schedule(lengths: NDArray[np.int64], *, ahead: int, one_by_one: bool = False) -> _GenerationUse:
     """Generate and learn from batches `[batches, n]`. A batch begins while fewer than `ahead + 1` are begun and not
     learnt from, and, with `one_by_one`, after the batch before it has ended."""
-    engine = ScriptedEngine()
+    engine = _ScriptedEngine()
     time, begun, learnt, free_at = 0, 0, 0, 0
     updating = False
     while learnt < len(lengths):
@@ -105,10 +97,10 @@ def run_schedule(lengths: NDArray[np.int64], *, ahead: int, one_by_one: bool = F
             engine.submit(begun, lengths[begun])
             begun += 1
         if not updating and learnt < begun and not engine.left[learnt]:
-            updating, free_at = True, time + UPDATE
+            updating, free_at = True, time + _UPDATE
         engine.run_pass()
         time += 1
-    return GenerationUse(passes=time, tokens=engine.tokens)
+    return _GenerationUse(passes=time, tokens=engine.tokens)
 
 
 def claims_of(
@@ -125,17 +117,20 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     batches = 16 if quick else 80
-    lengths = draw_lengths(seed, batches)
-    found = {ahead: run_schedule(lengths, ahead=ahead) for ahead in AHEAD}
-    steps = {ahead: one.passes / batches for ahead, one in found.items()}
-    use = {ahead: one.slot_use for ahead, one in found.items()}
-    sequential = run_schedule(lengths, ahead=1, one_by_one=True)
-    expected, measured = expected_bubble(), 1 - lengths.sum() / (SLOTS * (found[0].passes - UPDATE * batches))
+    draws = _MEDIAN * np.exp(_SPREAD * generator(seed, "lab/longest").standard_normal((batches, _SLOTS)))
+    lengths = np.clip(np.ceil(draws), 1, _LONGEST).astype(np.int64)
+    schedules = {ahead: _run_schedule(lengths, ahead=ahead) for ahead in _AHEAD}
+    steps = {ahead: one.passes / batches for ahead, one in schedules.items()}
+    use = {ahead: one.slot_use for ahead, one in schedules.items()}
+    sequential = _run_schedule(lengths, ahead=1, one_by_one=True)
+    cdf = _length_cdf(np.arange(1.0, _LONGEST + 1))
+    # 1 - E[mean length] / E[longest of a step]: sums of 1 - F and of 1 - F^n, where n answers are written at once
+    expected = 1 - float((1 - cdf).sum() + 1) / float((1 - cdf**_SLOTS).sum() + 1)
+    measured = 1 - lengths.sum() / (_SLOTS * (schedules[0].passes - _UPDATE * batches))
     after_another = sequential.passes / batches
-    shown = np.arange(1, LONGEST + 1, 5, dtype=np.float64)
+    shown = np.arange(1, _LONGEST + 1, 5, dtype=np.float64)
     return ExperimentResult(
         header=("schedule", "passes a step", "slots in use"),
         rows=[
@@ -143,22 +138,22 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             ("1 ahead, batch after batch", f"{after_another:.0f}", f"{sequential.slot_use:.0%}"),
             *(
                 (f"{ahead} ahead, freed slots filled", f"{steps[ahead]:.0f}", f"{use[ahead]:.0%}")
-                for ahead in AHEAD[1:]
+                for ahead in _AHEAD[1:]
             ),
         ],
         panels=[
-            bar_plot("share of the slots in use", {f"{ahead} ahead": use[ahead] for ahead in AHEAD}),
+            bar_plot("share of the slots in use", {f"{ahead} ahead": use[ahead] for ahead in _AHEAD}),
             line_plot(
                 "probability of at most so many tokens", "tokens", shown,
-                {"an answer": length_cdf(shown), f"the longest of {SLOTS}": length_cdf(shown) ** SLOTS},
+                {"an answer": _length_cdf(shown), f"the longest of {_SLOTS}": _length_cdf(shown) ** _SLOTS},
             ),
         ],
         verdict=(
-            f"A synchronous step waits for the longest of {SLOTS} answers: {expected:.0%} of the slots' time of "
+            f"A synchronous step waits for the longest of {_SLOTS} answers: {expected:.0%} of the slots' time of "
             f"generation is empty by computation, {measured:.0%} measured with hone's scheduler. With the update of "
-            f"{UPDATE} passes a step takes {steps[0]:.0f} passes. One batch ahead takes {after_another:.0f} if batches "
-            f"are written one after another, and {steps[1]:.0f} if the next batch fills the slots that become free; "
-            f"{use[1]:.0%} of them are then in use, against {use[0]:.0%}."
+            f"{_UPDATE} passes a step takes {steps[0]:.0f} passes. One batch ahead takes {after_another:.0f} if "
+            f"batches are written one after another, and {steps[1]:.0f} if the next batch fills the slots that become "
+            f"free; {use[1]:.0%} of them are then in use, against {use[0]:.0%}."
         ),
         claims=claims_of(expected, measured, steps, use, after_another),
     )  # fmt: skip
@@ -167,6 +162,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 EXPERIMENT = Experiment(
     title="The longest answer",
     question="How much of a synchronous step waits for its longest answer, and does generating ahead fill it?",
-    run=run,
+    run=_run,
     source="Fu et al., 2025 (AReaL)",
 )

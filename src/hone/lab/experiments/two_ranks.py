@@ -3,15 +3,17 @@
 The ranks are two processes: this one and a child, which meet as those of `run.ranks` do.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor, float64
 
 from hone.core.ragged import Ints
 from hone.core.reduction import Reduction, whole_batch
-from hone.lab.exact import gradient, relative_distance
+from hone.lab.exact import relative_distance
 from hone.lab.finding import (
     BoundedClaim,
     Experiment,
@@ -22,61 +24,73 @@ from hone.lab.finding import (
     plot_by_step,
 )
 from hone.lab.puzzles import Floats
-from hone.lab.second_rank import second_rank
 from hone.lab.stopping_answers import StoppingAnswers, initial_logits, mean_lengths, sample_stopping
 from hone.learner.share import BatchShare
 from hone.objectives.weights import sequence_mean, token_mean
+from hone.parallel.group import RankMeeting, joined, open_meeting
+from hone.parallel.ranked_job import LocalLauncher, rank_tasks
 from hone.run.report.html import format_number
 
-RATE = 12.0
-RANKS = 2
+_PATIENCE_S = 120.0
+_PEER = "hone.lab.rank_peer"
 
 
-Division = Callable[[Ints, int], list[Ints]]
+@contextmanager
+def _second_rank(asked: Mapping[str, int]) -> Iterator[BatchShare]:
+    """The share of rank 0 of two, while a child process calls `measure` with `asked`. The child is
+    gone afterwards. Raises ResourceError where it cannot be started."""
+    meeting = RankMeeting(rank=0, ranks=2, virtual=0, patience_s=_PATIENCE_S, device="cpu")
+    place, port = open_meeting(meeting)
+    meeting = replace(meeting, port=port)
+    tasks = rank_tasks(meeting, recipe="two-ranks", config=json.dumps(dict(asked)))
+    ranks = LocalLauncher(module=_PEER, threads=1).launch(tasks)
+    try:
+        ranks.wait_ready("started")
+        with joined(meeting, place) as group:
+            yield group.share()
+    finally:
+        ranks.close()
+
+
+_RATE = 12.0
+_RANKS = 2
+
+
+_Division = Callable[[Ints, int], list[Ints]]
 """Lengths of the answers and a number of ranks -> the answers of each rank."""
-Weighing = Callable[[Reduction, Ints], Floats]
+_Weighing = Callable[[Reduction, Ints], Floats]
 """The ranks and the lengths of this one's answers -> weight of each of them."""
 
 
-def as_drawn(lengths: Ints, ranks: int) -> list[Ints]:
-    """Equally many answers a rank, in the order in which they were sampled."""
-    return np.array_split(np.arange(len(lengths)), ranks)
-
-
-def by_length(lengths: Ints, ranks: int) -> list[Ints]:
+def _by_length(lengths: Ints, ranks: int) -> list[Ints]:
     """Answers of similar length on one rank, the shortest on rank 0: no padding, and no balance."""
     return np.array_split(np.argsort(lengths, kind="stable"), ranks)
 
 
-def dealt(lengths: Ints, ranks: int) -> list[Ints]:
+def _dealt(lengths: Ints, ranks: int) -> list[Ints]:
     """The longest answers dealt out in turn: nearly equally many tokens a rank."""
     order = np.argsort(-lengths, kind="stable")
     return [order[rank::ranks] for rank in range(ranks)]
 
 
-def own_mean(ranks: Reduction, lengths: Ints) -> Floats:
+def _own_mean(ranks: Reduction, lengths: Ints) -> Floats:
     """The mean over the rank's own tokens, whose gradient is averaged over ranks."""
     del ranks
-    return token_mean(lengths) / RANKS
+    return token_mean(lengths) / _RANKS
 
 
-def global_mean(ranks: Reduction, lengths: Ints) -> Floats:
-    """The mean over the tokens of all ranks, whose gradients are summed."""
-    return whole_batch(token_mean, ranks)(lengths)
-
-
-CASES: dict[str, tuple[Division, Weighing]] = {
-    "own means, as drawn": (as_drawn, own_mean),
-    "own means, sorted by length": (by_length, own_mean),
-    "own means, dealt out by length": (dealt, own_mean),
-    "global weights, sorted by length": (by_length, global_mean),
+_CASES: dict[str, tuple[_Division, _Weighing]] = {
+    "own means, as drawn": (lambda lengths, ranks: np.array_split(np.arange(len(lengths)), ranks), _own_mean),
+    "own means, sorted by length": (_by_length, _own_mean),
+    "own means, dealt out by length": (_dealt, _own_mean),
+    "global weights, sorted by length": (_by_length, lambda ranks, lengths: whole_batch(token_mean, ranks)(lengths)),
 }
-DRAWN, SORTED, DEALT, GLOBAL = CASES
+_DRAWN, SORTED, DEALT, GLOBAL = _CASES
 ONE = "one process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFindings:
+class _RankFindings:
     """What the ranks measure together; `claims_of` explains the numbers."""
 
     off: dict[str, float]
@@ -91,53 +105,51 @@ class RankFindings:
         return {case: path[-1] / path[0] for case, path in self.paths.items()}
 
 
-def ranks_gradient(logits: Tensor, sampled: StoppingAnswers, case: str, share: BatchShare) -> Tensor:
+def _ranks_gradient(logits: Tensor, sampled: StoppingAnswers, case: str, share: BatchShare) -> Tensor:
     """Sum of the gradients of all ranks, of which this one computes its part."""
-    divide, weigh = CASES[case]
+    divide, weigh = _CASES[case]
     own = sampled.take(divide(sampled.lengths, share.ranks)[share.reduction.rank])
-    table = logits.clone().requires_grad_(True)
-    slope = gradient(own.loss(table, weigh(share.reduction, own.lengths)), table)
+    slope = own.slope(logits, weigh(share.reduction, own.lengths))
     share.add(slope)
     return slope
 
 
-def one_gradient(logits: Tensor, sampled: StoppingAnswers, scheme: Callable[[Ints], Floats] = token_mean) -> Tensor:
-    """Gradient of one process."""
-    table = logits.clone().requires_grad_(True)
-    return gradient(sampled.loss(table, scheme(sampled.lengths)), table)
-
-
-def token_ratio(sampled: StoppingAnswers, case: str, share: BatchShare) -> float:
+def _token_ratio(sampled: StoppingAnswers, case: str, share: BatchShare) -> float:
     """Weight of a token on the first of two ranks over that of one on the second."""
-    divide, weigh = CASES[case]
+    divide, weigh = _CASES[case]
     own = sampled.lengths[divide(sampled.lengths, share.ranks)[share.reduction.rank]]
     first, second = share.reduction.gather(weigh(share.reduction, own))
     return float(first[0]) / float(second[0])
 
 
-def train_lengths(case: str, share: BatchShare, *, seed: int, steps: int, answers: int) -> Floats:
+def _train_lengths(case: str, share: BatchShare, *, seed: int, steps: int, answers: int) -> Floats:
     """Mean length of wrong and right answers over the steps `[steps + 1, 2]`, by plain gradient descent."""
     logits = initial_logits(float64)
     result = [mean_lengths(logits)]
     for step in range(steps):
         sampled = sample_stopping(logits, answers, seed=seed, step=step)
-        slope = one_gradient(logits, sampled) if case == ONE else ranks_gradient(logits, sampled, case, share)
-        logits = logits - RATE * slope
+        slope = (
+            sampled.slope(logits, token_mean(sampled.lengths))
+            if case == ONE
+            else _ranks_gradient(logits, sampled, case, share)
+        )
+        logits = logits - _RATE * slope
         result.append(mean_lengths(logits))
     return np.array(result)
 
 
-def measure(share: BatchShare, *, seed: int, steps: int, answers: int) -> RankFindings:
+def measure(share: BatchShare, *, seed: int, steps: int, answers: int) -> _RankFindings:
     """Measure as one of two ranks, which all call this with equal arguments."""
     logits = initial_logits(float64)
     sampled = sample_stopping(logits, answers, seed=seed, step=0)
-    whole, pair = one_gradient(logits, sampled), sampled.take(np.arange(RANKS))
-    return RankFindings(
-        off={case: relative_distance(ranks_gradient(logits, sampled, case, share), whole) for case in CASES},
-        ratio={case: token_ratio(sampled, case, share) for case in CASES},
-        single=relative_distance(ranks_gradient(logits, pair, DRAWN, share), one_gradient(logits, pair, sequence_mean)),
+    whole, pair = sampled.slope(logits, token_mean(sampled.lengths)), sampled.take(np.arange(_RANKS))
+    alone = pair.slope(logits, sequence_mean(pair.lengths))
+    return _RankFindings(
+        off={case: relative_distance(_ranks_gradient(logits, sampled, case, share), whole) for case in _CASES},
+        ratio={case: _token_ratio(sampled, case, share) for case in _CASES},
+        single=relative_distance(_ranks_gradient(logits, pair, _DRAWN, share), alone),
         paths={
-            case: train_lengths(case, share, seed=seed, steps=steps, answers=answers) for case in (ONE, SORTED, GLOBAL)
+            case: _train_lengths(case, share, seed=seed, steps=steps, answers=answers) for case in (ONE, SORTED, GLOBAL)
         },
     )
 
@@ -161,19 +173,18 @@ def claims_of(
     ]
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
+def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, answers = (20, 1024) if quick else (60, 2048)
-    with second_rank("two-ranks", {"seed": seed, "steps": steps, "answers": answers}) as share:
-        found = measure(share, seed=seed, steps=steps, answers=answers)
-    off, ratio, ends = found.off, found.ratio, found.ends
+    with _second_rank({"seed": seed, "steps": steps, "answers": answers}) as share:
+        measured = measure(share, seed=seed, steps=steps, answers=answers)
+    off, ratio, ends = measured.off, measured.ratio, measured.ends
     return ExperimentResult(
         header=("two ranks", "weight of a token, rank 0 over rank 1", "error over the length of the true gradient"),
-        rows=[(case, format_number(ratio[case]), format_number(off[case])) for case in CASES],
+        rows=[(case, format_number(ratio[case]), format_number(off[case])) for case in _CASES],
         panels=[
             plot_by_step(
                 f"mean length of {kind} answers, tokens",
-                {case: path[:, row] for case, path in found.paths.items()},
+                {case: path[:, row] for case, path in measured.paths.items()},
                 first=0,
             )
             for row, kind in enumerate(("wrong", "right"))
@@ -187,12 +198,12 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"one answer a rank is the sequence mean. With weights of the whole batch two ranks have the gradient of "
             f"one process, to {error_bound(off[GLOBAL])}."
         ),
-        claims=claims_of(off, ratio, found.single, ends),
+        claims=claims_of(off, ratio, measured.single, ends),
     )
 
 
 EXPERIMENT = Experiment(
     title="Two ranks",
     question="Is the mean of two ranks' token means the mean over all tokens?",
-    run=run,
+    run=_run,
 )

@@ -73,17 +73,17 @@ def make_problems(
 
     Raises ValueError if there are too few such problems.
     """
-    random, found, seen = generator(seed, "chain-of-sums"), list[SumProblem](), set(exclude)
+    random, problems, seen = generator(seed, "chain-of-sums"), list[SumProblem](), set(exclude)
     for _ in range(20 * count + 1000):
-        if len(found) == count:
-            return found
+        if len(problems) == count:
+            return problems
         size = int(random.integers(terms[0], terms[1] + 1))
         sizes, signs = random.integers(1, largest + 1, size), random.choice([-1, 1], size)
         signs[0] = 1
         problem = SumProblem(tuple((sizes * signs).tolist()))
         if problem not in seen:
             seen.add(problem)
-            found.append(problem)
+            problems.append(problem)
     raise ValueError(f"{count} distinct problems of {terms} numbers up to {largest} were not found; widen the range")
 
 
@@ -141,7 +141,7 @@ def right_chain(prompts: Sequence[object], completions: Sequence[object]) -> lis
 def right_steps(prompts: Sequence[object], completions: Sequence[object]) -> list[list[float]]:
     """Reward function of steps, for `rewards.step_end = ";"`: 1 for each step that is right like all before it, 0 for
     every other piece."""
-    found: list[list[float]] = []
+    labelled: list[list[float]] = []
     for prompt, answer in zip(prompts, completions, strict=True):
         text = completion_text(answer)
         labels = step_labels(read_problem(prompt), text)
@@ -150,8 +150,8 @@ def right_steps(prompts: Sequence[object], completions: Sequence[object]) -> lis
         scores = [0.0] * len(pieces)
         for place, label in zip(places, labels, strict=True):
             scores[place] = float(label)
-        found.append(scores)
-    return found
+        labelled.append(scores)
+    return labelled
 
 
 def right_so_far(prompts: Sequence[object], completions: Sequence[object]) -> list[float]:

@@ -48,15 +48,15 @@ def strings_to_imitate(count: int, *, seed: int) -> list[str]:
     table = generator(0, "letter-pairs/chain").normal(0.0, _UNEVENNESS, (len(LETTERS), len(LETTERS)))
     after = np.exp(table) / np.exp(table).sum(axis=1, keepdims=True)
     edges = np.cumsum(after, axis=1)
-    random, found = generator(seed, "letter-pairs/strings"), list[str]()
+    random, strings = generator(seed, "letter-pairs/strings"), list[str]()
     for _ in range(count):
         letter = int(random.integers(len(LETTERS)))
         places = [letter]
         for draw in random.random(int(random.integers(LENGTHS[0] - 1, LENGTHS[1]))).tolist():
             letter = min(int(np.searchsorted(edges[letter], draw, side="right")), len(LETTERS) - 1)
             places.append(letter)
-        found.append("".join(LETTERS[place] for place in places))
-    return found
+        strings.append("".join(LETTERS[place] for place in places))
+    return strings
 
 
 def first_is_preferred(

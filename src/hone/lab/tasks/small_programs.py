@@ -67,11 +67,11 @@ class ProgramTask:
 def make_tasks(count: int, *, seed: int, exclude: Collection[ProgramTask] = ()) -> list[ProgramTask]:
     """`count` distinct tasks of two or three operations, none of them in `exclude`. Raises ValueError if too few are
     found."""
-    random, seen, found = generator(seed, "small-programs"), set(exclude), list[ProgramTask]()
+    random, seen, tasks = generator(seed, "small-programs"), set(exclude), list[ProgramTask]()
     names = ("plus", "minus", "times", "squared", "negated")
     for _ in range(40 * count + 1000):
-        if len(found) == count:
-            return found
+        if len(tasks) == count:
+            return tasks
         chosen = [names[place] for place in random.choice(5, int(random.integers(2, 4)), p=[0.3, 0.25, 0.3, 0.05, 0.1])]
         amounts = random.integers(_AMOUNTS.start, _AMOUNTS.stop, len(chosen))
         task = ProgramTask(
@@ -80,7 +80,7 @@ def make_tasks(count: int, *, seed: int, exclude: Collection[ProgramTask] = ()) 
         twice = max(chosen.count("squared"), chosen.count("negated")) > 1  # parentheses would not matter
         if task not in seen and not twice:
             seen.add(task)
-            found.append(task)
+            tasks.append(task)
     raise ValueError(f"{count} distinct tasks were not found; ask for fewer")
 
 

@@ -14,7 +14,6 @@ from hone.objectives.preference import dpo
 from hone.objectives.weights import sequence_sum
 from hone.run.job import RecipeParts
 from hone.text import recipe
-from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.preference.pair_losses import PairAlgorithm
 from hone.text.preference.preference_job import answer_learner
 
@@ -23,7 +22,6 @@ class OnlineDpoConfig(recipe.TextRunConfig):
     """DPO on the policy's own answers."""
 
     requires = (recipe.require_groups,)
-    optimizer_moments: ClassVar[int] = 2
     labels: ClassVar[LabelCredit | None] = staticmethod(best_and_worst)
 
     algorithm: PairAlgorithm = PairAlgorithm()
@@ -40,15 +38,9 @@ class OnlineDpoConfig(recipe.TextRunConfig):
     def other_policies(self) -> list[str]:
         return [] if self.algorithm.reference is None else [self.algorithm.reference]
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        return BatchDimensions(
-            micro_batch_tokens=self.micro_batch_tokens(),
-            rows=max(1, 2 * self.rollout.prompts_per_step // self.learner.minibatches),
-            longest_tokens=lengths.whole,
-            texts_together=2,
-            longest_prompt=lengths.prompt,
-            rollout=self.rollout,
-        )
+    @classmethod
+    def planned(cls) -> recipe.PlannedRecipe:
+        return recipe.PlannedRecipe(rows=("rollout.prompts_per_step",), factor=2, writes=True)
 
     def micro_batch_tokens(self) -> int:
         return self.learner.micro_batch_tokens

@@ -4,11 +4,11 @@ R' = R + weight * min(surprise, max_nats); the surprise of a dialogue is the mea
 said, under a copy of the policy that learns these tokens from every batch; then GRPO's advantages and loss.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from hone.credit.shaping import with_curiosity
 from hone.text import recipe
-from hone.text.memory import WEIGHT_BYTES
 from hone.text.world_model import CuriosityConfig, CuriousLearner
 
 
@@ -28,9 +28,9 @@ class CuriousGrpoConfig(recipe.TextGradientRunConfig):
     algorithm: CuriousGrpoAlgorithm = CuriousGrpoAlgorithm()
     """Bonus and loss."""
 
-    def weight_copies(self) -> dict[str, int]:
-        """With the world model's weights, gradients and two moments."""
-        return {**super().weight_copies(), "world model": 4 * WEIGHT_BYTES[self.model.weights]}
+    @classmethod
+    def planned(cls) -> recipe.PlannedRecipe:
+        return replace(super().planned(), networks={"world model": 4})
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, bonus = self.algorithm, self.algorithm.bonus

@@ -7,6 +7,7 @@ with a head, stepped by its own loss against returns; it is warmed up alone, and
 2025).
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -53,8 +54,9 @@ class PpoTextConfig(recipe.TextGradientRunConfig):
     def check_folders(self, tokenizer: recipe.Tokenizer, longest: int) -> None:
         self.algorithm.critic.require_fit(tokenizer, longest)
 
-    def weight_copies(self) -> dict[str, int]:
-        return {**super().weight_copies(), **self.algorithm.critic.copies(self.model)}
+    @classmethod
+    def planned(cls) -> recipe.PlannedRecipe:
+        return replace(super().planned(), networks={"critic": 4})
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, gae = self.algorithm, self.algorithm.gae

@@ -4,10 +4,11 @@ Stage 1 pays the second answer and holds the first to the initial policy by a KL
 both, the second with a multiple of its progress too. loss = -min(r A, clip(r, 1 - low, 1 + high) A), every token alike.
 """
 
+from dataclasses import replace
+
 from hone.credit.self_correction import SelfCorrectionCredit
 from hone.text import recipe
 from hone.text.evaluate.dialogues import SecondAnswer
-from hone.text.memory import WEIGHT_BYTES
 
 NUDGE = "\nThere might be an error in the answer above. Correct it, if there is one, and answer again.\n"
 
@@ -63,10 +64,9 @@ class SelfCorrectionConfig(recipe.TextGradientRunConfig):
         chosen = self.algorithm.correction
         return SecondAnswer(chosen.nudge, chosen.right_from)
 
-    def weight_copies(self) -> dict[str, int]:
-        chosen = self.algorithm.correction
-        held = {"reference policy": WEIGHT_BYTES[self.model.weights]} if chosen.first_stage_steps else {}
-        return {**super().weight_copies(), **held}
+    @classmethod
+    def planned(cls) -> recipe.PlannedRecipe:
+        return replace(super().planned(), answers=2)
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm.correction

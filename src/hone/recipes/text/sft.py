@@ -15,6 +15,7 @@ from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
+from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe
 from hone.sources.logged import LogSource
@@ -29,8 +30,8 @@ from hone.text.experience import (
 )
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.loss import token_nll
+from hone.text.memory import text_lengths
 from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
-from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.text.rows import TokenBatch
 from hone.text.samples import judge_questions
 from hone.text.tasks.collection import is_collection
@@ -61,8 +62,9 @@ class SftConfig(LanguageRunConfig):
         check_experience(self.task, self.learn, self.relabel)
         return self
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        return logged_batch(self.learner, self.batch, lengths)
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(rows=("batch",))
 
     @property
     def learns_experience(self) -> bool:

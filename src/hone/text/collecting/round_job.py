@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -24,15 +23,14 @@ from hone.learner.round_source import (
 )
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
+from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe
 from hone.text.collecting.collect_job import score_as_advantage
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import open_answering_run, open_live_text
 from hone.text.loss import token_nll
-from hone.text.memory import WEIGHT_BYTES
 from hone.text.open_text import TextInputs
-from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.rl import TextRunConfig
 from hone.text.rows import TokenBatch
 from hone.text.samples import answer_metrics, judge_questions, reward_metrics
@@ -60,7 +58,6 @@ class RoundRunConfig(TextRunConfig):
     learner: LearnerConfig
     """The optimizer of the imitation; a schedule spans a round."""
 
-    optimizer_moments: ClassVar[int] = 2
     learns_as_it_answers = False
 
     def open(self) -> OpenedRun:
@@ -89,18 +86,9 @@ class RoundRunConfig(TextRunConfig):
         """Rounds of the run."""
         return self.steps // self.schedule.length
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        return BatchDimensions(
-            micro_batch_tokens=self.learner.micro_batch_tokens,
-            rows=max(1, self.algorithm.batch // self.learner.minibatches),
-            longest_tokens=lengths.whole,
-            longest_prompt=lengths.prompt,
-            rollout=self.rollout,
-        )
-
-    def weight_copies(self) -> dict[str, int]:
-        first = {"first policy": WEIGHT_BYTES[self.model.weights]} if self.algorithm.restart else {}
-        return {**super().weight_copies(), **first}
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(rows=("algorithm.batch",), writes=True)
 
     @abstractmethod
     def select(self, episodes: Episodes) -> Selection:

@@ -27,6 +27,7 @@ from hone.learner.config import LearnerConfig, require_master_weights, require_w
 from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import sequence_sum
+from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe, Source, SourceWrapper
 from hone.sources.logged import LogSource
@@ -34,9 +35,8 @@ from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encod
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
 from hone.text.learners import language_job, token_learner
-from hone.text.memory import WEIGHT_BYTES
+from hone.text.memory import text_lengths
 from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
-from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.text.preference.answer_loss import AnswerLoss, AnswerLossSpec
 from hone.text.reference_policies import REFERENCE_NAME, TextPolicies, require_same_tokens, text_policies
 from hone.text.rows import TokenBatch, TokenLayout
@@ -239,9 +239,9 @@ class PreferenceRunConfig(LanguageRunConfig):
     def open(self) -> OpenedRun:
         return _open_preferences(self)
 
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        texts = 2 if self.answers == "preference" else 1
-        return logged_batch(self.learner, self.batch, lengths, together=texts)
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(rows=("batch",), factor=2 if cls.answers == "preference" else 1)
 
     @abstractmethod
     def loss(self) -> AnswerLossSpec:
@@ -255,12 +255,6 @@ class PreferenceRunConfig(LanguageRunConfig):
         """The log with answers that the loss needs and the data do not have; `context` is the longest sequence."""
         del context
         return log
-
-    def weight_copies(self) -> dict[str, int]:
-        copies = super().weight_copies()
-        if self.samples.prompts:
-            copies["start, while the distance from it is measured"] = WEIGHT_BYTES[self.model.weights]
-        return copies
 
     def derive(self) -> Mapping[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""

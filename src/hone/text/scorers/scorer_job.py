@@ -34,6 +34,7 @@ from hone.learner.share import sharded_store, trained_policy
 from hone.models.language.scalar_head import ScoredTokens, ScoreRange, TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
+from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe
 from hone.run.store.records import CALIBRATION
@@ -50,8 +51,8 @@ from hone.text.evaluate.scorer_eval import (
 )
 from hone.text.flops import matmul_rate, scorer_compute_cost
 from hone.text.learners import step_layout
+from hone.text.memory import text_lengths
 from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
-from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.text.rows import TokenBatch
 from hone.text.saved_optimizer import restore_optimizer
 from hone.text.scorers.scorer_loss import PAIR_WEIGHTS, ScorerLoss
@@ -117,12 +118,9 @@ class ScorerRunConfig(LanguageRunConfig):
     def has_search(self) -> bool:
         return False
 
-    def weight_copies(self) -> dict[str, int]:
-        return {}
-
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
-        texts = 2 if self.data_kind == "preference" else 1
-        return replace(logged_batch(self.learner, self.batch, lengths, together=texts), predicts_tokens=False)
+    @classmethod
+    def planned(cls) -> PlannedRecipe:
+        return PlannedRecipe(rows=("batch",), factor=2 if cls.data_kind == "preference" else 1, predicts_tokens=False)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ScorerRunConfig":
