@@ -47,7 +47,7 @@ _WIDTH = max(map(len, NAMES.values())) + 2
 
 @dataclass(frozen=True, slots=True)
 class TerminalPlayer:
-    """Implements `hone.text.evaluate.play.DialoguePlayer` by a person's terminal."""
+    """Takes part in a dialogue (`hone.text.evaluate.play`) by a person's terminal."""
 
     screen: TerminalScreen
 
