@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import view_bytes
+from hone.decide.joins.view import JoinConfig
 from hone.decide.simulators.logged_choices import LoggedChoiceWorld, logged_records
 
 ROWS_OF_A_FILE = 500_000

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hone.decide.estimators.feedback import LoggedFeedback
+from hone.decide.estimators.terms import LoggedFeedback
 
 WHEEL = "obp==0.4.1"
 CAMPAIGNS = ("men", "women", "all")

@@ -20,15 +20,16 @@ from tables import Row
 from decision_systems import FAST_SLACK, AcceptanceLine, cpu_seconds, slack
 from hone.core.decisions import decision_key
 from hone.core.random import generator, permutation
-from hone.decide.bandits.filters import ActionRange, ForbiddenActions
-from hone.decide.bandits.greedy import BoltzmannPolicy, SquareCbPolicy
-from hone.decide.bandits.linear import LinearGaussianPosterior
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.greedy import (
+    BoltzmannPolicy,
+    GaussianThompsonPolicy,
+    LinUcbPolicy,
+    SquareCbPolicy,
+    normal_best,
+)
+from hone.decide.bandits.models import LinearGaussianPosterior, RewardModel
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
-from hone.decide.bandits.quadrature import normal_best
-from hone.decide.bandits.thompson import GaussianThompsonPolicy
-from hone.decide.bandits.ucb import LinUcbPolicy
-from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Masked
+from hone.decide.bandits.wrappers import ActionRange, Clipped, EpsilonFloor, ForbiddenActions, Masked
 
 TITLE = "Bandits"
 ARMS, FEATURES, ROUNDS = 10, 8, 10_000

@@ -17,10 +17,14 @@ from tables import Row
 
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.core.random import generator, permutation
-from hone.decide.estimators.drift.adaptive_window import AdaptiveWindow
-from hone.decide.estimators.drift.detector import BlockMeans, DriftDetector
-from hone.decide.estimators.drift.e_detector import ConformalDetector, MeanDetector
-from hone.decide.estimators.drift.page_hinkley import PageHinkley
+from hone.decide.estimators.drift.detector import (
+    AdaptiveWindow,
+    BlockMeans,
+    ConformalDetector,
+    DriftDetector,
+    MeanDetector,
+    PageHinkley,
+)
 from hone.decide.monitor.config import MonitorConfig
 from hone.decide.simulators.drifting import DriftingArms, DriftPhase, abrupt_changes
 from hone.lab.drifting_service import serve_continually, serve_plainly, serve_table

@@ -17,8 +17,7 @@ from gateway_load import FLOOD_CONNECTIONS, FLOOD_SERVICE, SHOP, FloodResult, Se
 from decision_systems import AcceptanceLine, cpu_seconds, slack
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Floats
-from hone.decide.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
-from hone.decide.gateway.guarded_policy import GuardedPolicy
+from hone.decide.gateway.fallback_chain import FallbackChain, GuardedPolicy, SafeDefault, ServingVersion
 from hone.decide.gateway.opening import OpenedService, open_service
 from hone.decide.monitor.monitor import resident_bytes
 

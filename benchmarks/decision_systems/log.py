@@ -18,9 +18,8 @@ from log_servers import LogServer, MissingServerError, postgres_server, redis_se
 
 from decision_systems import AcceptanceLine, cpu_seconds, slack
 from hone.core.decisions import DecisionRecord
-from hone.decide.log.opening import open_decision_log
+from hone.decide.log.opening import open_decision_log, open_sqlite_log
 from hone.decide.log.protocol import DecisionLog
-from hone.decide.log.sqlite import open_sqlite_log
 
 TITLE = "Decision log"
 SEED = 100

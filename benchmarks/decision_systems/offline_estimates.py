@@ -28,12 +28,15 @@ from hone.control.tables.tables import FixedPolicyActor
 from hone.core.decisions import Floats
 from hone.decide.estimators import terms as forms
 from hone.decide.estimators.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
-from hone.decide.estimators.feedback import LoggedFeedback
-from hone.decide.estimators.fitted_q import TabularTransitions, tabular_fitted_q
-from hone.decide.estimators.intervals import normal_interval
-from hone.decide.estimators.trajectories import LoggedTrajectories, doubly_robust_trajectories, per_decision
-from hone.decide.evaluate.off_policy import estimate_policies, logged_feedback
-from hone.decide.evaluate.off_policy_stream import estimate_parquet
+from hone.decide.estimators.terms import LoggedFeedback, normal_interval
+from hone.decide.estimators.trajectories import (
+    LoggedTrajectories,
+    TabularTransitions,
+    doubly_robust_trajectories,
+    per_decision,
+    tabular_fitted_q,
+)
+from hone.decide.evaluate.off_policy import estimate_parquet, estimate_policies, logged_feedback
 from hone.decide.simulators.logged_choices import LinearChoicePolicy, LoggedChoiceWorld, logged_choice_world
 from hone.estimators.calibration import rank_correlation
 

@@ -18,19 +18,18 @@ import pyarrow.parquet as pq
 
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.core.decisions import ActionSet, DecisionTable, Floats, decision_key
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.greedy import LinUcbPolicy
+from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.bandits.saving import copy_policy
-from hone.decide.bandits.ucb import LinUcbPolicy
 from hone.decide.bandits.wrappers import EpsilonFloor
 from hone.decide.estimators.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
 from hone.decide.evaluate.off_policy import logged_feedback
 from hone.decide.gateway.opening import OpenedService, open_service
 from hone.decide.joins.columns import DECISIONS, OUTCOMES, RecordColumns
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
-from hone.decide.joins.large import LargeJoin
-from hone.decide.joins.view import DecisionView, take_decisions
+from hone.decide.joins.parquet import LargeJoin
+from hone.decide.joins.view import DecisionView, JoinConfig, take_decisions
 from hone.decide.simulators.recommendation import DeliveryConfig, RecommendationWorld, SimulatedClock
 
 TITLE = "Recommendation"

@@ -20,15 +20,11 @@ from tables import Row
 from decision_systems import AcceptanceLine, cpu_seconds, slack
 from hone.core.decisions import Floats
 from hone.core.random import generator
-from hone.decide.estimators.sequential.confidence_sequences import asymptotic_width
-from hone.decide.estimators.sequential.e_process import mixture_paths
-from hone.decide.estimators.sequential.matched_arms import matched_scores
-from hone.decide.estimators.sequential.sample_ratio import ratio_paths
+from hone.decide.estimators.sequential import asymptotic_width, matched_scores, mixture_paths, ratio_paths
 from hone.decide.rollout.controller import ROLLED_BACK, apply_transition, begin, look, next_transition
-from hone.decide.rollout.evidence import ExposureBatch
 from hone.decide.rollout.plan import RolloutPlan, stage_name
-from hone.decide.rollout.router import BUCKETS, RolloutRouter, RolloutSlice, make_router
-from hone.decide.simulators.staged_traffic import StagedTraffic
+from hone.decide.rollout.router import BUCKETS, ExposureBatch, RolloutRouter, RolloutSlice, make_router
+from hone.decide.simulators.drifting import StagedTraffic
 from hone.estimators.means import wilson_interval
 from hone.lab.experiments.peeking import EVERY, z_of_losses
 

@@ -36,7 +36,7 @@ from hone.decide.shield.certificate import (
     open_certificate,
 )
 from hone.decide.shield.guard import GuardedShield, project_action
-from hone.decide.shield.spec import ShieldSpec, shield_spec
+from hone.decide.shield.model import ShieldSpec, shield_spec
 from hone.decide.simulators.car_following import (
     LATTICE_ROAD,
     OPEN_ROAD,

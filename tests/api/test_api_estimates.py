@@ -8,7 +8,7 @@ import pytest
 from hone.api import estimate_decisions
 from hone.core.errors import DataError
 from hone.decide.bandits.greedy import BoltzmannPolicy
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.saving import save_policy
 from hone.decide.log.opening import open_decision_log
 from hone.decide.simulators.logged_choices import logged_choice_world, logged_records

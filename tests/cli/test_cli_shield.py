@@ -10,13 +10,12 @@ from shield_cars import CAR, INVARIANT, car_certificate
 
 from hone.cli.main import main
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
-from hone.decide.pages.shield_page import safe_counts
-from hone.decide.registry.registry import open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.registry import VersionOrigin, open_registry
 from hone.decide.shield.certificate import checked_model, open_certificate
-from hone.decide.shield.grid import state_grid
+from hone.decide.shield.game import state_grid
+from hone.decide.shield.page import safe_counts
 from hone.run.store.animation import frame_count
 
 
@@ -119,8 +118,8 @@ def test_the_map_counts_the_safe_actions_of_each_cell() -> None:
 
 
 def test_the_animation_has_a_frame_for_each_state() -> None:
-    from hone.decide.pages.shield_page import counterexample_png
-    from hone.decide.shield.counterexample import Counterexample
+    from hone.decide.shield.certificate import Counterexample
+    from hone.decide.shield.page import counterexample_png
 
     model = checked_model(car_certificate().spec)
     found = Counterexample(

@@ -8,9 +8,9 @@ import pytest
 from hone.cli.main import main
 from hone.core.decisions import DecisionRecord
 from hone.core.errors import DataError
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import freeze_view
+from hone.decide.joins.view import JoinConfig
 from hone.recipes.decision_logs import frozen_view_log
 from support.decision_records import decision, outcome
 

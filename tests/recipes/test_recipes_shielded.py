@@ -10,7 +10,7 @@ from hone.control.environments.action_replacement import ActionReplacementWrappe
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.decide.shield.certificate import certificate_text, certify
-from hone.decide.shield.spec import shield_spec
+from hone.decide.shield.model import shield_spec
 from hone.decide.simulators.car_following import LATTICE_ROAD, shield_tables
 from hone.recipes.off_policy import discrete_sac, dqn
 from hone.recipes.on_policy.ppo import ENTRY

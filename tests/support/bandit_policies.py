@@ -4,13 +4,25 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hone.core.decisions import ActionSet, Bools, Floats
-from hone.decide.bandits.filters import ActionRange, ForbiddenActions
-from hone.decide.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy, SquareCbPolicy
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.greedy import (
+    BoltzmannPolicy,
+    EpsilonGreedyPolicy,
+    GaussianThompsonPolicy,
+    LinUcbPolicy,
+    SquareCbPolicy,
+)
+from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
-from hone.decide.bandits.thompson import GaussianThompsonPolicy
-from hone.decide.bandits.ucb import LinUcbPolicy
-from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed, Shielded
+from hone.decide.bandits.wrappers import (
+    ActionRange,
+    Clipped,
+    EpsilonFloor,
+    Fallback,
+    ForbiddenActions,
+    Masked,
+    Routed,
+    Shielded,
+)
 
 ARMS, FEATURES = 4, 3
 ACTIONS = numbered_actions(ARMS)

@@ -11,12 +11,10 @@ from manual_clock import ManualClock
 
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Floats, draw_action, logp_each
 from hone.core.errors import ResourceError
-from hone.decide.gateway.counters import FaultLines
 from hone.decide.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
 from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers, WriteBefore
-from hone.decide.gateway.recent_requests import RecentRequests
-from hone.decide.gateway.schemas import ActionCatalogue, FeatureSchema
-from hone.decide.gateway.service import DecisionService, RecordListener, ServiceParts, ServiceRules
+from hone.decide.gateway.requests import ActionCatalogue, FeatureSchema, RecentRequests
+from hone.decide.gateway.service import DecisionService, FaultLines, RecordListener, ServiceParts, ServiceRules
 from hone.decide.log.protocol import AppendAck
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hone.core.decisions import ActionSet
 from hone.decide.shield.certificate import ShieldCertificate, certify
-from hone.decide.shield.spec import ShieldSpec, shield_spec
+from hone.decide.shield.model import ShieldSpec, shield_spec
 
 CAR = Path(__file__).resolve().parents[2] / "examples" / "decisions" / "shield" / "car.toml"
 FEATURES = ("gap", "speed", "lead")

@@ -17,7 +17,7 @@ from hone.core.decisions import Decision, schema_hash
 from hone.decide.gateway.opening import OpenedService, open_service
 from hone.decide.gateway.requests import RequestError
 from hone.decide.joins.audit import LogAudit, audit_log
-from hone.decide.joins.reading import log_columns, log_pages
+from hone.decide.joins.columns import log_columns, log_pages
 from hone.decide.log.opening import open_decision_log
 from hone.decide.simulators.recommendation import SimulatedClock
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.decide.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.saving import save_policy
 from hone.decide.joins.view import take_decisions
 from hone.decide.log.opening import open_decision_log

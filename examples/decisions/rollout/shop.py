@@ -12,7 +12,7 @@ import numpy as np
 from hone.api import serve_decisions, ship
 from hone.core.decisions import ActionSet
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
 
 FILE = Path(__file__).with_name("shop.toml")

@@ -14,7 +14,7 @@ from hone.api import serve_decisions
 from hone.control.environments.registration import register_builtin_envs
 from hone.core.decisions import ActionSet
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
 
 FOLDER = Path(__file__).parent

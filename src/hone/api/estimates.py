@@ -6,11 +6,10 @@ from pathlib import Path
 
 from hone.core.clock import SystemClock
 from hone.core.decisions import DecisionPolicy, DecisionTable
+from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.estimators.estimate import EstimateSettings, EstimatorName
-from hone.decide.evaluate.decision_tables import read_decision_table
-from hone.decide.evaluate.off_policy import DEFAULT_ESTIMATORS, OffPolicyReport, estimate_policies
-from hone.decide.evaluate.policies import open_decision_policy
-from hone.decide.joins.config import JoinConfig
+from hone.decide.evaluate.off_policy import DEFAULT_ESTIMATORS, OffPolicyReport, estimate_policies, read_decision_table
+from hone.decide.joins.view import JoinConfig
 
 
 def estimate_decisions(
@@ -28,7 +27,7 @@ def estimate_decisions(
     `log`: a log's address, a saved view, or a table. `policies`: folders, or opened policies by name. The first of
     `estimators` decides. `as_of_s` and `since_s` are seconds since the epoch, of the join (None: now) and of the first
     decision. Raises DataError for a log or policy that cannot be read and for a log of several tenants, of which
-    `hone.decide.evaluate.decision_tables` reads one; ConfigError for unknown names.
+    `hone.decide.evaluate.off_policy` reads one; ConfigError for unknown names.
     """
     table = log
     if not isinstance(table, DecisionTable):

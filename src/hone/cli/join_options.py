@@ -8,7 +8,7 @@ from typing import get_args
 from hone.cli.options import CommandCall, parse_number
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, did_you_mean
-from hone.decide.joins.config import JoinConfig, JoinRule
+from hone.decide.joins.view import JoinConfig, JoinRule
 
 
 def join_of(call: CommandCall) -> JoinConfig:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hone.core.decisions import ActionSet, Choice, Decision, Floats, Ints, Outcome, decision_key
+from hone.decide.bandits.greedy import LinUcbPolicy
 from hone.decide.bandits.learning import BanditLearner
-from hone.decide.bandits.linear import LinearGaussianPosterior
-from hone.decide.bandits.ucb import LinUcbPolicy
+from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.wrappers import EpsilonFloor
 from hone.decide.monitor.config import MonitorConfig
 from hone.decide.monitor.continual import ContinualLearner

@@ -10,13 +10,12 @@ import pytest
 
 from hone.cli.main import main
 from hone.decide.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.saving import save_policy
-from hone.decide.evaluate.decision_tables import named_source, read_decision_table
+from hone.decide.evaluate.off_policy import named_source, read_decision_table
 from hone.decide.joins.view import take_decisions
 from hone.decide.log.opening import open_decision_log
-from hone.decide.registry.registry import open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.registry import VersionOrigin, open_registry
 from hone.decide.simulators.logged_choices import LinearChoicePolicy, logged_choice_world, logged_records
 
 WORLD = logged_choice_world(1)

@@ -8,12 +8,11 @@ import pytest
 from hone.cli.main import main
 from hone.core.decisions import Evidence
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
 from hone.decide.monitor import retraining
-from hone.decide.monitor.jobs import JobQueue, QueuedJob
-from hone.decide.monitor.retraining import RetrainParts, RetrainResult
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts, RetrainResult
+from hone.decide.registry import VersionOrigin
 
 SHOP = """
 [service]

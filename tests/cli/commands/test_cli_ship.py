@@ -11,11 +11,11 @@ from hone.cli.main import main
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Evidence, Outcome
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
 from hone.decide.gateway.shipped_versions import read_router
 from hone.decide.gateway.shipping import open_rollouts
-from hone.decide.registry.moves import StageMove
+from hone.decide.registry import StageMove
 
 FILE = """
 [service]

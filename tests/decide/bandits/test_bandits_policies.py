@@ -8,15 +8,25 @@ from hypothesis import strategies as st
 
 from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError, DataError
-from hone.decide.bandits.filters import ActionRange
-from hone.decide.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy, SquareCbPolicy
-from hone.decide.bandits.linear import REFRESH, JointLinearPosterior, LinearGaussianPosterior
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.greedy import (
+    BoltzmannPolicy,
+    EpsilonGreedyPolicy,
+    LinUcbPolicy,
+    SquareCbPolicy,
+    Ucb1Policy,
+    thompson_policy,
+)
+from hone.decide.bandits.models import (
+    REFRESH,
+    ArmMeans,
+    BetaBernoulliPosterior,
+    GaussianPosterior,
+    JointLinearPosterior,
+    LinearGaussianPosterior,
+    RewardModel,
+)
 from hone.decide.bandits.policy import numbered_actions
-from hone.decide.bandits.posteriors import ArmMeans, BetaBernoulliPosterior, GaussianPosterior
-from hone.decide.bandits.thompson import thompson_policy
-from hone.decide.bandits.ucb import LinUcbPolicy, Ucb1Policy
-from hone.decide.bandits.wrappers import Clipped, Fallback
+from hone.decide.bandits.wrappers import ActionRange, Clipped, Fallback
 
 NONE = np.zeros(0)
 

@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.special import ndtr
 
 from hone.core.errors import DataError
-from hone.decide.bandits.quadrature import beta_best, normal_best, normal_best_rows, normal_cdf
+from hone.decide.bandits.greedy import beta_best, normal_best, normal_best_rows, normal_cdf
 
 
 def adaptive_best(mean: np.ndarray, spread: np.ndarray) -> np.ndarray:

@@ -11,10 +11,16 @@ from safetensors.numpy import load_file, save_file
 
 from hone.core.decisions import ActionSet, DecisionTable
 from hone.core.errors import DataError
+from hone.decide.bandits.greedy import LinUcbPolicy, Ucb1Policy, thompson_policy
 from hone.decide.bandits.learning import BanditLearner, PolicyActor
-from hone.decide.bandits.linear import JointLinearPosterior, LinearGaussianPosterior
+from hone.decide.bandits.models import (
+    ArmMeans,
+    BetaBernoulliPosterior,
+    GaussianPosterior,
+    JointLinearPosterior,
+    LinearGaussianPosterior,
+)
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
-from hone.decide.bandits.posteriors import ArmMeans, BetaBernoulliPosterior, GaussianPosterior
 from hone.decide.bandits.saving import (
     KINDS,
     copy_policy,
@@ -25,8 +31,6 @@ from hone.decide.bandits.saving import (
     policy_hash,
     save_policy,
 )
-from hone.decide.bandits.thompson import thompson_policy
-from hone.decide.bandits.ucb import LinUcbPolicy, Ucb1Policy
 from hone.decide.bandits.wrappers import EpsilonFloor, Fallback, Shielded
 
 CONTEXT = np.array([0.2, -0.7, 1.1])

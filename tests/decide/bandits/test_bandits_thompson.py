@@ -6,12 +6,11 @@ import pytest
 from hone.core.credit import Credits
 from hone.core.errors import DataError
 from hone.core.random import generator
+from hone.decide.bandits.greedy import thompson_policy
 from hone.decide.bandits.learning import BanditLearner, ThompsonActor
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior, LinearGaussianPosterior
 from hone.decide.bandits.policy import numbered_actions
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
-from hone.decide.bandits.thompson import thompson_policy
-from hone.decide.simulators.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
+from hone.decide.simulators.drifting import ArmsWorld, BernoulliArms, LinearArms
 
 EMPTY = np.zeros((4, 0))
 ONES = np.ones(4)

@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from hone.core.decisions import Decision, decision_key, draw_action
 from hone.core.errors import ConfigError, DataError
-from hone.decide.bandits.filters import ActionRange, ForbiddenActions
-from hone.decide.bandits.greedy import BoltzmannPolicy
+from hone.decide.bandits.greedy import BoltzmannPolicy, LinUcbPolicy
 from hone.decide.bandits.policy import BanditPolicy, PolicyDistribution, numbered_actions, replay_decision
-from hone.decide.bandits.ucb import LinUcbPolicy
-from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed, Shielded
+from hone.decide.bandits.wrappers import (
+    ActionRange,
+    Clipped,
+    EpsilonFloor,
+    Fallback,
+    ForbiddenActions,
+    Masked,
+    Routed,
+    Shielded,
+)
 
 DRAWS = 400
 

@@ -8,16 +8,20 @@ import pytest
 
 from hone.core.errors import ConfigError, DataError
 from hone.decide.bandits.greedy import BoltzmannPolicy
-from hone.decide.bandits.linear import LinearGaussianPosterior
-from hone.decide.estimators import streaming
-from hone.decide.estimators.estimate import EstimateSettings, estimate_values
-from hone.decide.estimators.streaming import STREAMED, StreamedEstimates, StreamedRewardModel
-from hone.decide.evaluate import off_policy_stream
-from hone.decide.evaluate.off_policy import logged_feedback
-from hone.decide.evaluate.off_policy_stream import estimate_parquet
-from hone.decide.joins.config import JoinConfig
+from hone.decide.bandits.models import LinearGaussianPosterior
+from hone.decide.estimators import estimate as streaming
+from hone.decide.estimators.estimate import (
+    STREAMED,
+    EstimateSettings,
+    StreamedEstimates,
+    StreamedRewardModel,
+    estimate_values,
+)
+from hone.decide.evaluate import off_policy as off_policy_stream
+from hone.decide.evaluate.off_policy import estimate_parquet, logged_feedback
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import view_bytes
+from hone.decide.joins.view import JoinConfig
 from hone.decide.simulators.logged_choices import logged_choice_world, logged_records
 
 WORLD = logged_choice_world(1)

@@ -16,11 +16,10 @@ from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, Ob
 from hone.control.networks.offline import DiscreteBcqPolicy, IqlPolicy
 from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
 from hone.core.errors import DataError
+from hone.decide.bandits.greedy import LinUcbPolicy
 from hone.decide.bandits.policy import numbered_actions
-from hone.decide.bandits.saving import save_policy
-from hone.decide.bandits.ucb import LinUcbPolicy
+from hone.decide.bandits.saving import open_decision_policy, save_policy
 from hone.decide.bandits.wrappers import EpsilonFloor
-from hone.decide.evaluate.policies import open_decision_policy
 
 OLD_RUN = Path(__file__).resolve().parents[2] / "fixtures" / "runs_0_1" / "runs" / "thompson"
 SMALL = MlpConfig(hidden=[8])
@@ -103,7 +102,7 @@ def test_what_cannot_decide_says_why(tmp_path: Path) -> None:
 def test_a_bandit_is_opened_without_torch(tmp_path: Path) -> None:
     save_policy(LinUcbPolicy(learnt_model(1), 1.0), tmp_path)
     code = (
-        "import sys; from pathlib import Path; from hone.decide.evaluate.policies import open_decision_policy; "
+        "import sys; from pathlib import Path; from hone.decide.bandits.saving import open_decision_policy; "
         f"open_decision_policy(Path({str(tmp_path)!r})); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

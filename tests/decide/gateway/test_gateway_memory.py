@@ -8,7 +8,7 @@ import pytest
 from manual_clock import ManualClock
 
 from hone.decide.gateway.opening import OpenedService, open_service
-from hone.decide.log import shared_parts
+from hone.decide.log import relational as shared_parts
 
 SHOP = """
 [service]

@@ -6,12 +6,10 @@ from manual_clock import ManualClock
 
 from hone.core.random import key
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
 from hone.decide.gateway.opening import OpenedService, open_service
-from hone.decide.registry.moves import StageMove
-from hone.decide.registry.registry import VersionRegistry, open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.registry import StageMove, VersionOrigin, VersionRegistry, open_registry
 
 SHOP = """
 [service]

@@ -8,13 +8,13 @@ from manual_clock import ManualClock
 from hone.core.decisions import Decision
 from hone.core.random import key
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
 from hone.decide.gateway.opening import OpenedService, open_service, pages
 from hone.decide.gateway.shipping import open_rollouts
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
-from hone.decide.registry.moves import StageMove
+from hone.decide.registry import StageMove
 from hone.decide.rollout.router import split_label
 
 SHOP = """

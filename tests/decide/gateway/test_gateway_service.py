@@ -9,8 +9,15 @@ from gateway_parts import MemorySink, SoftmaxPolicy, make_box
 
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Decision, Outcome, decision_key
-from hone.decide.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
-from hone.decide.gateway.guarded_policy import GuardedPolicy, PolicyFailureError, RestTimer, describe_error
+from hone.decide.gateway.fallback_chain import (
+    FallbackChain,
+    GuardedPolicy,
+    PolicyFailureError,
+    RestTimer,
+    SafeDefault,
+    ServingVersion,
+    describe_error,
+)
 from hone.decide.gateway.log_writer import SequenceNumbers, WriteAfter
 from hone.decide.gateway.requests import DecisionRequest, RequestError, RewardRequest
 

@@ -12,16 +12,15 @@ from manual_clock import ManualClock
 
 from hone.core.decisions import Decision, Outcome, ShadowChoice, shadow_choice
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import load_policy, save_policy
-from hone.decide.gateway.fallback_chain import ServingVersion
+from hone.decide.gateway.fallback_chain import BATCH, MOST_WAIT_S, MOST_WAITING, ServingVersion, ShadowAsker
 from hone.decide.gateway.http_app import GatewayRoutes, RequestBatcher
 from hone.decide.gateway.opening import OpenedService, open_service, pages
 from hone.decide.gateway.requests import RequestError
-from hone.decide.gateway.shadow_asker import BATCH, MOST_WAIT_S, MOST_WAITING, ShadowAsker
 from hone.decide.gateway.shipping import open_rollouts
 from hone.decide.joins.join import build_view
-from hone.decide.registry.moves import StageMove
+from hone.decide.registry import StageMove
 
 CONTEXT = {"age": 0.5, "country": "de"}
 
@@ -29,7 +28,7 @@ CONTEXT = {"age": 0.5, "country": "de"}
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch) -> None:
     """Busy machines wake threads late."""
-    monkeypatch.setattr("hone.decide.gateway.shadow_asker.ASK_S", 60.0)
+    monkeypatch.setattr("hone.decide.gateway.fallback_chain.ASK_S", 60.0)
 
 
 class StalledPolicy(SoftmaxPolicy):

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from hone.core.decisions import ActionSet, DecisionRecord, Outcome
 from hone.core.errors import DataError
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import view_bytes
-from hone.decide.joins.view import changes_between, view_episodes
+from hone.decide.joins.view import JoinConfig, changes_between, view_episodes
 from support.decision_records import ARMS, decision, outcome, slow_join
 
 TEN = JoinConfig(window_s=10.0)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hone.core.decisions import DecisionRecord
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
-from hone.decide.joins.view import censoring_weights, delay_curve
+from hone.decide.joins.view import JoinConfig, censoring_weights, delay_curve
 from support.decision_records import decision, outcome
 
 NONE = float("nan")

@@ -11,10 +11,9 @@ import pytest
 from hone.core.decisions import ActionSet, DecisionRecord
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
-from hone.decide.joins.large import LargeJoin
-from hone.decide.joins.parquet import read_view
+from hone.decide.joins.parquet import LargeJoin, read_view
+from hone.decide.joins.view import JoinConfig
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.retention import export_log
 from support.decision_records import ARMS, decision, outcome

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from hone.core.errors import ConfigError, DataError, ResourceError
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import freeze_view, is_frozen_view, read_view, view_bytes, view_hash
-from hone.decide.joins.view import DecisionView
+from hone.decide.joins.view import DecisionView, JoinConfig
 from hone.run.store.durable import to_json
 from support.decision_records import ARMS, decision, outcome
 

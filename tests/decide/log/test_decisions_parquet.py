@@ -12,11 +12,20 @@ from log_records import all_of, bits, decision, key_of, outcome
 
 from hone.core.decisions import ActionSet, Choice, DecisionRecord
 from hone.core.errors import DataError, ResourceError
-from hone.decide.log import parquet
+from hone.decide.log import retention as parquet
 from hone.decide.log.opening import open_decision_log
-from hone.decide.log.parquet import day_folder, read_records, tenant_folder, write_records
 from hone.decide.log.protocol import DecisionLog
-from hone.decide.log.retention import erase_unit, export_log, import_exports, read_exports, retain
+from hone.decide.log.retention import (
+    day_folder,
+    erase_unit,
+    export_log,
+    import_exports,
+    read_exports,
+    read_records,
+    retain,
+    tenant_folder,
+    write_records,
+)
 
 DAY = 86_400.0
 ANY_FLOAT = st.floats(width=64) | st.sampled_from([-0.0, 5e-324])

@@ -10,9 +10,8 @@ from log_records import all_of, bits, decision, key_of
 
 from hone.core.decisions import ActionSet, Choice, Decision, Outcome
 from hone.core.errors import ConfigError, DataError, ResourceError
-from hone.decide.log import sqlite
-from hone.decide.log.opening import open_decision_log
-from hone.decide.log.sqlite import SqliteSession, open_sqlite_log
+from hone.decide.log import opening as sqlite
+from hone.decide.log.opening import SqliteSession, open_decision_log, open_sqlite_log
 from hone.run.store.durable import DiskFullError
 
 

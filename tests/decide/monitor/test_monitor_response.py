@@ -17,14 +17,10 @@ from hone.core.decisions import ActionSet, Choice, DecisionPolicy, Floats, draw_
 from hone.core.errors import DataError, ResourceError
 from hone.decide.monitor.alarms import AlarmSink
 from hone.decide.monitor.config import MonitorConfig, RetrainConfig
-from hone.decide.monitor.jobs import JobQueue
-from hone.decide.monitor.monitor import ServiceMonitor
-from hone.decide.monitor.recall import RegistryLibrary, fit_versions
-from hone.decide.monitor.response import LOOKS, DriftAction, DriftResponder
-from hone.decide.monitor.tenant import RewardedDecision
-from hone.decide.registry.moves import StageMove
-from hone.decide.registry.registry import open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.monitor.monitor import RewardedDecision, ServiceMonitor
+from hone.decide.monitor.response import LOOKS, DriftAction, DriftResponder, RegistryLibrary, fit_versions
+from hone.decide.monitor.retraining import JobQueue
+from hone.decide.registry import StageMove, VersionOrigin, open_registry
 
 
 class ScoredCoin:
@@ -187,7 +183,7 @@ def test_a_lease_that_ran_out_is_taken_and_the_late_worker_writes_nothing(queue:
 
 def test_a_killed_writer_leaves_a_whole_queue(queue: JobQueue) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom hone.decide.monitor.jobs import JobQueue\n"
+        "import sys\nfrom pathlib import Path\nfrom hone.decide.monitor.retraining import JobQueue\n"
         "queue = JobQueue(Path(sys.argv[1]))\n"
         "for k in range(100000):\n"
         "    queue.submit(f'j{k}', tenant=f't{k}', work={}, at_s=k)\n    print(k, flush=True)\n"

@@ -16,24 +16,22 @@ from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionPolicy, Evidence, Floats, Outcome
 from hone.core.errors import ConfigError
 from hone.core.random import generator
+from hone.decide.bandits.greedy import LinUcbPolicy
 from hone.decide.bandits.learning import BanditLearner
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy
-from hone.decide.bandits.saving import save_policy
-from hone.decide.bandits.ucb import LinUcbPolicy
-from hone.decide.evaluate.policies import open_decision_policy
-from hone.decide.joins.config import JoinConfig
+from hone.decide.bandits.saving import open_decision_policy, save_policy
+from hone.decide.joins.columns import log_columns
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import frozen_hash, view_hash
-from hone.decide.joins.reading import log_columns
-from hone.decide.joins.view import DecisionView
+from hone.decide.joins.view import DecisionView, JoinConfig
 from hone.decide.log.opening import open_decision_log
 from hone.decide.monitor import retraining
 from hone.decide.monitor.config import MonitorConfig, RetrainConfig
-from hone.decide.monitor.jobs import JobQueue
 from hone.decide.monitor.monitor import ServiceMonitor
 from hone.decide.monitor.response import DriftAction, DriftResponder
 from hone.decide.monitor.retraining import (
+    JobQueue,
     RetrainParts,
     TrainingEnd,
     candidate_evidence,
@@ -43,9 +41,7 @@ from hone.decide.monitor.retraining import (
     submit_retraining,
     work_once,
 )
-from hone.decide.registry.moves import StageMove
-from hone.decide.registry.registry import VersionRegistry, open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.registry import StageMove, VersionOrigin, VersionRegistry, open_registry
 from hone.decide.simulators.drifting import DriftingArms, abrupt_changes
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata

@@ -15,8 +15,7 @@ from hone.core.errors import ResourceError
 from hone.core.random import generator
 from hone.decide.monitor.alarms import AlarmLog
 from hone.decide.monitor.config import MonitorConfig
-from hone.decide.monitor.history import POINTS, SignalHistory
-from hone.decide.monitor.monitor import MonitorLimits, ServiceMonitor, resident_bytes
+from hone.decide.monitor.monitor import POINTS, MonitorLimits, ServiceMonitor, SignalHistory, resident_bytes
 
 CHANGE = bernoulli([0.5, 0.95], 600, 3).tolist()
 

@@ -10,9 +10,7 @@ import pytest
 
 from hone.core.decisions import Evidence
 from hone.core.errors import ConfigError, DataError, ResourceError
-from hone.decide.registry.moves import StageMove
-from hone.decide.registry.registry import JournalEntry, VersionRegistry, open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.registry import JournalEntry, StageMove, VersionOrigin, VersionRegistry, open_registry
 
 MakeVersion = Callable[..., str]
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.decide.registry.moves import StageMove
-from hone.decide.registry.registry import JournalEntry, VersionRegistry, open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.registry import JournalEntry, StageMove, VersionOrigin, VersionRegistry, open_registry
 from hone.run.store.durable import FAILPOINT_VARIABLE
 
 

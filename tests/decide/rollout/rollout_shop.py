@@ -9,11 +9,9 @@ from manual_clock import ManualClock
 
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome
 from hone.decide.gateway.shipped_versions import read_router
-from hone.decide.joins.config import JoinConfig
+from hone.decide.joins.view import JoinConfig
 from hone.decide.log.protocol import LoggedRecord
-from hone.decide.registry.moves import StageMove
-from hone.decide.registry.registry import VersionRegistry, open_registry
-from hone.decide.registry.versions import VersionOrigin
+from hone.decide.registry import StageMove, VersionOrigin, VersionRegistry, open_registry
 from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, start_rollout
 from hone.decide.rollout.plan import RolloutPlan
 

@@ -11,13 +11,11 @@ from rollout_shop import ListLog, Shop, add_versions, alike, decision, outcome, 
 from hone.core.decisions import Evidence
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.decide.gateway.shipped_versions import RouterWatch, read_router
-from hone.decide.registry.moves import StageMove
-from hone.decide.registry.registry import JournalEntry, VersionRegistry
+from hone.decide.registry import JournalEntry, StageMove, VersionRegistry
 from hone.decide.rollout.controller import ROLLED_BACK
-from hone.decide.rollout.driver import read_rollout, running_rollouts
-from hone.decide.rollout.exposures import end_position
+from hone.decide.rollout.driver import read_rollout, running_rollouts, state_from_json, transition_from_json
 from hone.decide.rollout.plan import RolloutGuardrail
-from hone.decide.rollout.records import state_from_json, transition_from_json
+from hone.decide.rollout.router import end_position
 
 STAGES = ["shadow", "10%", "50%", "100%"]
 

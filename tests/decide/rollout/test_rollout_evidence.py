@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rollout_shop import ListLog, decision, outcome
 
-from hone.decide.joins.config import JoinConfig
-from hone.decide.rollout.config import GuardrailConfig, StagedRolloutConfig
-from hone.decide.rollout.controller import begin, look
-from hone.decide.rollout.evidence import ExposureBatch, effects, no_evidence, observe
-from hone.decide.rollout.exposures import ExposureFeed
-from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, plan_warnings, preview, stage_name
-from hone.decide.rollout.records import plan_from_json, plan_to_json, state_entry, state_from_json
+from hone.decide.joins.view import JoinConfig
+from hone.decide.rollout.controller import begin, effects, look, no_evidence, observe
+from hone.decide.rollout.driver import plan_from_json, plan_to_json, state_entry, state_from_json
+from hone.decide.rollout.plan import (
+    GuardrailConfig,
+    GuardrailHistory,
+    RolloutGuardrail,
+    RolloutPlan,
+    StagedRolloutConfig,
+    plan_warnings,
+    preview,
+    stage_name,
+)
+from hone.decide.rollout.router import ExposureBatch, ExposureFeed
 from hone.run.store.durable import to_json
 
 PLAN = RolloutPlan(name="r1", service="shop", version="new", control="old")
@@ -77,7 +84,7 @@ def test_the_shadow_counts_requests_and_scores_none() -> None:
 
 
 def test_a_shadows_choice_is_no_outcome_of_an_exposure(monkeypatch) -> None:
-    monkeypatch.setattr("hone.decide.rollout.exposures._MOST_EARLY", 1)
+    monkeypatch.setattr("hone.decide.rollout.router._MOST_EARLY", 1)
     early = [outcome(0, 0.5, 101.0, seq=0), outcome(1, -0.3, 101.0, kind="shadow:v:1", seq=1)]
     feed = feed_of(*early, decision(0, "a", 100.0, route="r1:canary:1%"))
     assert feed.due("1%", 100.0).values.tolist() == [[0.5]]  # the reward was not pushed out

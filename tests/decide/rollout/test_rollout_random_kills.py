@@ -12,8 +12,7 @@ from rollout_shop import Shop, alike, worse
 
 from hone.decide.log.opening import open_decision_log
 from hone.decide.rollout.controller import ROLLED_BACK, version_stage
-from hone.decide.rollout.driver import read_rollout
-from hone.decide.rollout.records import state_from_json
+from hone.decide.rollout.driver import read_rollout, state_from_json
 
 
 def killed_after(seconds: float, shop: Shop, rates) -> None:

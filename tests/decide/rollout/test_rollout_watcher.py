@@ -10,7 +10,7 @@ import pytest
 from rollout_shop import Shop, alike, worse
 
 from hone.core.decisions import Choice, Evidence
-from hone.decide.registry.leases import give_lease_back, take_lease
+from hone.decide.registry import give_lease_back, take_lease
 from hone.decide.rollout.driver import read_rollout
 from hone.decide.rollout.watcher import LEASES, RolloutWatcher
 

@@ -22,8 +22,7 @@ from hone.decide.shield.certificate import (
     open_certificate,
     read_certificate,
 )
-from hone.decide.shield.model import ControlModel, control_model
-from hone.decide.shield.spec import GameShieldConfig, InvariantShieldConfig
+from hone.decide.shield.model import ControlModel, GameShieldConfig, InvariantShieldConfig, control_model
 
 KINDS = ("game", "invariant")
 

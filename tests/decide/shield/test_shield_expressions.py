@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import ConfigError
-from hone.decide.shield.expressions import parse_expression
+from hone.decide.shield.model import parse_expression
 
 NUMBERS = st.integers(-9, 9).map(float)
 

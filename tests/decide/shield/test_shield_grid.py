@@ -7,8 +7,8 @@ from shield_cars import car_spec
 
 from hone.core.decisions import ActionSet
 from hone.decide.shield.certificate import certify, checked_model, open_certificate
-from hone.decide.shield.grid import state_grid
-from hone.decide.shield.spec import shield_spec
+from hone.decide.shield.game import state_grid
+from hone.decide.shield.model import shield_spec
 
 WALKER = {
     "kind": "game", "fallback": "left",

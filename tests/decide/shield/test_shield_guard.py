@@ -11,8 +11,8 @@ from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError
 from hone.decide.shield.certificate import open_certificate
 from hone.decide.shield.guard import GuardedShield, project_action
-from hone.decide.shield.rules import rule_shield
-from hone.decide.shield.spec import RuleShieldConfig, shield_spec
+from hone.decide.shield.model import RuleShieldConfig, shield_spec
+from hone.decide.shield.service import rule_shield
 
 SAFE = np.array([60.0, 5.0, 20.0])
 RULES = {

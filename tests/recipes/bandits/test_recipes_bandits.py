@@ -13,11 +13,9 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.state import substate
 from hone.decide.bandits.policy import numbered_actions
-from hone.decide.bandits.saving import policy_hash
-from hone.decide.evaluate.policies import open_decision_policy
-from hone.decide.joins.config import JoinConfig
+from hone.decide.bandits.saving import open_decision_policy, policy_hash
 from hone.decide.joins.parquet import freeze_view
-from hone.decide.joins.view import DecisionView, ViewCounts
+from hone.decide.joins.view import DecisionView, JoinConfig, ViewCounts
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob
 from hone.run.loop import train

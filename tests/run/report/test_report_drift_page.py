@@ -5,11 +5,10 @@ from pathlib import Path
 
 from monitor_records import AlarmList, stream
 
-from hone.decide.estimators.drift.features import FeatureShift
+from hone.decide.estimators.drift.health import FeatureShift
 from hone.decide.monitor.config import MonitorConfig
 from hone.decide.monitor.monitor import ServiceMonitor
-from hone.decide.monitor.page import write_monitor_page
-from hone.decide.pages.drift_page import AlarmMark, DriftPageData, ServedPeriod, render_drift_page
+from hone.decide.monitor.page import AlarmMark, DriftPageData, ServedPeriod, render_drift_page, write_monitor_page
 
 SHOWN = DriftPageData(
     tenant="<shop>", signal="residual", block=10, means=[0.0, 0.1, -0.4, -0.1],

@@ -17,27 +17,29 @@ from hone.core.clock import SystemClock
 from hone.core.decisions import DecisionPolicy
 from hone.core.errors import ConfigError, DataError, did_you_mean, run_all_checks
 from hone.core.strict_json import Json
+from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.estimators.estimate import (
     ESTIMATORS,
     SELF_NORMALISED,
     EstimateSettings,
     EstimatorName,
     OffPolicyEstimate,
+    RewardModelKind,
+    RewardModelSettings,
 )
-from hone.decide.estimators.intervals import IntervalKind
-from hone.decide.estimators.reward_models import RewardModelKind, RewardModelSettings
-from hone.decide.evaluate.decision_tables import named_source, read_decision_table
+from hone.decide.estimators.terms import IntervalKind
 from hone.decide.evaluate.off_policy import (
     DEFAULT_ESTIMATORS,
     OffPolicyReport,
     PolicyEstimates,
     estimate_policies,
+    named_source,
     offline_evidence,
+    read_decision_table,
     verdict_words,
 )
 from hone.decide.evaluate.off_policy_page import write_off_policy_page
-from hone.decide.evaluate.policies import open_decision_policy
-from hone.decide.registry.registry import open_registry
+from hone.decide.registry import open_registry
 from hone.run.store.durable import to_json
 
 _SHOWN_SEGMENTS = 8

@@ -16,19 +16,14 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, DataError
 from hone.core.strict_json import Json
 from hone.decide.joins.audit import LogAudit, audit_log
-from hone.decide.joins.columns import RecordColumns, distinct_texts
-from hone.decide.joins.config import JoinConfig
+from hone.decide.joins.columns import RecordColumns, distinct_texts, log_columns
 from hone.decide.joins.join import build_view
-from hone.decide.joins.large import LargeJoin
-from hone.decide.joins.parquet import freeze_view, is_frozen_view, read_frozen_view, view_bytes
-from hone.decide.joins.reading import log_columns
-from hone.decide.joins.summary import ViewSummary, summarize_view
-from hone.decide.joins.view import DecisionView
+from hone.decide.joins.page import write_log_page
+from hone.decide.joins.parquet import LargeJoin, freeze_view, is_frozen_view, read_frozen_view, view_bytes
+from hone.decide.joins.view import DecisionView, JoinConfig, ViewSummary, summarize_view
 from hone.decide.log.opening import open_decision_log
-from hone.decide.log.parquet import DECISIONS
 from hone.decide.log.protocol import DecisionLog
-from hone.decide.log.retention import erase_unit, retain
-from hone.decide.pages.decision_log_page import write_log_page
+from hone.decide.log.retention import DECISIONS, erase_unit, retain
 from hone.run.store.durable import replace_file
 from hone.run.store.records import record_json
 

@@ -10,8 +10,8 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, InterruptedRun
 from hone.core.strict_json import Json
-from hone.decide.monitor.jobs import QueuedJob
-from hone.decide.retrain_worker import RetrainWorker, open_retrain_worker
+from hone.decide.gateway.shipping import RetrainWorker, open_retrain_worker
+from hone.decide.monitor.retraining import QueuedJob
 from hone.run.store.durable import to_json
 
 POLL_S: Final = 10.0

@@ -9,8 +9,7 @@ from hone.config.resolve import read_document, resolve
 from hone.core.clock import SystemClock
 from hone.core.decisions import Evidence
 from hone.core.errors import ConfigError, DataError, did_you_mean
-from hone.decide.pages.shield_page import ShieldPageData, write_shield_page
-from hone.decide.registry.registry import open_registry
+from hone.decide.registry import open_registry
 from hone.decide.shield.certificate import (
     ProvedSpec,
     ShieldCertificate,
@@ -23,10 +22,9 @@ from hone.decide.shield.certificate import (
     prove_claims,
     read_certificate,
 )
-from hone.decide.shield.model import ControlModel
-from hone.decide.shield.rehearsal import rehearse_shield
-from hone.decide.shield.rules import rule_shield
-from hone.decide.shield.spec import GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
+from hone.decide.shield.model import ControlModel, GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
+from hone.decide.shield.page import ShieldPageData, rehearse_shield, write_shield_page
+from hone.decide.shield.service import rule_shield
 from hone.run.store.durable import replace_file
 
 KINDS: dict[str, type[RuleShieldConfig] | type[ProvedSpec]] = {

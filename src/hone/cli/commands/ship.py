@@ -16,11 +16,9 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, InterruptedRun
 from hone.core.strict_json import Json
 from hone.decide.gateway.shipping import ServiceRollouts, open_rollouts
-from hone.decide.rollout.controller import format_e_value
+from hone.decide.rollout.controller import EffectReport, format_e_value
 from hone.decide.rollout.driver import RolloutDriver
-from hone.decide.rollout.evidence import EffectReport
-from hone.decide.rollout.history import RolloutHistory, history_json, read_history
-from hone.decide.rollout.page import write_rollout_page
+from hone.decide.rollout.history import RolloutHistory, history_json, read_history, write_rollout_page
 from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan, plan_warnings, preview
 from hone.decide.rollout.watcher import RolloutWatcher
 from hone.run.store.durable import to_json

@@ -9,10 +9,8 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.decisions import ActionSet, DecisionTable, Floats, Ints
 from hone.core.episodes import Episodes
 from hone.core.state import State, array, integer, substate
-from hone.decide.bandits.linear import LinearGaussianPosterior
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.models import BetaBernoulliPosterior, LinearGaussianPosterior, RewardModel
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
 from hone.decide.bandits.saving import copy_policy
 
 

@@ -7,6 +7,7 @@ equal hashes, on every machine.
 import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,14 +18,27 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from hone.core.decisions import Floats
 from hone.core.errors import DataError, HoneError, did_you_mean
 from hone.core.strict_json import strict_json
-from hone.decide.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy, SquareCbPolicy
-from hone.decide.bandits.linear import JointLinearPosterior, LinearGaussianPosterior
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.greedy import (
+    BetaThompsonPolicy,
+    BoltzmannPolicy,
+    EpsilonGreedyPolicy,
+    GaussianThompsonPolicy,
+    LinUcbPolicy,
+    SquareCbPolicy,
+    Ucb1Policy,
+    thompson_policy,
+)
+from hone.decide.bandits.models import (
+    ArmMeans,
+    BetaBernoulliPosterior,
+    GaussianPosterior,
+    JointLinearPosterior,
+    LinearGaussianPosterior,
+    RewardModel,
+)
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents, Saveable
-from hone.decide.bandits.posteriors import ArmMeans, BetaBernoulliPosterior, GaussianPosterior
-from hone.decide.bandits.thompson import BetaThompsonPolicy, GaussianThompsonPolicy, thompson_policy
-from hone.decide.bandits.ucb import LinUcbPolicy, Ucb1Policy
 from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed
+from hone.run.policy_folder import policy_folder
 
 FORMAT: Final = 2
 FAMILY: Final = "bandit"
@@ -217,3 +231,34 @@ def _pieces(arrays: Mapping[str, Floats]) -> Iterator[bytes]:
     for name in sorted(arrays):
         yield f"{name} {arrays[name].shape}".encode()
         yield arrays[name].astype("<f8", copy=False).tobytes()
+
+
+# ----------------------------------------------------------------------------------------------------------- any policy
+
+
+ENTRY_POINT_GROUP: Final = "hone.decision_policies"
+
+
+def open_decision_policy(path: Path) -> BanditPolicy:
+    """Open the policy of `path`: a policy's folder, a checkpoint, or a run, whose newest intact checkpoint is taken.
+
+    Raises DataError for a damaged or missing policy, and for one that cannot decide among numbered actions.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such folder; name a policy's folder, a checkpoint or a run")
+    folder = policy_folder(path)
+    if is_policy_folder(folder):
+        return load_policy(folder)
+    if not (folder / "policy.json").is_file():
+        content = "a language model" if (folder / "config.json").is_file() else "no policy"
+        raise DataError(f"{folder}: it holds {content}; decisions need a bandit, or a network with numbered actions")
+    refusals: list[str] = []
+    for opener in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            policy = opener.load()(folder)
+        except DataError as refusal:
+            refusals.append(str(refusal))
+        else:
+            assert isinstance(policy, BanditPolicy), f"{opener.value} returned {type(policy).__name__}"
+            return policy
+    raise DataError(*(refusals or [f"{folder}: no installed package opens it (entry points {ENTRY_POINT_GROUP})"]))

@@ -29,8 +29,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hone.core.decisions import LOGP_TOLERANCE, Bools, DecisionTable, Floats, Ints, Verdict
-from hone.decide.estimators.feedback import LoggedFeedback, effective_sample_size
-from hone.decide.estimators.intervals import standard_error
+from hone.decide.estimators.terms import LoggedFeedback, effective_sample_size, standard_error
 
 _SMALLEST_GROUP = 30
 """Contexts below which a group is not tested for support."""

@@ -17,12 +17,74 @@ paired comparison therefore serve all of them. With w = target probability / pro
     mrdr      dr, q fitted with the rows' weights w^2      Farajtabar, Chow and Ghavamzadeh, 2018
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 
 from hone.core.decisions import Floats, Ints
-from hone.decide.estimators.feedback import LoggedFeedback
+from hone.core.random import generator
+
+# ------------------------------------------------------------------------------------------------------------- feedback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedFeedback:
+    """n logged decisions with known rewards, and the target policy's distribution in each of their contexts."""
+
+    contexts: Floats
+    """`[n, d]`."""
+    action: Ints
+    """`[n]` executed action, below K."""
+    logp: Floats
+    """`[n]` nats: log-probability of the executed action under the behaviour policy."""
+    reward: Floats
+    """`[n]`."""
+    target_logp: Floats
+    """`[n, K]` nats: the target policy's distribution; -inf for an action that is not offered or never taken."""
+    unit: Ints
+    """`[n]` numbers of the units. Rows of one unit may depend on each other; units are independent."""
+    behaviour_logp: Floats | None = None
+    """`[n, K]` nats: the behaviour policy's whole distribution; None: only the executed actions' is known."""
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    @property
+    def weight(self) -> Floats:
+        """Importance weights `[n]`: target / behaviour probability of the executed action."""
+        return np.exp(self.target_logp[np.arange(len(self)), self.action] - self.logp)
+
+    @property
+    def target(self) -> Floats:
+        """Target probabilities `[n, K]`."""
+        return np.exp(self.target_logp)
+
+    def rows(self, chosen: Ints) -> "LoggedFeedback":
+        """Some of the rows, by their numbers."""
+        known = self.behaviour_logp
+        return replace(
+            self,
+            contexts=self.contexts[chosen],
+            action=self.action[chosen],
+            logp=self.logp[chosen],
+            reward=self.reward[chosen],
+            target_logp=self.target_logp[chosen],
+            unit=self.unit[chosen],
+            behaviour_logp=None if known is None else known[chosen],
+        )
+
+
+def effective_sample_size(weight: Floats) -> float:
+    """Effective sample size (sum w)^2 / sum w^2 of weights `[n]`: the rows of equal weight that are worth as much
+    (Kish, 1965). 0 where all weights are 0."""
+    squares = float((weight**2).sum())
+    return float(weight.sum()) ** 2 / squares if squares > 0 else 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------- terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,3 +194,85 @@ def _expected(logged: LoggedFeedback, predicted: Floats) -> Floats:
 
 def _residual(logged: LoggedFeedback, predicted: Floats) -> Floats:
     return logged.reward - predicted[np.arange(len(logged)), logged.action]
+
+
+# ------------------------------------------------------------------------------------------------------------ intervals
+
+
+IntervalKind = Literal["normal", "bernstein", "bootstrap"]
+DRAWS = 1000
+_PICKS = 1 << 20
+"""Units drawn at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueInterval:
+    """Interval of a value."""
+
+    low: float
+    high: float
+
+
+def _unit_sums(values: Floats, unit: Ints) -> Floats:
+    """Sums of `values` `[n]` over the rows of each unit that has rows `[U]`."""
+    count = int(unit.max()) + 1 if len(unit) else 0
+    sums = np.bincount(unit, weights=values, minlength=count).astype(np.float64)
+    return sums[np.bincount(unit, minlength=count) > 0]
+
+
+def standard_error(influence: Floats, unit: Ints) -> float:
+    """Standard error of the mean of `influence` `[n]`, rows clustered by unit: sqrt(U / (U - 1) sum S_u^2) / n, S_u the
+    sum of a unit's deviations from the mean (Liang and Zeger, 1986). Infinite for fewer than 2 units."""
+    sums = _unit_sums(influence - influence.mean(), unit) if len(unit) else np.zeros(0)
+    units = len(sums)
+    if units < 2:
+        return math.inf
+    return math.sqrt(units / (units - 1) * float((sums**2).sum())) / len(influence)
+
+
+def normal_interval(influence: Floats, unit: Ints, *, level: float) -> ValueInterval:
+    """Estimate +- z s.e. for contributions `[n]`."""
+    half = NormalDist().inv_cdf(0.5 + level / 2) * standard_error(influence, unit)
+    centre = float(influence.mean())
+    return ValueInterval(low=centre - half, high=centre + half)
+
+
+def bernstein_interval(influence: Floats, unit: Ints, *, level: float, span: float) -> ValueInterval:
+    """Empirical Bernstein: mean +- (sqrt(2 V ln(4/alpha) / U) + 7 R ln(4/alpha) / (3 (U - 1))) over the U units' own
+    totals, each alpha/2 on a side (Maurer and Pontil, 2009, theorem 4).
+
+    `span` is the range R of one row's contribution, known before the data. A unit's total is scaled by U / n, so its
+    range is `span` times the most rows of a unit times U / n. Infinite for fewer than 2 units.
+    """
+    totals = _unit_sums(influence, unit)
+    units, centre = len(totals), float(influence.mean())
+    if units < 2:
+        return ValueInterval(low=-math.inf, high=math.inf)
+    scale, rows = units / len(influence), int(np.bincount(unit).max())
+    room = math.log(4 / (1 - level))
+    variance = float(np.var(totals * scale, ddof=1))
+    half = math.sqrt(2 * variance * room / units) + 7 * span * rows * scale * room / (3 * (units - 1))
+    return ValueInterval(low=centre - half, high=centre + half)
+
+
+def bootstrap_interval(
+    terms: EstimatorTerms, unit: Ints, *, level: float, draws: int = DRAWS, seed: int = 0
+) -> ValueInterval:
+    """Percentile bootstrap of an estimator: whole units are drawn with replacement, and ratios are taken anew."""
+    steps = terms.numerator.shape[1]
+    columns = [np.ones(len(unit)), terms.base, *terms.numerator.T, *terms.denominator.T]
+    sums = np.stack([_unit_sums(column, unit) for column in columns], axis=1)
+    units = len(sums)
+    if not units:
+        return ValueInterval(low=math.nan, high=math.nan)
+    random, most = generator(seed, "off-policy bootstrap", units), max(1, _PICKS // units)
+    values: list[Floats] = []
+    for done in range(0, draws, most):
+        picks = random.integers(0, units, size=(min(most, draws - done), units))
+        counts = np.stack([np.bincount(row, minlength=units) for row in picks]).astype(np.float64)
+        drawn = counts @ sums
+        above, below = drawn[:, 2 : 2 + steps], drawn[:, 2 + steps :]
+        ratios = np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
+        values.append(drawn[:, 1] / drawn[:, 0] + ratios.sum(axis=1))
+    low, high = np.nanquantile(np.concatenate(values), [(1 - level) / 2, (1 + level) / 2])
+    return ValueInterval(low=float(low), high=float(high))

@@ -6,14 +6,124 @@ version fails does not depend on the action that it would have drawn, so the log
 """
 
 import math
-from dataclasses import dataclass, replace
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Final
 
 import numpy as np
 
 from hone.core.clock import Clock
-from hone.core.decisions import ActionSet, Choice, DecisionPolicy, Floats, draw_action
-from hone.decide.gateway.guarded_policy import GuardedPolicy, PolicyFailureError, describe_error
+from hone.core.decisions import (
+    ActionSet,
+    Choice,
+    Decision,
+    DecisionPolicy,
+    DecisionRecord,
+    Floats,
+    ShadowChoice,
+    draw_action,
+)
+from hone.decide.gateway.requests import RequestError
+
+# ------------------------------------------------------------------------------------------------------- guarded policy
+
+
+FIRST_REST_S = 1.0
+LONGEST_REST_S = 60.0
+
+
+class PolicyFailureError(Exception):
+    """A policy gave no usable choice; the message is the reason that is logged: `timeout`, `exception: ...` ..."""
+
+
+@dataclass(slots=True)
+class RestTimer:
+    """Rest of a policy that was late: one second, doubled with each late answer in a row, at most a minute."""
+
+    until_s: float = 0.0
+    rest_s: float = FIRST_REST_S
+
+    def late(self, now_s: float) -> None:
+        """Begin a rest."""
+        self.until_s = now_s + self.rest_s
+        self.rest_s = min(2 * self.rest_s, LONGEST_REST_S)
+
+    def in_time(self) -> None:
+        """Forget earlier late answers."""
+        self.rest_s = FIRST_REST_S
+
+    def resting(self, now_s: float) -> bool:
+        """True while nobody should wait for the policy."""
+        return now_s < self.until_s
+
+
+@dataclass(slots=True, eq=False)
+class _PolicyCall:
+    context: Floats
+    actions: ActionSet
+    draw_key: int
+    done: threading.Event = field(default_factory=threading.Event)
+    choice: Choice | None = None
+    error: str = ""
+
+
+class GuardedPolicy:
+    """A policy on a thread of its own. `start` before use; `close` lets the thread end."""
+
+    def __init__(self, policy: DecisionPolicy, clock: Clock) -> None:
+        self.policy = policy
+        self._clock = clock
+        self._calls: SimpleQueue[_PolicyCall | None] = SimpleQueue()
+        self._rest = RestTimer()
+        self._busy: _PolicyCall | None = None
+        self._thread = threading.Thread(target=self._work, name="guarded-policy", daemon=True)
+
+    def start(self) -> "GuardedPolicy":
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Let the thread end after its present call."""
+        self._calls.put(None)
+
+    def act(self, context: Floats, actions: ActionSet, draw_key: int, wait_s: float) -> Choice:
+        """Draw an action within `wait_s`. Raises PolicyFailureError: late, still busy, resting, or an exception."""
+        if self._busy is not None and not self._busy.done.is_set():
+            raise PolicyFailureError("timeout: an earlier call is still running")
+        if self._rest.resting(self._clock.monotonic_s()):
+            raise PolicyFailureError("timeout: it was late a moment ago")
+        self._busy = call = _PolicyCall(context, actions, draw_key)
+        self._calls.put(call)
+        if not call.done.wait(max(0.0, wait_s)):
+            self._rest.late(self._clock.monotonic_s())
+            raise PolicyFailureError("timeout")
+        self._rest.in_time()
+        if call.choice is None:
+            raise PolicyFailureError(call.error)
+        return call.choice
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call.choice = self.policy.act(call.context, call.actions, call.draw_key)
+            except Exception as error:  # noqa: BLE001 - a policy's failure is answered by the next version
+                call.error = describe_error(error)
+            finally:
+                call.done.set()
+
+
+def describe_error(error: Exception) -> str:
+    """The reason that is logged for an exception; characters that not every log holds are question marks."""
+    words = "".join(letter if letter.isprintable() else "?" for letter in f"{error!s:.120}")
+    return f"exception: {type(error).__name__}: {words}"
+
+
+# ------------------------------------------------------------------------------------------------------- fallback chain
+
 
 _ROUNDING: Final = 1e-9
 """A log-probability may exceed 0 by so much."""
@@ -123,3 +233,149 @@ def _amended(choice: Choice, failure: str) -> Choice:
     reasons = [f"fallback: {failure}"] if failure else []
     reasons += [choice.intervention] if choice.intervention else []
     return replace(choice, logp=min(choice.logp, 0.0), intervention="; ".join(reasons))
+
+
+# --------------------------------------------------------------------------------------------------------- shadow asker
+
+
+MOST_WAITING: Final = 1000
+"""Requests that wait for a shadow; more are dropped."""
+MOST_WAIT_S: Final = 5.0
+"""Longest wait of a request."""
+ASK_S: Final = 1.0
+"""Longest time that a shadow may take; then it rests."""
+FIRST_PAUSE_S: Final = 0.05
+"""Time in which requests gather and their answers leave."""
+PAUSE_S: Final = 0.005
+"""Time between two commits, while more wait than one holds."""
+BATCH: Final = 32
+"""Choices in one commit."""
+_REASONS: Final = {
+    "full": f"{MOST_WAITING} wait already",
+    "late": f"they waited for more than {MOST_WAIT_S:g} s",
+    "log": "the log took no records",
+    "stopped": "the service stopped",
+}
+ShadowWriter = Callable[[Sequence[tuple[Decision, ShadowChoice]]], None]
+"""Writes choices into the log. Raises RequestError if it does not take them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WaitingShadow:
+    """A request that its shadow has not seen yet."""
+
+    decision: Decision
+    version: ServingVersion
+    since_s: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ShadowAsker:
+    """Listener of a service that asks shadows. `start` before use, `close` at the end."""
+
+    shadow_of: Callable[[Decision], ServingVersion | None]
+    """Version that the decision is shown to; None: none."""
+    versions: Callable[[], Collection[str]]
+    """Shadows of now."""
+    clock: Clock
+    tell: Callable[[str, str], None]
+    """Takes the code and the words of what was dropped."""
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """Requests by version and what became of them: `logged`, or `full`, `late`, `failed`, `log`, `stopped`."""
+    _failure: str = ""
+    """Words of the last ask that failed."""
+    _told: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    _waiting: deque[_WaitingShadow] = field(default_factory=deque[_WaitingShadow])
+    _guards: dict[str, GuardedPolicy] = field(default_factory=dict[str, GuardedPolicy])
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self, write: ShadowWriter) -> "ShadowAsker":
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._work, args=(write,), name="shadows", daemon=True)
+        self._thread.start()
+        return self
+
+    def observe(self, record: DecisionRecord) -> None:
+        """Note a decision that a shadow is to see. Takes microseconds: the answer has not left yet."""
+        if not isinstance(record, Decision) or not record.route:
+            return
+        version = self.shadow_of(record)
+        if version is None:
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self.counts[version.name, "full"] += 1
+            return
+        self._waiting.append(_WaitingShadow(decision=record, version=version, since_s=self.clock.monotonic_s()))
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def tick(self, now_s: float) -> None:
+        """Tell what was dropped since the last time, and let go of versions that are shadows no more."""
+        del now_s
+        for (version, reason), count in list(self.counts.items()):
+            new = count - self._told[version, reason]
+            if new and reason != "logged":
+                words = self._failure if reason == "failed" else _REASONS[reason]
+                self.tell("shadow_dropped", f"version {version} in the shadow did not see {new} requests: {words}")
+            self._told[version, reason] = count
+        for name in set(self._guards) - set(self.versions()):
+            self._guards.pop(name).close()
+
+    def ask(self, write: ShadowWriter) -> int:
+        """Ask for the oldest requests, as many as a commit holds, and log the choices -> requests that were taken."""
+        choices: list[tuple[Decision, ShadowChoice]] = []
+        taken = 0
+        while self._waiting and taken < BATCH:
+            one = self._waiting.popleft()
+            taken += 1
+            if self.clock.monotonic_s() - one.since_s > MOST_WAIT_S:
+                self.counts[one.version.name, "late"] += 1
+                continue
+            try:
+                choices.append((one.decision, self._choice(one.version, one.decision)))
+            except Exception as error:  # noqa: BLE001 - a version is anybody's code
+                self._failure = str(error) if isinstance(error, PolicyFailureError) else describe_error(error)
+                self.counts[one.version.name, "failed"] += 1
+        self._log(choices, write)
+        return taken
+
+    def close(self) -> None:
+        """End the thread; requests that still wait are dropped and counted."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(2 * ASK_S)
+        for one in self._waiting:
+            self.counts[one.version.name, "stopped"] += 1
+        self._waiting.clear()
+        self.tick(0.0)
+        for guard in self._guards.values():
+            guard.close()
+
+    def _choice(self, version: ServingVersion, decision: Decision) -> ShadowChoice:
+        guard = self._guards.get(version.name)
+        if guard is None:
+            guard = self._guards[version.name] = GuardedPolicy(version.policy, self.clock).start()
+        choice = guard.act(decision.context, decision.actions, decision.draw_key, ASK_S)
+        check_choice(choice, decision.actions)
+        return ShadowChoice(version=version.name, action=choice.action, logp=min(0.0, choice.logp))
+
+    def _log(self, choices: Sequence[tuple[Decision, ShadowChoice]], write: ShadowWriter) -> None:
+        result = "logged"
+        try:
+            if choices:
+                write(choices)
+        except RequestError:  # the service has told it
+            result = "log"
+        for _, choice in choices:
+            self.counts[choice.version, result] += 1
+
+    def _work(self, write: ShadowWriter) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._closing.wait(FIRST_PAUSE_S)
+            self._wake.clear()
+            while not self._closing.is_set() and self.ask(write) == BATCH:
+                self._closing.wait(PAUSE_S)

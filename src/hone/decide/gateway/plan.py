@@ -6,10 +6,15 @@ from typing import Final
 
 from hone.core.clock import Clock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError
-from hone.decide.gateway.assembly import make_catalogue, open_access
-from hone.decide.gateway.opening import MOST_OPEN, log_address, read_service_file, service_folder
-from hone.decide.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
-from hone.decide.gateway.service_config import ServiceFileConfig
+from hone.decide.gateway.opening import (
+    MOST_OPEN,
+    log_address,
+    make_catalogue,
+    open_access,
+    read_service_file,
+    service_folder,
+)
+from hone.decide.gateway.service_config import FolderServiceConfig, LearningServiceConfig, ServiceFileConfig
 from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, plan_warnings, preview, stage_name
 from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.service import open_shield

@@ -16,15 +16,12 @@ from hone.core.clock import Clock
 from hone.core.decisions import SHADOW_PREFIX
 from hone.core.errors import ConfigError
 from hone.decide.gateway.access import TenantLimits, TokenBucket
-from hone.decide.gateway.bodies import MAX_BATCH, MAX_DEADLINE_S
-from hone.decide.gateway.http_app import GatewayRoutes, RequestBatcher
+from hone.decide.gateway.http_app import MAX_BATCH, MAX_DEADLINE_S, GatewayRoutes, RequestBatcher
 from hone.decide.gateway.opening import OpenedService, open_service, read_service_file
-from hone.decide.gateway.policy_config import FolderServiceConfig
-from hone.decide.gateway.requests import MAX_TEXT, TEXT_PATTERN
-from hone.decide.gateway.schemas import MAX_ACTIONS
+from hone.decide.gateway.requests import MAX_ACTIONS, MAX_TEXT, TEXT_PATTERN
 from hone.decide.gateway.service import TICK_S
-from hone.decide.gateway.service_config import ServiceTableConfig
-from hone.decide.log.faults import MAX_SEQ
+from hone.decide.gateway.service_config import FolderServiceConfig, ServiceTableConfig
+from hone.decide.log.codec import MAX_SEQ
 from hone.run.http.listening import QuietSignals, listening, signals_end_quietly
 
 # -------------------------------------------------------------------------------------------------------------- openapi

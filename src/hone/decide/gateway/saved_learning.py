@@ -20,10 +20,9 @@ from hone.core.clock import Clock
 from hone.core.decisions import Decision, DecisionRecord
 from hone.core.errors import DataError, HoneError
 from hone.core.state import State, array, integer, substate
-from hone.decide.gateway.online_joiner import JoinKey, OnlineJoiner
-from hone.decide.gateway.online_policies import OnlinePolicies, TenantLearning
+from hone.decide.gateway.online_policies import JoinKey, OnlineJoiner, OnlinePolicies, TenantLearning
 from hone.decide.log.protocol import DecisionLog, LoggedRecord
-from hone.decide.rollout.exposures import end_position
+from hone.decide.rollout.router import end_position
 from hone.run.store.codec import read_state, write_state
 from hone.run.store.durable import failpoint, remove_tree, sync_path
 

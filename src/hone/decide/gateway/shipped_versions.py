@@ -4,20 +4,26 @@ The registry may be unreachable: the last good assignment goes on, and a version
 the service's own policy. The logged version is always the one that decided.
 """
 
+import os
+import socket
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hone.core.clock import Clock
-from hone.core.decisions import Decision, DecisionPolicy
+from hone.core.decisions import Decision, DecisionPolicy, DecisionRecord
 from hone.core.errors import HoneError
-from hone.decide.evaluate.policies import open_decision_policy
-from hone.decide.gateway.fallback_chain import ServingVersion
-from hone.decide.gateway.guarded_policy import GuardedPolicy
-from hone.decide.registry.registry import VersionRegistry
-from hone.decide.rollout.controller import rollout_slice
-from hone.decide.rollout.driver import running_rollouts
+from hone.decide.bandits.saving import open_decision_policy
+from hone.decide.gateway.fallback_chain import GuardedPolicy, ServingVersion
+from hone.decide.gateway.service_config import ServiceFileConfig
+from hone.decide.log.opening import open_decision_log
+from hone.decide.registry import VersionRegistry
+from hone.decide.rollout.controller import StageTransition, rollout_slice
+from hone.decide.rollout.driver import RolloutTools, running_rollouts
 from hone.decide.rollout.router import RolloutRouter, UnitRoute, make_router
+from hone.decide.rollout.watcher import RolloutWatcher
 
 # ---------------------------------------------------------------------------------------------------------------- watch
 
@@ -136,3 +142,80 @@ class ShippedVersions:
         version = ServingVersion(name=number, policy=policy, guard=GuardedPolicy(policy, self.clock).start())
         self._opened[number] = version
         return version
+
+
+# ----------------------------------------------------------------------------------------------------- rollout listener
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RolloutListener:
+    """Listener of a service whose ticks are the clock of its rollouts. `close` ends the thread."""
+
+    config: ServiceFileConfig
+    service: str
+    registry: Path
+    """Folder of the registry; it may come later."""
+    log_address: str
+    open_policy: Callable[[Path], DecisionPolicy]
+    """A version's folder -> the policy as the service serves it."""
+    clock: Clock
+    tell: Callable[[str, str], None]
+    watcher: RolloutWatcher | None = None
+    """None before the first rollout."""
+    _held: ExitStack = field(default_factory=ExitStack)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rollouts"))
+    _look: Future[list[StageTransition]] | None = None
+
+    def observe(self, record: DecisionRecord) -> None:
+        """Nothing: looks read the log."""
+        del record
+
+    def tick(self, now_s: float) -> None:
+        """Begin a look if one is due and none is under way."""
+        del now_s
+        if self._look is not None and not self._look.done():
+            return
+        if self._look is not None and (error := self._look.exception()) is not None:
+            self.tell("rollout_stays", f"a look failed: {type(error).__name__}: {error!s:.200}")
+        self._look = None
+        if self.watcher is None and not (self.registry / "registry.db").is_file():
+            return
+        if self.watcher is None or self.watcher.due():
+            self._look = self._thread.submit(self._looked)
+
+    def settle(self) -> list[StageTransition]:
+        """Wait for the look that is under way -> the transitions of the last one."""
+        return [] if self._look is None else self._look.result()
+
+    def close(self) -> None:
+        """Wait for the look under way, and give the lease back."""
+        self._thread.shutdown(wait=True)
+        if self.watcher is not None:
+            self.watcher.stop()
+        self._held.close()
+
+    def _looked(self) -> list[StageTransition]:
+        if self.watcher is None:
+            try:
+                self.watcher = self._opened()
+            except HoneError as error:
+                self.tell("rollout_stays", f"rollouts of {self.service}: {error}")
+                return []
+        return self.watcher.look()
+
+    def _opened(self) -> RolloutWatcher:
+        registry, rollout = VersionRegistry(self.registry), self.config.rollout
+        log = open_decision_log(self.log_address)
+        self._held.callback(log.close)
+        tools = RolloutTools(
+            registry=registry, log=log, clock=self.clock, join=self.config.join, slack_s=rollout.slack_s,
+            made_by="hone serve", open_policy=lambda version: self.open_policy(registry.policy_folder(version)),
+        )  # fmt: skip
+        return RolloutWatcher(
+            tools=tools, service=self.service, holder=process_name(), every_s=rollout.look_every_s, tell=self.tell
+        )
+
+
+def process_name() -> str:
+    """Name of this process among those that could watch a rollout."""
+    return f"{socket.gethostname()}-{os.getpid()}"

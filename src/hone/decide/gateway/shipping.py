@@ -15,21 +15,22 @@ import hone
 from hone.core.clock import Clock
 from hone.core.decisions import DecisionPolicy, DecisionRecord
 from hone.core.errors import ConfigError
-from hone.decide.evaluate.policies import open_decision_policy
-from hone.decide.gateway.assembly import make_wrapper
-from hone.decide.gateway.opening import log_address, read_service_file, service_folder
-from hone.decide.gateway.rollout_listener import process_name
+from hone.decide.bandits.saving import open_decision_policy
+from hone.decide.gateway.opening import log_address, make_wrapper, read_service_file, service_folder
+from hone.decide.gateway.requests import FeatureSchema
 from hone.decide.gateway.service_config import ServiceFileConfig
+from hone.decide.gateway.shipped_versions import process_name
+from hone.decide.joins.columns import log_columns
 from hone.decide.joins.join import build_view
+from hone.decide.joins.view import DecisionView
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
-from hone.decide.registry.registry import VersionRegistry, open_registry
-from hone.decide.registry.versions import PolicyVersion, VersionOrigin, files_of, version_id
-from hone.decide.rollout.config import GuardrailConfig
+from hone.decide.monitor.config import RetrainConfig
+from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts, work_once
+from hone.decide.registry import PolicyVersion, VersionOrigin, VersionRegistry, files_of, open_registry, version_id
 from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, start_rollout
-from hone.decide.rollout.exposures import end_position
-from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan
-from hone.decide.rollout.router import BUCKETS
+from hone.decide.rollout.plan import GuardrailConfig, GuardrailHistory, RolloutGuardrail, RolloutPlan
+from hone.decide.rollout.router import BUCKETS, end_position
 from hone.decide.rollout.watcher import RolloutWatcher
 from hone.run.policy_folder import policy_folder
 
@@ -207,3 +208,58 @@ def registry_folder(folder: Path, config: ServiceFileConfig) -> Path:
 def service_name(file: Path, config: ServiceFileConfig) -> str:
     """Name of the service: its own, or the file's."""
     return config.service.name or file.stem
+
+
+# ------------------------------------------------------------------------------------------------------- retrain worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrainWorker:
+    """Worker of one service. Several workers share a queue; a tenant has one job at a time, and a job one worker."""
+
+    file: Path
+    queue: JobQueue
+    parts: RetrainParts
+
+    def work(self) -> QueuedJob | None:
+        """Carry out the oldest job that nobody works at -> the job with its result; None: there was none."""
+        claimed = work_once(self.queue, self.parts, worker=process_name())
+        if claimed is None:
+            return None
+        return next(job for job in self.queue.jobs() if job.id == claimed.id)
+
+
+@contextmanager
+def open_retrain_worker(file: Path, clock: Clock) -> Iterator[RetrainWorker]:
+    """Open the worker of a service file for the block. Raises ConfigError with what is missing in the file."""
+    config = read_service_file(file).config
+    retrain = _retrain_config(file, config)
+    folder = service_folder(file, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    registry = open_registry(registry_folder(folder, config), create=True)
+    log = open_decision_log(log_address(folder, config.log))
+
+    def view(tenant: str) -> DecisionView:
+        columns, schema = log_columns(log, tenant=tenant), FeatureSchema(config.service.features).hash
+        return build_view(columns, as_of_s=clock.now_s(), join=config.join, tenant=tenant, schema=schema)
+
+    parts = RetrainParts(
+        service=service_name(file, config), config=retrain, folder=folder / "retraining", registry=registry, view=view,
+        clock=clock,
+    )  # fmt: skip
+    try:
+        yield RetrainWorker(file=file, queue=JobQueue(folder / "jobs.db"), parts=parts)
+    finally:
+        log.close()
+
+
+def _retrain_config(file: Path, config: ServiceFileConfig) -> RetrainConfig:
+    """The table `[monitor.retrain]`, its config as a path from the service file. Raises ConfigError."""
+    if config.monitor is None or config.monitor.retrain is None:
+        raise ConfigError(
+            f"{file} has no table [monitor.retrain]: nothing would be retrained; add it with `config`, the run's file"
+        )
+    path = file.parent / config.monitor.retrain.config
+    if not path.is_file():
+        raise ConfigError(f"{file}: monitor.retrain.config {config.monitor.retrain.config!r} is no file: {path}")
+    return config.monitor.retrain.model_copy(update={"config": str(path)})

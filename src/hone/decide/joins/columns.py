@@ -4,7 +4,10 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # (pyarrow has no type information)
 
-from collections.abc import Iterable, Sequence
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (pyarrow has no type information)
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 from hone.core.decisions import ActionSet, Decision, DecisionRecord, Outcome
 from hone.core.errors import DataError
+from hone.decide.log.protocol import DecisionLog
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -208,3 +212,41 @@ def _changed_lists(one: pa.ListArray, other: pa.ListArray) -> Bools:
     owner = np.repeat(np.flatnonzero(~changed), lengths[0][~changed])
     changed[owner[flat[0].view(np.int64) != flat[1].view(np.int64)]] = True
     return changed
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+PAGE = 20_000
+"""Records that are read at once."""
+
+
+def log_columns(log: DecisionLog, *, tenant: str | None = None) -> RecordColumns:
+    """Every record that a log holds, of one tenant or of all."""
+    return _concatenate_columns(list(log_pages(log, tenant=tenant)))
+
+
+def log_pages(log: DecisionLog, *, tenant: str | None = None, after: int = 0) -> Iterator[RecordColumns]:
+    """The records of a log above a position, a page after another."""
+    while page := log.read(after, PAGE, tenant=tenant):
+        after = page[-1].position
+        yield record_columns(one.record for one in page)
+
+
+def _concatenate_columns(pieces: Sequence[RecordColumns]) -> RecordColumns:
+    """The records of all pieces, with one numbering of the sets of actions."""
+    every = [one for piece in pieces for one in piece.action_sets]
+    sets, places = merged_action_sets(every)
+    begins = np.cumsum([0, *(len(piece.action_sets) for piece in pieces)])
+    at = DECISIONS.get_field_index("action_set")
+    tables = [
+        piece.decisions.set_column(
+            at, "action_set", pa.array(places[begin + column_ints(piece.decisions, "action_set")])
+        )
+        for piece, begin in zip(pieces, begins, strict=False)
+    ]
+    return RecordColumns(
+        decisions=pa.concat_tables([DECISIONS.empty_table(), *tables]),
+        outcomes=pa.concat_tables([OUTCOMES.empty_table(), *(piece.outcomes for piece in pieces)]),
+        action_sets=sets,
+    )

@@ -31,8 +31,7 @@ from hone.decide.joins.columns import (  # fmt: skip
     take_rows,
     text_equals,
 )
-from hone.decide.joins.config import JoinConfig, JoinRule
-from hone.decide.joins.view import DecisionView, ViewCounts
+from hone.decide.joins.view import DecisionView, JoinConfig, JoinRule, ViewCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,10 +16,8 @@ from typing import Final, LiteralString, cast
 import psycopg
 
 from hone.core.errors import DataError, ResourceError
-from hone.decide.log.arrivals import StoredRow
-from hone.decide.log.relational import RelationalLog
-from hone.decide.log.session import Row
-from hone.decide.log.shared_parts import SharedParts
+from hone.decide.log.protocol import StoredRow
+from hone.decide.log.relational import RelationalLog, Row, SharedParts
 from hone.run.store.durable import DiskFullError
 
 FORMAT: Final = 1

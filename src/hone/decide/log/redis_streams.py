@@ -23,7 +23,6 @@ from redis.retry import Retry
 
 from hone.core.decisions import ActionSet, DecisionRecord
 from hone.core.errors import DataError, ResourceError
-from hone.decide.log.arrivals import RecordTally, SourceProgress, StoredRow, differing_fields, erasure_digest, refusal
 from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
@@ -33,10 +32,150 @@ from hone.decide.log.codec import (
     encode_batch,
     encode_labels,
 )
-from hone.decide.log.protocol import AppendAck, LogCounts, LoggedRecord, SourceWatermark
-from hone.decide.log.redis_scripts import APPEND, EMPTY
-from hone.decide.log.session import DAY_S, chunks
+from hone.decide.log.protocol import (
+    AppendAck,
+    LogCounts,
+    LoggedRecord,
+    RecordTally,
+    SourceProgress,
+    SourceWatermark,
+    StoredRow,
+    differing_fields,
+    erasure_digest,
+    refusal,
+)
+from hone.decide.log.relational import DAY_S, chunks
 from hone.run.store.durable import DiskFullError, failpoint
+
+# -------------------------------------------------------------------------------------------------------- redis scripts
+
+
+APPEND: Final = """
+local p = KEYS[1]
+if redis.call('HLEN', p .. 'erased') ~= tonumber(ARGV[1]) then return {'stale'} end
+local place, parts = 3, {}
+for _ = 1, tonumber(ARGV[2]) do
+  parts[ARGV[place + 1]] = {p .. ARGV[place], ARGV[place + 2]}
+  place = place + 3
+end
+local function keep(digest)
+  if parts[digest] then redis.call('HSETNX', parts[digest][1], digest, parts[digest][2]) end
+end
+local sources, order, results = {}, {}, {}
+local function opened(tenant, name)
+  local key = #tenant .. ':' .. tenant .. name
+  if sources[key] then return sources[key] end
+  local number = redis.call('HGET', p .. 'sources', key)
+  if not number then
+    number = redis.call('INCR', p .. 'last_source')
+    redis.call('HSET', p .. 'sources', key, number)
+    redis.call('HSET', p .. 'source:' .. number, 'tenant', tenant, 'name', name)
+  end
+  local state = redis.call('HMGET', p .. 'source:' .. number, 'first', 'watermark', 'highest', 'seen')
+  local one = {number = number, key = p .. 'source:' .. number, records = p .. 'records:' .. number,
+    first = tonumber(state[1] or 0), watermark = tonumber(state[2] or -1), highest = tonumber(state[3] or -1),
+    seen = tonumber(state[4] or 0), decisions = 0, outcomes = 0, erased = 0, repeated = 0, refused = 0}
+  sources[key] = one
+  order[#order + 1] = one
+  return one
+end
+while place <= #ARGV do
+  local one, seq = opened(ARGV[place], ARGV[place + 1]), ARGV[place + 2]
+  local record = ARGV[place + 3]
+  place = place + 4
+  if tonumber(seq) < one.first then
+    one.repeated = one.repeated + 1
+    results[#results + 1] = 'repeated'
+  elseif redis.call('HSETNX', one.records, seq, record) == 1 then
+    one.seen = one.seen + 1
+    one.highest = math.max(one.highest, tonumber(seq))
+    if record == '' then
+      one.erased = one.erased + 1
+      results[#results + 1] = 'erased'
+    else
+      redis.call('XADD', p .. 'stream', '*', 'k', one.number .. ':' .. seq)
+      local kind = string.sub(record, 1, 1) == 'd' and 'decisions' or 'outcomes'
+      one[kind] = one[kind] + 1
+      keep(string.sub(record, 26, 41))
+      if kind == 'decisions' then
+        keep(string.sub(record, 10, 25))
+        redis.call('HINCRBY', p .. 'uses', string.sub(record, 10, 25), 1)
+      end
+      results[#results + 1] = 'stored'
+    end
+  else
+    local held = redis.call('HGET', one.records, seq)
+    if held == '' or record == '' or held == record then
+      one.repeated = one.repeated + 1
+      results[#results + 1] = 'repeated'
+    else
+      one.refused = one.refused + 1
+      results[#results + 1] = held
+    end
+  end
+end
+local progress = {}
+for _, one in ipairs(order) do
+  if one.seen == one.highest + 1 then one.watermark = one.highest end
+  while redis.call('HEXISTS', one.records, string.format('%.0f', one.watermark + 1)) == 1 do
+    one.watermark = one.watermark + 1
+  end
+  local numbers = {}
+  for _, name in ipairs({'watermark', 'highest', 'seen'}) do
+    numbers[#numbers + 1] = name
+    numbers[#numbers + 1] = string.format('%.0f', one[name])
+  end
+  redis.call('HSET', one.key, unpack(numbers))
+  for _, name in ipairs({'decisions', 'outcomes', 'erased', 'repeated', 'refused'}) do
+    if one[name] > 0 then redis.call('HINCRBY', one.key, name, one[name]) end
+  end
+  progress[#progress + 1] = tostring(one.number)
+end
+return {'done', results, progress}
+"""
+"""Append: ARGV holds the number of erasures that the client knows, the number of shared parts, (hash, digest, part) of
+each, then (tenant, name, seq, record) of each record; an erased record is empty. A part is stored with the first record
+that uses it."""
+
+EMPTY: Final = """
+local p = KEYS[1]
+local emptied, sources = 0, {}
+for place = 2, #ARGV do
+  local entry = redis.call('XRANGE', p .. 'stream', ARGV[place], ARGV[place])[1]
+  if entry then
+    local number, seq = string.match(entry[2][2], '^(%d+):(%d+)$')
+    local records, source = p .. 'records:' .. number, p .. 'source:' .. number
+    local record = redis.call('HGET', records, seq)
+    redis.call('XDEL', p .. 'stream', ARGV[place])
+    if record and record ~= '' then
+      local is_decision = string.sub(record, 1, 1) == 'd'
+      redis.call('HSET', records, seq, '')
+      redis.call('HINCRBY', source, is_decision and 'decisions' or 'outcomes', -1)
+      redis.call('HINCRBY', source, ARGV[1], 1)
+      sources[number] = true
+      emptied = emptied + 1
+      local digest = string.sub(record, 10, 25)
+      if is_decision and redis.call('HINCRBY', p .. 'uses', digest, -1) <= 0 then
+        redis.call('HDEL', p .. 'uses', digest)
+        redis.call('HDEL', p .. 'actions', digest)
+      end
+    end
+  end
+end
+for number in pairs(sources) do
+  local records, source = p .. 'records:' .. number, p .. 'source:' .. number
+  local first = tonumber(redis.call('HGET', source, 'first') or 0)
+  while redis.call('HGET', records, string.format('%.0f', first)) == '' do
+    redis.call('HDEL', records, string.format('%.0f', first))
+    first = first + 1
+  end
+  redis.call('HSET', source, 'first', string.format('%.0f', first))
+end
+return emptied
+"""
+"""Empty: ARGV holds `erased` or `retired`, then ids of entries. Seqs that no record stands before are known by `first`
+alone."""
+
 
 # ----------------------------------------------------------------------------------------------------- redis connection
 

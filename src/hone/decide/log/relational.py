@@ -4,18 +4,194 @@ The statements are those that SQLite and PostgreSQL both know; a `DatabaseSessio
 differences: types of columns, transactions, the insertion of many rows, and overwriting of erased content.
 """
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from hashlib import blake2b
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
-from hone.core.decisions import DecisionRecord
-from hone.decide.log.arrivals import RecordTally, SourceProgress, StoredRow, differing_fields, erasure_digest, refusal
-from hone.decide.log.codec import EncodedRecord, decode_record, encode_batch
-from hone.decide.log.protocol import AppendAck, LogCounts, LoggedRecord, RefusedRecord, SourceWatermark
-from hone.decide.log.session import DAY_S, DatabaseSession, chunks, marks
-from hone.decide.log.shared_parts import SharedParts
+from hone.core.decisions import ActionSet, DecisionRecord
+from hone.decide.log.codec import (
+    EncodedRecord,
+    decode_actions,
+    decode_labels,
+    decode_record,
+    encode_actions,
+    encode_batch,
+    encode_labels,
+)
+from hone.decide.log.protocol import (
+    AppendAck,
+    LogCounts,
+    LoggedRecord,
+    RecordTally,
+    RefusedRecord,
+    SourceProgress,
+    SourceWatermark,
+    StoredRow,
+    differing_fields,
+    erasure_digest,
+    refusal,
+)
 from hone.run.store.durable import failpoint
+
+# -------------------------------------------------------------------------------------------------------------- session
+
+
+Row: TypeAlias = tuple[Any, ...]
+"""A row of a database."""
+Item = TypeVar("Item")
+DAY_S: Final = 86_400
+_CHUNK: Final = 500
+"""Values in one list of a statement."""
+
+
+class DatabaseSession(Protocol):
+    """A connection to a database that holds a log's tables."""
+
+    @property
+    def salt(self) -> bytes:
+        """Key of the digests by which erased units are known; drawn when the log was made."""
+        ...
+
+    def transaction(self, *, write: bool) -> AbstractContextManager[None]:
+        """Transaction of the only writer, or of a reader of one state; rolled back if the block raises."""
+        ...
+
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
+        """Run a statement -> its rows."""
+        ...
+
+    def run(self, statement: str, values: Sequence[object] = ()) -> None:
+        """Run a statement without rows."""
+        ...
+
+    def insert(self, rows: Sequence[StoredRow]) -> None:
+        """Insert new records, in this order."""
+        ...
+
+    def overwrite_erased(self) -> None:
+        """Make sure that erased bytes are in no file of the database."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+def chunks(values: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Parts of a list that are short enough for one statement."""
+    for begin in range(0, len(values), _CHUNK):
+        yield values[begin : begin + _CHUNK]
+
+
+def marks(values: Sequence[object]) -> str:
+    """Placeholders of a list of values: `(?, ?, ?)`."""
+    return f"({', '.join('?' * len(values))})"
+
+
+# --------------------------------------------------------------------------------------------------------- shared parts
+
+
+Labels = tuple[str, ...]
+_CACHED: Final = 1024
+"""Parts of each kind that are kept in memory. A service that publishes versions makes new labels for as long as it
+runs, and uses the latest only."""
+
+
+@dataclass(slots=True)
+class SharedParts:
+    """The shared parts of a log, those in use kept in memory. Every call is inside a transaction."""
+
+    session: DatabaseSession
+    _actions: dict[object, int] = field(default_factory=dict[object, int])
+    _labels: dict[Labels, int] = field(default_factory=dict[Labels, int])
+    _actions_read: dict[int, ActionSet] = field(default_factory=dict[int, ActionSet])
+    _labels_read: dict[int, Labels] = field(default_factory=dict[int, Labels])
+
+    def forget(self) -> None:
+        """Empty the memory: numbers given in a transaction that was rolled back, or deleted since, mean nothing."""
+        self._actions.clear()
+        self._labels.clear()
+        self._actions_read.clear()
+        self._labels_read.clear()
+
+    def actions_number(self, actions: ActionSet) -> int:
+        """Number of a set of actions; it is stored if it is new."""
+        number = self._actions.get(key := _actions_key(actions))
+        if number is None:
+            number = self._number("action_sets", encode_actions(actions))
+            _remember(self._actions, key, number)
+        return number
+
+    def known_actions(self, actions: ActionSet) -> int:
+        """Number of a set of actions; -1: it is not stored."""
+        number = self._actions.get(_actions_key(actions))
+        return self._find("action_sets", encode_actions(actions)) if number is None else number
+
+    def known_labels(self, labels: Labels) -> int:
+        """Number of labels; -1: they are not stored."""
+        number = self._labels.get(labels)
+        return self._find("labels", encode_labels(labels)) if number is None else number
+
+    def labels_number(self, labels: Labels) -> int:
+        """Number of labels; they are stored if they are new."""
+        number = self._labels.get(labels)
+        if number is None:
+            number = self._number("labels", encode_labels(labels))
+            _remember(self._labels, labels, number)
+        return number
+
+    def actions(self, numbers: Iterable[int | None]) -> dict[int, ActionSet]:
+        """Sets of actions by their numbers; equal ones are one object."""
+        return self._read(self._actions_read, "action_sets", numbers, decode_actions)
+
+    def labels(self, numbers: Iterable[int | None]) -> dict[int, Labels]:
+        """Labels by their numbers."""
+        return self._read(self._labels_read, "labels", numbers, decode_labels)
+
+    def _number(self, table: str, data: bytes) -> int:
+        number = self._find(table, data)
+        if number < 0:
+            statement = f"insert into {table} (digest, body) values (?, ?) returning id"
+            number = int(self.session.rows(statement, (_digest(data), data))[0][0])
+        return number
+
+    def _find(self, table: str, data: bytes) -> int:
+        found = self.session.rows(f"select id from {table} where digest = ?", (_digest(data),))
+        return int(found[0][0]) if found else -1
+
+    def _read(
+        self, cache: dict[int, Item], table: str, numbers: Iterable[int | None], decode: Callable[[bytes], Item]
+    ) -> dict[int, Item]:
+        wanted = {number for number in numbers if number is not None}
+        missing = sorted(wanted - cache.keys())
+        if len(cache) + len(missing) > _CACHED:
+            cache.clear()
+            missing = sorted(wanted)
+        for chunk in chunks(missing):
+            for number, body in self.session.rows(f"select id, body from {table} where id in {marks(chunk)}", chunk):
+                cache[number] = decode(bytes(body))
+        return cache
+
+
+def _actions_key(actions: ActionSet) -> object:
+    return actions.names if actions.features is None else _digest(encode_actions(actions))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+def _remember(cache: dict[Item, int], key: Item, number: int) -> None:
+    """Keep a number; the oldest one leaves when there are too many."""
+    if len(cache) >= _CACHED:
+        del cache[next(iter(cache))]
+    cache[key] = number
+
+
+# ----------------------------------------------------------------------------------------------------------- relational
+
 
 _RECORD: Final = "r.position, s.tenant, s.name, r.seq, r.at_s, r.decision, r.unit, r.actions, r.labels, r.body"
 _TALLY: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")

@@ -8,28 +8,244 @@ import fcntl
 import os
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# (pyarrow has no type information)
+from dataclasses import dataclass, field
+from datetime import date
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
 
-from hone.core.decisions import Decision, DecisionRecord
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome
 from hone.core.errors import DataError, ResourceError
-from hone.decide.log.parquet import (
-    DECISIONS,
-    OUTCOMES,
-    day_folder,
-    outcome_decision_ids,
-    read_records,
-    record_bytes,
-    sort_key,
-    tenant_folder,
-    unit_decision_ids,
-    write_records,
-)
+from hone.decide.log.codec import encode_actions, encode_batch, encode_labels
 from hone.decide.log.protocol import AppendAck, DecisionLog, LoggedRecord, RefusedRecord
-from hone.decide.log.session import DAY_S
-from hone.run.store.durable import failpoint, sync_path, writing
+from hone.decide.log.relational import DAY_S
+from hone.run.store.durable import failpoint, replace_file, sync_path, writing
+
+# -------------------------------------------------------------------------------------------------------------- parquet
+
+
+DECISIONS: Final = "decisions.parquet"
+OUTCOMES: Final = "outcomes.parquet"
+DECISION_SCHEMA: Final = pa.schema(
+    {
+        "tenant": pa.string(), "source": pa.string(), "seq": pa.int64(), "id": pa.string(), "unit": pa.string(),
+        "at_s": pa.float64(), "context": pa.list_(pa.float64()), "action_names": pa.list_(pa.string()),
+        "action_features": pa.list_(pa.float64()), "action_width": pa.int64(), "action": pa.int64(),
+        "logp": pa.float64(), "scores": pa.list_(pa.float64()), "intervention": pa.string(), "executed": pa.int64(),
+        "executed_logp": pa.float64(), "version": pa.string(), "route": pa.string(), "draw_key": pa.binary(16),
+        "schema": pa.string(), "latency_s": pa.float64(),
+    }
+)  # fmt: skip
+"""Columns of decisions. `action_features` holds `action_width` numbers for each action; both are null without features.
+`draw_key` is little-endian."""
+OUTCOME_SCHEMA: Final = pa.schema(
+    {
+        "tenant": pa.string(), "source": pa.string(), "seq": pa.int64(), "decision_id": pa.string(),
+        "kind": pa.string(), "value": pa.float64(), "at_s": pa.float64(),
+    }
+)  # fmt: skip
+"""Columns of outcomes."""
+_FEW_VALUES: Final = ["tenant", "source", "version", "route", "schema", "intervention", "kind"]
+_ROW_GROUP: Final = 100_000
+_FOLDER_CHARACTERS: Final = 120
+
+
+def day_folder(folder: Path, tenant: str, day: int) -> Path:
+    """Folder of a tenant's day (counted from the epoch); a tenant's name cannot lead out of `folder`."""
+    return folder / tenant_folder(tenant) / date.fromordinal(date(1970, 1, 1).toordinal() + day).isoformat()
+
+
+def tenant_folder(tenant: str) -> str:
+    """Name of a tenant's folder: the tenant with special characters as `%2F`, shortened to a hash if it is long."""
+    name = quote(tenant, safe="")
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) <= _FOLDER_CHARACTERS:
+        return name
+    return f"{name[:100]}~{blake2b(tenant.encode(), digest_size=16).hexdigest()}"
+
+
+def sort_key(record: DecisionRecord) -> tuple[str, int]:
+    """Order of rows in a file."""
+    return record.source, record.seq
+
+
+def record_bytes(records: Sequence[DecisionRecord]) -> list[tuple[object, ...]]:
+    """All values of records, floats as bits: equal ones are equal records."""
+    return [
+        (*one[:3], *one[4:6], None if one.actions is None else encode_actions(one.actions), encode_labels(one.labels),
+         one.body)
+        for one in encode_batch(records)
+    ]  # fmt: skip
+
+
+def write_records(path: Path, records: Iterable[DecisionRecord]) -> None:
+    """Write one file, decisions or outcomes, durably and whole. Raises ResourceError, and DataError if it reads back
+    otherwise than it was written."""
+    rows = sorted(records, key=sort_key)
+    table = _outcome_table(rows) if path.name == OUTCOMES else _decision_table(rows)
+    sink = pa.BufferOutputStream()
+    few = [name for name in table.column_names if name in _FEW_VALUES]
+    write_table: Any = pq.write_table  # its annotations know `use_dictionary` as a bool only
+    write_table(table, sink, compression="zstd", use_dictionary=few, row_group_size=_ROW_GROUP)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, sink.getvalue().to_pybytes())
+    if record_bytes(read_records(path)) != record_bytes(rows):
+        raise DataError(f"{path} does not hold what was written to it; is the disk damaged? Nothing was deleted")
+
+
+def read_records(path: Path) -> list[DecisionRecord]:
+    """Records of one file, sorted by source and seq. Raises DataError naming the file."""
+    read = _read_outcomes if path.name == OUTCOMES else _read_decisions
+    return [record for batch in _read_table(path).to_batches(max_chunksize=10_000) for record in read(batch)]
+
+
+def unit_decision_ids(path: Path, unit: str) -> set[str]:
+    """Ids of a unit's decisions in a file of decisions, read from two columns. Raises DataError."""
+    table = _read_table(path, ["id", "unit"])
+    return {one["id"] for one in table.to_pylist() if one["unit"] == unit}
+
+
+def outcome_decision_ids(path: Path) -> set[str]:
+    """Ids of the decisions that a file of outcomes is about. Raises DataError."""
+    return set(_read_table(path, ["decision_id"]).column("decision_id").to_pylist())
+
+
+def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Columns of a file (None: all). Raises DataError if it cannot be read, or has other columns than a log's file."""
+    wanted = OUTCOME_SCHEMA if path.name == OUTCOMES else DECISION_SCHEMA
+    try:
+        file = pq.ParquetFile(path)
+        found = file.schema_arrow
+        table = file.read(columns) if found.equals(wanted) else None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    if table is None:
+        differing = sorted({str(one) for one in found} ^ {str(one) for one in wanted})
+        raise DataError(f"{path} is no file of a decision log: different columns: {', '.join(differing)}")
+    return table
+
+
+def _lists(rows: Iterable[Sequence[float] | np.ndarray | None], kind: pa.DataType) -> pa.Array:
+    """Lists of floats, without a Python number for each."""
+    values = [None if row is None else np.asarray(row, np.float64).ravel() for row in rows]
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([0 if row is None else len(row) for row in values], out=offsets[1:])
+    flat = np.concatenate([np.zeros(0), *(row for row in values if row is not None)])
+    mask = pa.array([row is None for row in values], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), type=kind, mask=mask)
+
+
+def _decision_table(rows: Sequence[DecisionRecord]) -> pa.Table:
+    ones = [row for row in rows if isinstance(row, Decision)]
+    features = [one.actions.features for one in ones]
+    columns: dict[str, object] = {
+        "tenant": [one.tenant for one in ones],
+        "source": [one.source for one in ones],
+        "seq": [one.seq for one in ones],
+        "id": [one.id for one in ones],
+        "unit": [one.unit for one in ones],
+        "at_s": [one.at_s for one in ones],
+        "context": _lists((one.context for one in ones), DECISION_SCHEMA.field("context").type),
+        "action_names": [list(one.actions.names) for one in ones],
+        "action_features": _lists(features, DECISION_SCHEMA.field("action_features").type),
+        "action_width": [None if one is None else one.shape[1] for one in features],
+        "action": [one.choice.action for one in ones],
+        "logp": [one.choice.logp for one in ones],
+        "scores": _lists((one.choice.scores for one in ones), DECISION_SCHEMA.field("scores").type),
+        "intervention": [one.choice.intervention for one in ones],
+        "executed": [one.executed for one in ones],
+        "executed_logp": [one.executed_logp for one in ones],
+        "version": [one.version for one in ones],
+        "route": [one.route for one in ones],
+        "draw_key": [one.draw_key.to_bytes(16, "little") for one in ones],
+        "schema": [one.schema for one in ones],
+        "latency_s": [one.latency_s for one in ones],
+    }
+    return pa.table(columns, schema=DECISION_SCHEMA)
+
+
+def _outcome_table(rows: Sequence[DecisionRecord]) -> pa.Table:
+    ones = [row for row in rows if isinstance(row, Outcome)]
+    columns = {
+        "tenant": [one.tenant for one in ones],
+        "source": [one.source for one in ones],
+        "seq": [one.seq for one in ones],
+        "decision_id": [one.decision_id for one in ones],
+        "kind": [one.kind for one in ones],
+        "value": [one.value for one in ones],
+        "at_s": [one.at_s for one in ones],
+    }
+    return pa.table(columns, schema=OUTCOME_SCHEMA)
+
+
+@dataclass(slots=True)
+class _ActionSets:
+    """Sets of actions of a file: equal ones are one object."""
+
+    known: dict[tuple[tuple[str, ...], int, bytes], ActionSet] = field(
+        default_factory=dict[tuple[tuple[str, ...], int, bytes], ActionSet]
+    )
+
+    def get(self, names: Sequence[str], features: np.ndarray | None, width: int | None) -> ActionSet:
+        """The set of these names and features."""
+        held = b"" if features is None else features.tobytes()
+        key = (tuple(names), -1 if width is None else width, held)
+        if key not in self.known:
+            shaped = None if features is None or width is None else features.reshape(len(names), width)
+            self.known[key] = ActionSet(names=key[0], features=shaped)
+        return self.known[key]
+
+
+def _floats(column: pa.Array) -> list[np.ndarray | None]:
+    """Rows of a column of lists, as views of its numbers."""
+    values, offsets = column.values.to_numpy(), column.offsets.to_numpy()
+    absent = column.is_null().to_pylist()
+    return [
+        None if absent[row] else values[offsets[row] : offsets[row + 1]].astype(np.float64)
+        for row in range(len(column))
+    ]
+
+
+def _read_decisions(batch: pa.RecordBatch) -> list[DecisionRecord]:
+    sets = _ActionSets()
+    contexts, features, scores = (_floats(batch.column(name)) for name in ("context", "action_features", "scores"))
+    plain = [name for name in batch.schema.names if name not in {"context", "action_features", "scores"}]
+    records: list[DecisionRecord] = []
+    for row, one in enumerate(batch.select(plain).to_pylist()):
+        context = contexts[row]
+        records.append(
+            Decision(
+                id=one["id"], tenant=one["tenant"], unit=one["unit"], at_s=one["at_s"],
+                context=np.zeros(0) if context is None else context,
+                actions=sets.get(one["action_names"], features[row], one["action_width"]),
+                choice=Choice(
+                    action=one["action"], logp=one["logp"], scores=scores[row], intervention=one["intervention"]
+                ),
+                executed=one["executed"], executed_logp=one["executed_logp"], version=one["version"],
+                route=one["route"], draw_key=int.from_bytes(one["draw_key"], "little"), schema=one["schema"],
+                latency_s=one["latency_s"], source=one["source"], seq=one["seq"],
+            )
+        )  # fmt: skip
+    return records
+
+
+def _read_outcomes(batch: pa.RecordBatch) -> list[DecisionRecord]:
+    return [Outcome(**one) for one in batch.to_pylist()]
+
+
+# ------------------------------------------------------------------------------------------------------------ retention
+
 
 _BATCH: Final = 1000
 

@@ -12,10 +12,9 @@ from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.monitor.alarms import MonitorAlarm
 from hone.decide.monitor.config import MonitorConfig
-from hone.decide.monitor.monitor import ServiceMonitor
+from hone.decide.monitor.monitor import RewardedDecision, ServiceMonitor
+from hone.decide.monitor.page import ServedPeriod
 from hone.decide.monitor.response import DriftAction, DriftResponder
-from hone.decide.monitor.tenant import RewardedDecision
-from hone.decide.pages.drift_page import ServedPeriod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

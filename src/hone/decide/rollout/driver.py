@@ -4,17 +4,38 @@ Every transition is one transaction of the registry: the entry with its evidence
 the journal (`watch`), so a transition acts when it is written, and a driver that is killed has written it or has not.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
 
 from hone.core.clock import Clock
-from hone.core.decisions import DecisionPolicy, Evidence
+from hone.core.decisions import (
+    Decision,
+    DecisionPolicy,
+    DecisionRecord,
+    Evidence,
+    Outcome,
+    Verdict,
+    is_shadow_kind,
+)
 from hone.core.errors import ConfigError, DataError
-from hone.decide.joins.config import JoinConfig
+from hone.core.strict_json import Json
+from hone.decide.estimators.sequential import (
+    AsymptoticSequence,
+    BernsteinSequence,
+    MatchedArms,
+    MixtureProcess,
+    SampleRatio,
+)
+from hone.decide.evaluate.off_policy import LOGGED, estimate_policies
+from hone.decide.joins.join import build_view
+from hone.decide.joins.view import JoinConfig
 from hone.decide.log.protocol import DecisionLog
-from hone.decide.registry.moves import StageMove, missing_evidence
-from hone.decide.registry.registry import JournalEntry, VersionRegistry
+from hone.decide.registry import JournalEntry, StageMove, VersionRegistry, missing_evidence
 from hone.decide.rollout.controller import (
+    GuardrailEvidence,
+    RolloutEvidence,
     RolloutState,
     StageTransition,
     apply_transition,
@@ -25,10 +46,166 @@ from hone.decide.rollout.controller import (
     next_transition,
     version_stage,
 )
-from hone.decide.rollout.exposures import ExposureFeed, end_position
-from hone.decide.rollout.plan import RolloutPlan
-from hone.decide.rollout.records import plan_from_json, plan_to_json, state_entry, state_from_json
-from hone.decide.rollout.shadow import KIND, shadow_evidence, shadow_records
+from hone.decide.rollout.plan import RolloutGuardrail, RolloutPlan
+from hone.decide.rollout.router import ExposureFeed, end_position, split_label
+
+# --------------------------------------------------------------------------------------------------------------- shadow
+
+
+KIND: Final = "shadow"
+"""Kind of the evidence."""
+_NAME: Final = "the new version"
+_PAGE: Final = 5000
+
+
+def shadow_records(log: DecisionLog, plan: RolloutPlan, position: int) -> list[DecisionRecord]:
+    """The first decisions of a rollout's shadow, as many as it needs, with all outcomes of their ids; `position` is the
+    log's at its begin."""
+    decisions: dict[tuple[str, str], DecisionRecord] = {}
+    outcomes: list[Outcome] = []
+    while page := log.read(position, _PAGE):
+        position = page[-1].position
+        records = [one.record for one in page]
+        shadows = [one for one in records if isinstance(one, Decision) and _in_shadow(one, plan)]
+        for one in shadows[: plan.shadow_requests - len(decisions)]:
+            decisions[one.tenant, one.id] = one
+        gathering = len(decisions) < plan.shadow_requests  # an outcome may come before its decision
+        outcomes += [
+            one
+            for one in records
+            if isinstance(one, Outcome)
+            and not is_shadow_kind(one.kind)
+            and (gathering or (one.tenant, one.decision_id) in decisions)
+        ]
+    of_shadow = [one for one in outcomes if (one.tenant, one.decision_id) in decisions]
+    return [*decisions.values(), *of_shadow]
+
+
+def _in_shadow(decision: Decision, plan: RolloutPlan) -> bool:
+    rollout, _, stage = split_label(decision.route)
+    return rollout == plan.name and stage == KIND
+
+
+def shadow_evidence(
+    records: Sequence[DecisionRecord],
+    policy: DecisionPolicy,
+    *,
+    until_s: float,
+    join: JoinConfig,
+    made_by: str,
+    at_s: float,
+) -> Evidence:
+    """Value of the new version minus that of the live one, over the shadow's decisions of its largest tenant.
+
+    `refuse`: the version raises, or gives no distribution, for a context of the log. `ok`: the estimate holds, and the
+    version is not surely worse. `weak`: it is surely worse, or the log cannot tell.
+    """
+    tenants = [record.tenant for record in records if isinstance(record, Decision)]
+    tenant = max(sorted(set(tenants)), key=tenants.count, default="")
+    try:
+        view = build_view(records, as_of_s=until_s + join.window_s, join=join, tenant=tenant)
+        report = estimate_policies(view.closed(), {_NAME: policy})
+    except (ConfigError, DataError) as error:
+        return _row("weak", f"its value cannot be estimated: {error!s:.300}", made_by, at_s)
+    except Exception as error:  # noqa: BLE001 - a version is anybody's code
+        told = f"it cannot decide what the live version decided: {type(error).__name__}: {error!s:.300}"
+        return _row("refuse", told, made_by, at_s)
+    difference = next(one for one in report.differences if one.first == LOGGED)
+    found = difference.estimate
+    sound = report.of(_NAME).deciding.verdict == found.verdict == "ok" and found.high >= 0
+    return Evidence(
+        kind=KIND, verdict="ok" if sound else "weak", words=difference.words, value=found.value, low=found.low,
+        high=found.high, count=found.n, made_by=made_by, at_s=at_s,
+    )  # fmt: skip
+
+
+def _row(verdict: Verdict, words: str, made_by: str, at_s: float) -> Evidence:
+    return Evidence(kind=KIND, verdict=verdict, words=words, made_by=made_by, at_s=at_s)
+
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+
+FORMAT: Final = 1
+_Table = dict[str, Any]
+
+
+def plan_to_json(plan: RolloutPlan, at_s: float) -> dict[str, Json]:
+    """The journal's first entry."""
+    return cast("dict[str, Json]", {"kind": "plan", "format": FORMAT, "at_s": at_s, "plan": _plain(asdict(plan))})
+
+
+def state_entry(state: RolloutState, at_s: float, transition: StageTransition | None) -> dict[str, Json]:
+    """An entry for a look, or for a transition with the state *after* it."""
+    entry: _Table = {"kind": "look" if transition is None else "transition", "at_s": at_s}
+    if transition is not None:
+        entry["transition"] = asdict(transition)
+    return cast("dict[str, Json]", entry | {"state": _plain(asdict(state))})
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a JSON document
+    """Tuples as lists, infinities as text: strict JSON has neither."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in cast("_Table", value).items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in cast("list[Any]", value)]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def plan_from_json(entry: dict[str, Json], where: str) -> RolloutPlan:
+    """Read the journal's first entry. Raises DataError naming `where`."""
+    try:
+        if entry.get("kind") != "plan" or cast("int", entry["format"]) > FORMAT:
+            raise DataError(f"{where} does not begin with a plan of format {FORMAT}; use the hone that wrote it")
+        table = cast("_Table", entry["plan"])
+        guardrails = tuple(RolloutGuardrail(**one) for one in table["guardrails"])
+        return RolloutPlan(
+            **table | {"guardrails": guardrails, "stages": tuple(table["stages"]), "needs": tuple(table["needs"])}
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{where} has a damaged plan: {error!r}; restore the registry from a copy") from error
+
+
+def state_from_json(entry: dict[str, Json], where: str) -> RolloutState:
+    """Read the state of an entry, to the bit. Raises DataError naming `where`."""
+    try:
+        table = cast("_Table", entry["state"])
+        return RolloutState(**table | {"evidence": _evidence(table["evidence"]), "until_s": float(table["until_s"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{where} has a damaged state: {error!r}; restore the registry from a copy") from error
+
+
+def transition_from_json(entry: dict[str, Json]) -> StageTransition | None:
+    """The transition of an entry; None for a look."""
+    table = cast("_Table | None", entry.get("transition"))
+    return None if table is None else StageTransition(**table)
+
+
+def _evidence(table: _Table) -> RolloutEvidence:
+    ratio = table["ratio"]
+    return RolloutEvidence(
+        **table
+        | {
+            "guardrails": tuple(_guardrail(one) for one in table["guardrails"]),
+            "ratio": SampleRatio(**ratio | {"shares": tuple(ratio["shares"]), "counts": tuple(ratio["counts"])}),
+        }
+    )
+
+
+def _guardrail(table: _Table) -> GuardrailEvidence:
+    process = table["process"]
+    return GuardrailEvidence(
+        **table
+        | {
+            "arms": MatchedArms(**table["arms"]),
+            "process": MixtureProcess(**process | {"log_wealth": tuple(process["log_wealth"])}),
+            "effect": AsymptoticSequence(**table["effect"]),
+            "bounded": BernsteinSequence(**table["bounded"]),
+        }
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,29 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from hone.core.strict_json import Json
-from hone.decide.registry.registry import VersionRegistry
-from hone.decide.rollout.controller import ROLLED_BACK, RolloutState, StageTransition
-from hone.decide.rollout.driver import RecordedRollout, read_rollout
-from hone.decide.rollout.evidence import EffectReport, effects
+from hone.decide.registry import PolicyVersion, VersionRegistry
+from hone.decide.rollout.controller import (
+    ROLLED_BACK,
+    EffectReport,
+    RolloutState,
+    StageTransition,
+    effects,
+    format_e_value,
+)
+from hone.decide.rollout.driver import RecordedRollout, read_rollout, state_from_json, transition_from_json
 from hone.decide.rollout.plan import RolloutPlan
-from hone.decide.rollout.records import state_from_json, transition_from_json
+from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text
+from hone.run.report.svg import Attributes, LinearScale, axes, label, polyline
+from hone.run.report.svg_lines import CurveSeries, band_plot, legend
+from hone.run.store.durable import replace_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +159,180 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(one) for one in cast("list[object]", value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ----------------------------------------------------------------------------------------------------------------- page
+
+
+_WIDTH = 960.0
+
+
+def write_rollout_page(path: Path, history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
+    """Write the page of a rollout in the service of `file`. Raises ResourceError."""
+    replace_file(path, _render_rollout(history, lineage, file=file).encode())
+
+
+def _render_rollout(history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> str:
+    """The page as HTML, with the command that takes the rollout back."""
+    plan = history.plan
+    parts = [
+        styled("p", "kicker", text(f"rollout of service {plan.service}, begun {_moment(history.begun_s)}")),
+        element("h1", text(f"{plan.name}: {_headline(history)}")),
+        styled("p", "verdict", text(f"{history.words}.")),
+        styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
+        _tiles(history),
+        element("h2", text("Stages")),
+        styled("div", "card", _ladder_plot(history)),
+        _transitions(history),
+        element("h2", text("Evidence that the new version is worse")),
+        styled("div", "card", _e_value_plot(history)),
+        *(_effect(history, number) for number in range(len(plan.guardrails))),
+        element("h2", text("Lineage")),
+        _lineage(lineage, plan.control),
+    ]
+    return page(f"rollout {plan.name}", *parts)
+
+
+def _headline(history: RolloutHistory) -> str:
+    return "rolled back" if history.state.stage == ROLLED_BACK else f"at {history.state.stage}"
+
+
+def _moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _tiles(history: RolloutHistory) -> Html:
+    evidence, plan = history.state.evidence, history.plan
+    control, new = evidence.ratio.counts
+    tiles = [
+        (f"{new:,} / {control:,}", "units of canary / control"),
+        (format_e_value(evidence.log_e), f"e-value now; limit {1 / plan.guardrail_alpha:.3g}"),
+        (format_e_value(evidence.ratio_peak), f"sample ratio, largest e; limit {1 / plan.ratio_alpha:g}"),
+        (f"{evidence.both_arms:,}", "units in both arms"),
+        (f"{plan.alpha:g}", "probability of a false rollback, at most"),
+    ]
+    boxes = [styled("div", "tile", element("b", text(value)), element("span", text(name))) for value, name in tiles]
+    return styled("div", "tiles", *boxes)
+
+
+def _ladder_plot(history: RolloutHistory) -> Html:
+    """One row a stage: how far it came, and the e-value at its end."""
+    rows, height, left = history.rungs, 34.0, 120.0
+    x = LinearScale(0.0, 1.0, left, 620.0)
+    parts: list[Html] = []
+    for number, rung in enumerate(rows):
+        top = 6 + height * number
+        parts.append(label(left - 14, top + 15, rung.stage, "label end"))
+        part = _done(rung)
+        whole: Attributes = {"x": x.start, "y": top, "width": x.end - x.start, "height": 22, "rx": 3}
+        parts.append(element("rect", attributes=whole | {"class": "p7", "opacity": 0.22}))
+        if part > 0:
+            style = "p4" if rung.left and rung.left.after == ROLLED_BACK else "p0"
+            done: Attributes = {"x": x.start, "y": top, "width": x.at(part) - x.start, "height": 22, "rx": 3}
+            parts.append(element("rect", attributes=done | {"class": style}))
+        parts.append(label(x.end + 14, top + 15, _rung_words(rung), "label"))
+    box: Attributes = {"viewBox": f"0 0 {_WIDTH:.0f} {height * len(rows) + 8:.0f}", "class": "wide", "role": "img"}
+    return element("svg", *parts, attributes=box)
+
+
+def _done(rung: LadderRung) -> float:
+    """Part of a stage that is done."""
+    if rung.begun_s is None:
+        return 0.0
+    passed = rung.left is not None and rung.left.after != ROLLED_BACK
+    return 1.0 if passed or not rung.needed else min(1.0, rung.seen / rung.needed)
+
+
+def _rung_words(rung: LadderRung) -> str:
+    if rung.begun_s is None:
+        return "not reached"
+    if rung.stage == "100%":
+        return "live"
+    e = "" if rung.stage == "shadow" else f", e = {format_e_value(rung.log_e)}"
+    return f"{rung.seen:,} of {rung.needed:,}{e}"
+
+
+def _transitions(history: RolloutHistory) -> Html:
+    moves = history.transitions
+    rows = [[text(_moment(one.at_s)), text(one.before), text(one.after), text(one.words)] for one in moves]
+    return table(("when", "from", "to", "reason"), rows, style="fit")
+
+
+def _e_value_plot(history: RolloutHistory) -> Html:
+    """The e-value over exposed units on a logarithmic axis, and the limit 1/alpha that stops the rollout."""
+    looks = _distinct(history.looks)
+    if len(looks) < 2:
+        return styled("p", "note", text("No unit has been exposed yet."))
+    limit = -math.log10(history.plan.guardrail_alpha)
+    values = [one.log_e / math.log(10) for one in looks]
+    low, high = math.floor(min(0.0, *values)), math.ceil(max(limit, *values) + 0.1)
+    x = LinearScale(0.0, float(looks[-1].units), 64.0, _WIDTH - 16)
+    y = LinearScale(low, high, 280.0, 10.0)
+    step = max(1, (high - low) // 6)
+    ticks = [(float(power), f"{10.0**power:g}") for power in range(low, high + 1, step)]
+    parts = axes(x, y, "exposed units, both arms", y_ticks=ticks)
+    level: Attributes = {"x1": x.start, "x2": x.end, "y1": y.at(limit), "y2": y.at(limit), "class": "level"}
+    parts.append(element("line", attributes=level))
+    words = f"limit {1 / history.plan.guardrail_alpha:.3g}: roll back"
+    parts.append(label(x.end - 4, y.at(limit) - 6, words, "tick end"))
+    for before, after in pairwise(looks):
+        if before.stage != after.stage:
+            at = x.at(after.units)
+            line: Attributes = {"x1": at, "x2": at, "y1": y.start, "y2": y.end, "class": "grid"}
+            parts += [element("line", attributes=line), label(at - 4, y.end + 12, before.stage, "tick end")]
+    points = [(float(one.units), value) for one, value in zip(looks, values, strict=True)]
+    parts.append(polyline(x, y, points, {"class": "line"}))
+    box: Attributes = {"viewBox": f"0 0 {_WIDTH:.0f} 322", "class": "wide", "role": "img"}
+    return element("svg", *parts, attributes=box)
+
+
+def _distinct(looks: Sequence[RolloutLook]) -> list[RolloutLook]:
+    """Looks at which units were added, each with the last entry of its number of units."""
+    by_units = {one.units: one for one in looks}
+    return [by_units[units] for units in sorted(by_units)]
+
+
+def _effect(history: RolloutHistory, number: int) -> Html:
+    """Effect on one outcome with both confidence sequences, over exposed units."""
+    guardrail = history.plan.guardrails[number]
+    looks = [one for one in _distinct(history.looks) if one.effects[number].count >= 2]
+    if not looks:
+        return EMPTY
+    reports = [one.effects[number] for one in looks]
+    last, width = reports[-1], guardrail.high - guardrail.low
+    units = np.array([float(one.units) for one in looks])
+    middle = np.array([one.effect for one in reports])
+    names = ("asymptotic", "empirical Bernstein")
+    ends = [
+        np.array([(max(one.low, -width), min(one.high, width)) for one in reports]),
+        np.array([(one.bounded_low, one.bounded_high) for one in reports]),
+    ]
+    series = [
+        CurveSeries(name=name, colour=colour, x=units, middle=middle, low=pair[:, 0], high=pair[:, 1])
+        for colour, (name, pair) in enumerate(zip(names, ends, strict=True))
+    ]
+    interval = f"{format_number(last.effect)} ({format_number(last.low)} to {format_number(last.high)})"
+    words = (
+        f"Mean of the new version minus the control's, with both 95% confidence sequences: {interval} after "
+        f"{last.count:,} units; {last.clipped:,} values beyond {guardrail.low:g} to {guardrail.high:g} were clipped, "
+        f"{last.missing:,} missing."
+    )
+    parts = [element("h3", text(f"Effect on {guardrail.kind}")), styled("p", "note", text(words))]
+    if len(looks) > 1:
+        plot = band_plot(series[::-1], x_label="exposed units, both arms", floor=0.0)
+        parts += [legend(names), styled("div", "card", plot)]
+    return join(parts)
+
+
+def _lineage(lineage: Sequence[PolicyVersion], control: str) -> Html:
+    rows = [
+        [
+            text(one.id + (" (control)" if one.id == control else "")),
+            text(_moment(one.at_s)),
+            text(one.origin.code or "-"),
+            text(one.origin.view or "-"),
+            text(one.made_by),
+        ]
+        for one in lineage
+    ]
+    return table(("version", "added", "code", "view", "by"), rows, style="fit")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hone.core.errors import ConfigError, HoneError
-from hone.decide.registry.leases import give_lease_back, take_lease
+from hone.decide.registry import give_lease_back, take_lease
 from hone.decide.rollout.controller import StageTransition
 from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, running_rollouts
 

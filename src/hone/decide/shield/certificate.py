@@ -15,17 +15,210 @@ from pathlib import Path
 from typing import Final, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError, DataError
 from hone.core.strict_json import strict_json
-from hone.decide.shield.counterexample import Counterexample, game_counterexample, invariant_counterexample
-from hone.decide.shield.game import Bools, WinningRegion, region_faults, stays_inside, winning_region
-from hone.decide.shield.grid import GridGame, closure_faults, describe_values, grid_game
-from hone.decide.shield.invariant import InvariantModel, invariant_model, prove_invariant
-from hone.decide.shield.lookup import GridShield, InvariantShield
-from hone.decide.shield.model import ControlModel, control_model
-from hone.decide.shield.sensors import ActionMatcher, sensor_reader
-from hone.decide.shield.spec import GameShieldConfig, InvariantShieldConfig, RuleShieldConfig, shield_spec
+from hone.decide.shield.game import (
+    Bools,
+    GridGame,
+    StateGrid,
+    WinningRegion,
+    closure_faults,
+    describe_values,
+    grid_game,
+    losing_play,
+    region_faults,
+    stays_inside,
+    winning_region,
+)
+from hone.decide.shield.guard import ActionMatcher, SensorReader, sensor_reader
+from hone.decide.shield.invariant import ClaimResult, InvariantModel, invariant_model, prove_invariant
+from hone.decide.shield.model import (
+    ControlModel,
+    GameShieldConfig,
+    InvariantShieldConfig,
+    RuleShieldConfig,
+    control_model,
+    shield_spec,
+)
+
+Floats = NDArray[np.float64]
+
+# --------------------------------------------------------------------------------------------------------------- lookup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridShield:
+    """Actions allowed by the winning region of a safety game, by a lookup in a table."""
+
+    certificate: str
+    grid: StateGrid
+    reader: SensorReader
+    matcher: ActionMatcher
+    table: Bools
+    """`[S + 1, A]` allowed actions of each cell; none in the last row, which stands for all that is outside."""
+
+    def allowed(self, context: Floats, actions: ActionSet) -> Bools:
+        """Actions `[K]` after which a safe action exists again, whatever others do; none outside the region, and where
+        a sensor is missing or not finite."""
+        values = self.reader.read(context)
+        number = -1 if values is None else self.grid.number(values)
+        return self.matcher.match(self.table[number], actions)
+
+    def fallback(self, context: Floats, actions: ActionSet) -> int:
+        """The action that is proved to keep every safe state safe."""
+        del context
+        return self.matcher.place_of_fallback(actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvariantShield:
+    """Actions allowed by an inductive invariant: those after which it holds again under the worst disturbance."""
+
+    certificate: str
+    proved: InvariantModel
+    worst: Mapping[str, float]
+    """The worst disturbance, as proved."""
+    columns: Mapping[str, Floats]
+    """`[A]` values of the actions' columns."""
+    reader: SensorReader
+    matcher: ActionMatcher
+
+    def allowed(self, context: Floats, actions: ActionSet) -> Bools:
+        """Actions `[K]` that lead back into the invariant; none outside it, and where a sensor is missing."""
+        values = self.reader.read(context)
+        if values is None:
+            return np.zeros(len(actions), np.bool_)
+        model = self.proved.model
+        state = dict(zip(model.variables, values, strict=True))
+        if not self.holds(state):
+            return np.zeros(len(actions), np.bool_)
+        after = model.after_each(state, self.columns, self.worst)
+        flags = np.ones(len(model.actions), np.bool_)
+        known = {**model.constants, **after}
+        for condition in self.proved.invariant:
+            flags &= np.asarray(condition.over(known), np.bool_)
+        return self.matcher.match(flags, actions)
+
+    def holds(self, state: Mapping[str, float]) -> bool:
+        """True in a state of the invariant."""
+        known = {**self.proved.model.constants, **state}
+        return all(bool(condition.over(known)) for condition in self.proved.invariant)
+
+    def fallback(self, context: Floats, actions: ActionSet) -> int:
+        """The action that is proved to keep the invariant."""
+        del context
+        return self.matcher.place_of_fallback(actions)
+
+
+# ------------------------------------------------------------------------------------------------------- counterexample
+
+
+MAX_STEPS = 200
+TRIED = 12
+"""Lost states from which a play is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counterexample:
+    """A trajectory of T steps, in which others keep to their bounds."""
+
+    variables: tuple[str, ...]
+    states: Floats
+    """`[T + 1, variables]`."""
+    actions: tuple[str, ...]
+    """`T` actions of the system."""
+    disturbances: tuple[Mapping[str, float], ...]
+    """`T` disturbances."""
+    unsafe: bool
+    """True if it ends in an unsafe state; otherwise it only leaves the invariant."""
+
+    def summary(self) -> str:
+        """The trajectory in a sentence."""
+        first, last = (describe_values(self._named(row)) for row in (0, -1))
+        ending = "unsafe" if self.unsafe else "outside the invariant"
+        moves = ", ".join(dict.fromkeys(self.actions))
+        return f"from {first}, {len(self.actions)} steps of {moves} end {ending}: {last}"
+
+    def _named(self, row: int) -> dict[str, float]:
+        return dict(zip(self.variables, map(float, self.states[row]), strict=True))
+
+
+def game_counterexample(
+    model: ControlModel, made: GridGame, solved: WinningRegion, claimed: NDArray[np.bool_]
+) -> Counterexample | None:
+    """Trajectory of the model, not rounded, from a claimed state that is lost: the player lasts as long as possible.
+
+    States are tried from the longest play on, until one ends unsafe without the rounding, too. None if every claimed
+    state is safe after all.
+    """
+    lost = np.flatnonzero(claimed & ~solved.winning)
+    if not len(lost):
+        return None
+    by_rank = lost[np.argsort(-solved.rank[lost], kind="stable")]
+    tried = by_rank[np.linspace(0, len(by_rank) - 1, min(TRIED, len(by_rank))).astype(int)]
+    plays = [_replay_play(model, made, solved, int(start)) for start in tried]
+    return next((play for play in plays if play.unsafe), plays[0])
+
+
+def _replay_play(model: ControlModel, made: GridGame, solved: WinningRegion, start: int) -> Counterexample:
+    play = losing_play(made.game, solved.rank, start, limit=MAX_STEPS)
+    moves = list(zip(play.actions, play.disturbances, strict=True))
+    corners = model.corners()
+    state = made.grid.state(start)
+    rows, taken = [list(state.values())], list[tuple[int, int]]()
+    while len(taken) < MAX_STEPS and bool(model.is_safe(dict(state))):
+        move = moves[min(len(taken), len(moves) - 1)]
+        after = {name: float(value) for name, value in model.after(dict(state), move[0], corners[move[1]]).items()}
+        if after == state:
+            break
+        state = after
+        taken.append(move)
+        rows.append(list(state.values()))
+    return Counterexample(
+        variables=model.variables, states=np.array(rows), actions=tuple(model.actions[move[0]] for move in taken),
+        disturbances=tuple(corners[move[1]] for move in taken), unsafe=not bool(model.is_safe(dict(state))),
+    )  # fmt: skip
+
+
+def invariant_counterexample(model: ControlModel, claim: ClaimResult) -> Counterexample | None:
+    """Trajectory from the state that z3 found, under the same action and the extreme disturbance that is unsafe first;
+    where none is, the single step that z3 found. None without a state."""
+    if claim.state is None or claim.disturbance is None:
+        return None
+    plays = [_hold(model, claim.state, claim.action, corner) for corner in model.corners()]
+    unsafe = sorted((play for play in plays if play.unsafe), key=lambda play: len(play.actions))
+    if unsafe:
+        return unsafe[0]
+    after = model.after(dict(claim.state), claim.action, claim.disturbance, dt=claim.duration_s)
+    rows = [list(claim.state.values()), [float(value) for value in after.values()]]
+    return Counterexample(
+        variables=model.variables, states=np.array(rows), actions=(model.actions[claim.action],),
+        disturbances=(claim.disturbance,), unsafe=False,
+    )  # fmt: skip
+
+
+def _hold(
+    model: ControlModel, state: Mapping[str, float], action: int, disturbance: Mapping[str, float]
+) -> Counterexample:
+    rows, now = [list(state.values())], dict(state)
+    while len(rows) <= MAX_STEPS and bool(model.is_safe(dict(now))):
+        after = {name: float(value) for name, value in model.after(dict(now), action, disturbance).items()}
+        if after == now:
+            break
+        now = after
+        rows.append(list(now.values()))
+    count = len(rows) - 1
+    return Counterexample(
+        variables=model.variables, states=np.array(rows), actions=(model.actions[action],) * count,
+        disturbances=(disturbance,) * count, unsafe=not bool(model.is_safe(dict(now))),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- certificate
+
 
 CERTIFICATE_FORMAT: Final = 1
 GRID_ASSUMPTIONS: Final = (

@@ -21,7 +21,10 @@ from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 from hone.core.errors import ConfigError, ErrorCollector, ResourceError
-from hone.decide.shield.expressions import (
+from hone.decide.shield.game import describe_values
+from hone.decide.shield.model import (
+    DURATION,
+    ControlModel,
     ExpressionNode,
     NameNode,
     NumberNode,
@@ -29,8 +32,6 @@ from hone.decide.shield.expressions import (
     ShieldExpression,
     parse_expression,
 )
-from hone.decide.shield.grid import describe_values
-from hone.decide.shield.model import DURATION, ControlModel
 
 PROOF_TIMEOUT_S: Final = 30.0
 """Seconds after which z3 gives a claim up."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.decide.simulators.bandit_arms import BanditArms
+from hone.decide.simulators.drifting import BanditArms
 from hone.run.config import RunConfig, RunSettings
 
 

@@ -18,13 +18,12 @@ from hone.core.random import generator
 from hone.core.state import State, integer
 from hone.credit.returns import reward_as_advantage
 from hone.decide.bandits.learning import BanditLearner, PolicyActor, ThompsonActor
-from hone.decide.bandits.linear import JointLinearPosterior, LinearGaussianPosterior
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.models import JointLinearPosterior, LinearGaussianPosterior, RewardModel
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
 from hone.decide.bandits.saving import load_into, save_policy
 from hone.decide.joins.parquet import read_view, view_hash
 from hone.decide.joins.view import view_episodes
-from hone.decide.simulators.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
+from hone.decide.simulators.drifting import ArmsWorld, BernoulliArms, LinearArms
 from hone.decide.training.config import (
     BanditRunConfig,
     DecisionLogConfig,

@@ -6,9 +6,8 @@ import numpy as np
 
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Floats, Outcome
 from hone.core.random import generator
-from hone.decide.joins.config import JoinConfig
 from hone.decide.joins.join import build_view
-from hone.decide.joins.view import DecisionView
+from hone.decide.joins.view import DecisionView, JoinConfig
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 
 RATES = (0.30, 0.36)

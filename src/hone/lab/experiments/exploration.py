@@ -24,8 +24,8 @@ from hone.core.episodes import Episodes
 from hone.core.ragged import Ints
 from hone.core.state import State
 from hone.credit.returns import reward_as_advantage
+from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.policy import numbered_actions
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
 from hone.lab.control import replicate_mdp, tabular_recipe, train_recipe
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats

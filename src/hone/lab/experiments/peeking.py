@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.random import generator
-from hone.decide.estimators.sequential.e_process import mixture_paths
-from hone.decide.estimators.sequential.matched_arms import matched_scores
-from hone.decide.simulators.staged_traffic import StagedTraffic
+from hone.decide.estimators.sequential import matched_scores, mixture_paths
+from hone.decide.simulators.drifting import StagedTraffic
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot
 
 Floats = NDArray[np.float64]

@@ -4,9 +4,8 @@ import numpy as np
 
 from hone.core.decisions import Floats
 from hone.core.random import generator
-from hone.decide.estimators.feedback import LoggedFeedback
 from hone.decide.estimators.rules import RefusalRules, audit_weights
-from hone.decide.estimators.terms import doubly_robust, inverse_propensity, self_normalised
+from hone.decide.estimators.terms import LoggedFeedback, doubly_robust, inverse_propensity, self_normalised
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 
 ACTIONS, SAFE, CHECKED = 4, 0, 3

@@ -15,7 +15,7 @@ from hone.core.decisions import ActionSet, Floats
 from hone.core.episodes import Episodes
 from hone.decide.shield.certificate import certify, open_certificate
 from hone.decide.shield.guard import project_action
-from hone.decide.shield.spec import GameShieldConfig, shield_spec
+from hone.decide.shield.model import GameShieldConfig, shield_spec
 from hone.decide.simulators.car_following import LATTICE_ROAD, SENSORS, CarFollowingEnv, lattice_states, shield_tables
 from hone.lab.control import tabular_recipe, train_recipe, with_rewards
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot

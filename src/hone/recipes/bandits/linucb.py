@@ -6,8 +6,8 @@ Deterministic: the log of a served LinUCB supports estimates only with a floor o
 from pydantic import Field
 
 from hone.core.config import Config
+from hone.decide.bandits.greedy import LinUcbPolicy
 from hone.decide.bandits.models import RewardModel
-from hone.decide.bandits.ucb import LinUcbPolicy
 from hone.decide.training.config import LinearBanditConfig
 from hone.decide.training.job import bandit_recipe
 

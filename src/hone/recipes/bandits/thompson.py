@@ -12,12 +12,11 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
+from hone.decide.bandits.greedy import thompson_policy
 from hone.decide.bandits.learning import BanditLearner, ThompsonActor
-from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.models import BetaBernoulliPosterior, LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
-from hone.decide.bandits.posteriors import BetaBernoulliPosterior
-from hone.decide.bandits.thompson import thompson_policy
-from hone.decide.simulators.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
+from hone.decide.simulators.drifting import ArmsWorld, BernoulliArms, LinearArms
 from hone.decide.training.config import BanditRunConfig
 from hone.decide.training.job import (  # fmt: skip
     LoggedDecisions,

@@ -9,7 +9,7 @@ import pytest
 from drift_streams import bernoulli, golden_streams, normal
 
 from hone.core.errors import DataError
-from hone.decide.estimators.drift.adaptive_window import AdaptiveWindow
+from hone.decide.estimators.drift.detector import AdaptiveWindow
 
 GOLDEN = Path(__file__).resolve().parents[3] / "fixtures" / "adwin_alarms.json"
 

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.decide.estimators.drift.detector import BlockMeans, DriftDetector
-from hone.decide.estimators.drift.e_detector import STAKES, ChangeBets, ConformalDetector, MeanDetector, RankSample
-from hone.decide.estimators.drift.page_hinkley import PageHinkley, cusum_run_length
+from hone.decide.estimators.drift.detector import (
+    STAKES,
+    BlockMeans,
+    ChangeBets,
+    ConformalDetector,
+    DriftDetector,
+    MeanDetector,
+    PageHinkley,
+    RankSample,
+    cusum_run_length,
+)
 
 ARL = 500.0
 MAKERS: dict[str, Callable[[], DriftDetector]] = {

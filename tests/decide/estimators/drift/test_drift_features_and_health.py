@@ -10,8 +10,16 @@ from scipy import stats
 
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.decide.estimators.drift.features import FeatureWindows, kolmogorov_tail, ks_distance, stability_index
-from hone.decide.estimators.drift.health import ActionEntropy, GrowthCheck, NonFiniteCheck, StalenessCheck
+from hone.decide.estimators.drift.health import (
+    ActionEntropy,
+    FeatureWindows,
+    GrowthCheck,
+    NonFiniteCheck,
+    StalenessCheck,
+    kolmogorov_tail,
+    ks_distance,
+    stability_index,
+)
 
 
 def test_distance_and_p_value_beside_scipy() -> None:

@@ -9,7 +9,7 @@ from hone.control.finite.build import garnet_mdp
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy
 from hone.core.errors import DivergedError
-from hone.decide.estimators.fitted_q import TabularTransitions, linear_fitted_q, tabular_fitted_q
+from hone.decide.estimators.trajectories import TabularTransitions, linear_fitted_q, tabular_fitted_q
 
 DISCOUNT = 0.9
 

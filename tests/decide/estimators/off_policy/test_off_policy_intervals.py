@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.decide.estimators.intervals import bernstein_interval, bootstrap_interval, normal_interval, standard_error
-from hone.decide.estimators.terms import EstimatorTerms
+from hone.decide.estimators.terms import (
+    EstimatorTerms,
+    bernstein_interval,
+    bootstrap_interval,
+    normal_interval,
+    standard_error,
+)
 
 
 def plain_terms(values: np.ndarray, weights: np.ndarray | None = None) -> EstimatorTerms:

@@ -10,8 +10,8 @@ from scipy.optimize import minimize
 
 from hone.core.errors import DataError
 from hone.core.random import permutation
-from hone.decide.estimators.feedback import LoggedFeedback
-from hone.decide.estimators.reward_models import RewardModelSettings, cross_fitted_rewards, logistic_fit, ridge_fit
+from hone.decide.estimators.estimate import RewardModelSettings, cross_fitted_rewards, logistic_fit, ridge_fit
+from hone.decide.estimators.terms import LoggedFeedback
 
 
 def feedback(seed: int, *, n: int = 40, actions: int = 3, units: int = 20) -> LoggedFeedback:

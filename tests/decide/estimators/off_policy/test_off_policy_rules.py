@@ -8,7 +8,6 @@ import pytest
 
 from hone.core.decisions import ActionSet, DecisionTable
 from hone.decide.estimators.estimate import EstimateSettings, estimate_values, paired_difference_of, weight_tail
-from hone.decide.estimators.feedback import LoggedFeedback
 from hone.decide.estimators.rules import (
     RefusalRules,
     VerdictReason,
@@ -19,6 +18,7 @@ from hone.decide.estimators.rules import (
     usable_rows,
     worst_verdict,
 )
+from hone.decide.estimators.terms import LoggedFeedback
 
 RULES = RefusalRules()
 

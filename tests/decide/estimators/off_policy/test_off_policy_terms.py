@@ -11,9 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.decide.estimators import terms as forms
-from hone.decide.estimators.estimate import ESTIMATORS, EstimateSettings, estimator_terms
-from hone.decide.estimators.feedback import LoggedFeedback, effective_sample_size
-from hone.decide.estimators.reward_models import RewardModelSettings, cross_fitted_rewards
+from hone.decide.estimators.estimate import (
+    ESTIMATORS,
+    EstimateSettings,
+    RewardModelSettings,
+    cross_fitted_rewards,
+    estimator_terms,
+)
+from hone.decide.estimators.terms import LoggedFeedback, effective_sample_size
 
 GOLDEN = Path(__file__).resolve().parents[3] / "fixtures" / "off_policy" / "obp.json"
 

@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hone.decide.estimators.sequential.e_process import (
+from hone.decide.estimators.sequential import (
     STAKES,
+    MatchedArms,
     MixtureProcess,
     alarm_at,
+    effects_from_scores,
     log_mean_exp,
+    matched_scores,
     mixture_paths,
     mixture_wealth,
     shared_log_e,
 )
-from hone.decide.estimators.sequential.matched_arms import MatchedArms, effects_from_scores, matched_scores
 
 BOUNDED = arrays(np.float64, st.integers(1, 40), elements=st.floats(-1, 1))
 

@@ -10,15 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import gammaln
 
-from hone.decide.estimators.sequential.confidence_sequences import (
+from hone.decide.estimators.sequential import (
+    CONCENTRATION,
     AsymptoticSequence,
     BernsteinSequence,
+    SampleRatio,
     asymptotic_width,
+    detectable_fall,
+    detection_power,
+    events_to_detect,
+    matched_scores,
+    mixture_paths,
+    ratio_paths,
 )
-from hone.decide.estimators.sequential.detectable import detectable_fall, detection_power, events_to_detect
-from hone.decide.estimators.sequential.e_process import mixture_paths
-from hone.decide.estimators.sequential.matched_arms import matched_scores
-from hone.decide.estimators.sequential.sample_ratio import CONCENTRATION, SampleRatio, ratio_paths
 
 UNIT = arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 1))
 

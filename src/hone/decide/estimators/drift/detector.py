@@ -1,10 +1,18 @@
 """The interface of drift detectors for streams of numbers, and means of blocks for streams that correlate with
 themselves."""
 
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import lru_cache
+from typing import Literal, Protocol, cast
 
-from hone.core.state import State, integer, number, substate
+import numpy as np
+
+from hone.core.errors import DataError
+from hone.core.random import uniforms
+from hone.core.state import State, array, integer, number, substate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +103,489 @@ class BlockMeans:
     def restore(self, state: State) -> None:
         self._inner.restore(substate(state, "inner"))
         self._count, self._total = integer(state, "count"), number(state, "total")
+
+
+# --------------------------------------------------------------------------------------------------------- page hinkley
+
+
+_OVERSHOOT = 1.166
+"""Mean overshoot of both barriers of a random walk of standard normal steps (Siegmund, 1985)."""
+_MARGIN = 1.3
+"""Room for mean and standard deviation that are estimates, and for a little skew: both cost run length."""
+_WARM_UP = 30
+"""Values before the first test: mean and variance must be known before a value can be standardised."""
+
+
+def cusum_run_length(threshold: float, allowance: float) -> float:
+    """Average run length of a one-sided cumulative sum of standard normal values: (exp(2ab) - 2ab - 1) / (2 a^2) with
+    allowance a and b = threshold + 1.166 (Siegmund, "Sequential Analysis", 1985)."""
+    exponent = 2 * allowance * (threshold + _OVERSHOOT)
+    return (math.expm1(exponent) - exponent) / (2 * allowance**2)
+
+
+class PageHinkley:
+    """Page-Hinkley on both sides (Page, "Continuous inspection schemes", 1954; Hinkley, 1971).
+
+    A value is standardised by mean and standard deviation of all values before it, z. up = max(0, up + z - allowance),
+    down = max(0, down - z - allowance); an alarm comes at max(up, down) >= threshold. The threshold follows from the
+    declared average run length, for values whose sums are close to normal. Skewed ones need blocks: rewards of 10%
+    raise 1.8 times as many false alarms as declared at a run length of 20,000.
+    """
+
+    def __init__(self, *, arl: float = 20_000.0, allowance: float = 0.15) -> None:
+        if arl <= 1 or allowance <= 0:
+            raise ValueError(f"arl = {arl} must be above 1 and allowance = {allowance} above 0")
+        self.arl, self.allowance = arl, allowance
+        low, high = 0.0, 1.0
+        wanted = 2 * arl * _MARGIN  # two sides: each half as often
+        while cusum_run_length(high, allowance) < wanted:
+            high *= 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if cusum_run_length(middle, allowance) < wanted else (low, middle)
+        self._threshold = high
+        self._clear()
+
+    def _clear(self) -> None:
+        self._count, self._mean, self._squared = 0, 0.0, 0.0
+        self._up, self._down, self._up_since, self._down_since = 0.0, 0.0, 0, 0
+        self._recent, self._peak = 0, 0.0
+
+    @property
+    def budget(self) -> FalseAlarmBudget:
+        return FalseAlarmBudget(kind="arl", value=self.arl)
+
+    @property
+    def statistic(self) -> float:
+        return max(self._up, self._down, self._peak)
+
+    @property
+    def threshold(self) -> float:
+        return self._threshold
+
+    @property
+    def recent(self) -> int:
+        return self._recent
+
+    def update(self, value: float) -> bool:
+        count = self._count
+        if count >= _WARM_UP and self._squared > 0:
+            self._peak = 0.0
+            z = (value - self._mean) / math.sqrt(self._squared / count)
+            self._up = max(0.0, self._up + z - self.allowance)
+            self._down = max(0.0, self._down - z - self.allowance)
+            if self._up == 0.0:
+                self._up_since = count + 1
+            if self._down == 0.0:
+                self._down_since = count + 1
+            peak = max(self._up, self._down)
+            if peak >= self._threshold:
+                recent = count + 1 - (self._up_since if self._up >= self._down else self._down_since)
+                self._clear()
+                self._recent, self._peak = recent, peak
+                return True
+        self._count = count + 1
+        distance = value - self._mean
+        self._mean += distance / self._count
+        self._squared += distance * (value - self._mean)
+        return False
+
+    def state(self) -> State:
+        numbers = (self._mean, self._squared, self._up, self._down, self._peak, self._threshold)
+        return {
+            "numbers": np.array(numbers), "count": self._count, "recent": self._recent,
+            "up_since": self._up_since, "down_since": self._down_since,
+        }  # fmt: skip
+
+    def restore(self, state: State) -> None:
+        *numbers, threshold = (float(value) for value in array(state, "numbers"))
+        if threshold != self._threshold:
+            raise DataError(f"the saved detector has threshold {threshold}, this one {self._threshold}")
+        self._mean, self._squared, self._up, self._down, self._peak = numbers
+        self._count, self._recent = integer(state, "count"), integer(state, "recent")
+        self._up_since, self._down_since = integer(state, "up_since"), integer(state, "down_since")
+
+
+# ------------------------------------------------------------------------------------------------------ adaptive window
+
+
+_PER_ROW = 5
+_LEAST_PART = 5
+"""Values that each part of a cut holds at least."""
+_GRACE = 10
+"""Values before the first test."""
+
+
+class AdaptiveWindow:
+    """ADWIN. Every `every` values, the window W is cut at each border of two buckets into an older part of n0 and a
+    newer part of n1 values; it has changed if for one cut |mean0 - mean1| > epsilon, with
+
+    m = 1/(n0 - 4) + 1/(n1 - 4),  d = ln(2 ln|W| / delta),  epsilon = sqrt(2 m var(W) d) + 2/3 m d.
+
+    Then the oldest buckets are dropped until no cut shows a change. One test is wrong with probability at most `delta`
+    (for values in an interval of length 1), so the average run length is at least `every / delta`.
+    """
+
+    def __init__(self, *, delta: float = 0.002, every: int = 32) -> None:
+        if not 0 < delta < 1 or every < 1:
+            raise ValueError(f"delta = {delta} must lie in (0, 1), and every = {every} be at least 1")
+        self.delta, self.every = delta, every
+        self._clear()
+
+    def _clear(self) -> None:
+        self._totals: list[list[float]] = [[]]
+        """`[row]` totals of the buckets of 2^row values, the oldest first."""
+        self._squares: list[list[float]] = [[]]
+        """`[row]` sums of squared distances from the bucket's mean."""
+        self._width, self._total, self._squared, self._seen = 0, 0.0, 0.0, 0
+        self._recent, self._largest, self.kept = 0, 0.0, 0
+
+    @property
+    def budget(self) -> FalseAlarmBudget:
+        return FalseAlarmBudget(kind="arl", value=self.every / self.delta)
+
+    @property
+    def statistic(self) -> float:
+        """Largest |mean0 - mean1| / epsilon of the last test."""
+        return self._largest
+
+    @property
+    def threshold(self) -> float:
+        return 1.0
+
+    @property
+    def recent(self) -> int:
+        return self._recent
+
+    @property
+    def width(self) -> int:
+        """Number of values in the window."""
+        return self._width
+
+    @property
+    def mean(self) -> float:
+        """Mean of the window; 0 for an empty one."""
+        return self._total / self._width if self._width else 0.0
+
+    def update(self, value: float) -> bool:
+        """Read a value; True if the window was cut. `recent` is then the length of the newer part of its clearest cut,
+        `kept` the length of the window that the cuts left; and an empty window begins, as an alarm replaces the model
+        whose errors are read."""
+        self._insert(value)
+        self._seen += 1
+        if self._seen % self.every or self._width <= _GRACE:
+            return False
+        self._largest, recent = self._best_cut()
+        if self._largest <= 1.0:
+            return False
+        first = self._largest
+        while self._largest > 1.0:
+            self._drop_oldest()
+            self._largest, _ = self._best_cut()
+        kept = self._width
+        self._clear()
+        self._recent, self._largest, self.kept = recent, first, kept
+        return True
+
+    def _insert(self, value: float) -> None:
+        if self._width:
+            distance = value - self._total / self._width
+            self._squared += self._width * distance * distance / (self._width + 1)
+        self._width += 1
+        self._total += value
+        totals, squares = self._totals[0], self._squares[0]
+        totals.append(value)
+        squares.append(0.0)
+        if len(totals) > _PER_ROW:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Merge the two oldest buckets of every row that is too long into one of the next."""
+        for row, (totals, squares) in enumerate(zip(self._totals, self._squares, strict=True)):
+            if len(totals) <= _PER_ROW:
+                return
+            if row + 1 == len(self._totals):
+                self._totals.append([])
+                self._squares.append([])
+            distance = (totals[0] - totals[1]) / (1 << row)
+            self._totals[row + 1].append(totals[0] + totals[1])
+            self._squares[row + 1].append(squares[0] + squares[1] + distance * distance * (1 << row) / 2)
+            del totals[:2], squares[:2]
+
+    def _best_cut(self) -> tuple[float, int]:
+        """Largest |mean0 - mean1| / epsilon over the cuts, and the newer part of that cut; 0 where no cut leaves enough
+        values on both sides."""
+        width = self._width
+        if width < 2 * _LEAST_PART:
+            return 0.0, 0
+        log = math.log(2 * math.log(width) / self.delta)
+        spread, linear = 2 * self._squared / width * log, 2 / 3 * log
+        older, total, largest, recent = 0, 0.0, 0.0, 0
+        for row in range(len(self._totals) - 1, -1, -1):
+            size = 1 << row
+            for bucket in self._totals[row]:
+                older += size
+                total += bucket
+                newer = width - older
+                if newer < _LEAST_PART:
+                    return largest, recent
+                if older < _LEAST_PART:
+                    continue
+                inverse = 1 / (older - _LEAST_PART + 1) + 1 / (newer - _LEAST_PART + 1)
+                epsilon = math.sqrt(spread * inverse) + linear * inverse
+                ratio = abs(total / older - (self._total - total) / newer) / epsilon
+                if ratio > largest:
+                    largest, recent = ratio, newer
+        return largest, recent
+
+    def _drop_oldest(self) -> None:
+        row = len(self._totals) - 1
+        size, total, squares = 1 << row, self._totals[row].pop(0), self._squares[row].pop(0)
+        self._width -= size
+        self._total -= total
+        distance = total / size - self._total / self._width
+        self._squared -= squares + size * self._width * distance * distance / (size + self._width)
+        while len(self._totals) > 1 and not self._totals[-1]:
+            self._totals.pop()
+            self._squares.pop()
+
+    def state(self) -> State:
+        return {
+            "lengths": [len(row) for row in self._totals],
+            "totals": np.array([total for row in self._totals for total in row]),
+            "squares": np.array([square for row in self._squares for square in row]),
+            "sums": np.array([self._total, self._squared, self._largest]),
+            "width": self._width, "seen": self._seen, "recent": self._recent, "kept": self.kept, "delta": self.delta,
+        }  # fmt: skip
+
+    def restore(self, state: State) -> None:
+        if number(state, "delta") != self.delta:
+            raise DataError(f"the saved window has delta = {number(state, 'delta')}, this one {self.delta}")
+        lengths = cast("list[int]", state["lengths"])
+        totals = [float(value) for value in array(state, "totals")]
+        squares = [float(value) for value in array(state, "squares")]
+        self._totals, self._squares, at = [], [], 0
+        for length in lengths:
+            self._totals.append(totals[at : at + length])
+            self._squares.append(squares[at : at + length])
+            at += length
+        self._total, self._squared, self._largest = (float(value) for value in array(state, "sums"))
+        self._width, self._seen, self._recent = (integer(state, name) for name in ("width", "seen", "recent"))
+        self.kept = integer(state, "kept")
+
+
+# ---------------------------------------------------------------------------------------------------------------- ranks
+
+
+class RankSample:
+    """Sorted sample of at most `memory` values: all of them, and a uniform one of all (reservoir) beyond that."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._sorted: list[float] = []
+        self._seen = 0
+
+    def rank(self, value: float, tie: float, place: float) -> float:
+        """Rank of a value among the sample and itself, in [0, 1]: (smaller + tie (equal + 1)) / (sample + 1). It is
+        uniform for exchangeable values where `tie` is. Then the value may enter the sample, as `place`, uniform too,
+        says."""
+        values = self._sorted
+        left = bisect_left(values, value)
+        right = bisect_right(values, value, left)
+        rank = (left + tie * (right - left + 1)) / (len(values) + 1)
+        self._seen += 1
+        if len(values) < self.memory:
+            values.insert(right, value)
+        elif (slot := int(place * self._seen)) < self.memory:
+            del values[slot]
+            values.insert(right - (slot < right), value)
+        return rank
+
+    def state(self) -> State:
+        return {"sorted": np.array(self._sorted, np.float64), "seen": self._seen, "memory": self.memory}
+
+    def restore(self, state: State) -> None:
+        """Raises DataError for the state of a sample of another size."""
+        if integer(state, "memory") != self.memory:
+            raise DataError(f"the saved sample holds {state['memory']} values at most, this one {self.memory}")
+        self._sorted = [float(value) for value in array(state, "sorted")]
+        self._seen = integer(state, "seen")
+
+
+# ----------------------------------------------------------------------------------------------------------- e detector
+
+
+STAKES = (0.1, 0.3, 0.6, 0.9)
+"""Shares of the stake that is surely not ruinous; small ones find small changes, large ones find large changes fast."""
+_CHUNK = 512
+
+
+class ChangeBets:
+    """Shiryaev-Roberts sums of bets on both directions.
+
+    For values x in [-1, 1] of mean 0 each bet is e = 1 + stake x >= 0 with mean 1. R = (R + 1) e is the evidence of all
+    moments at which the change may have begun; the statistic is the mean of R over the bets. It has mean n after n
+    values while nothing changes, so it reaches a threshold b after b values or more on average (optional stopping).
+    C = max(C, 1) e finds the moment: the last one at which C was at most 1.
+    """
+
+    def __init__(self, threshold: float, stakes: Sequence[float]) -> None:
+        self.threshold = threshold
+        self.stakes = tuple(sign * stake for stake in stakes for sign in (1, -1))
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all evidence."""
+        self._sums = [0.0] * len(self.stakes)
+        self._paths = [1.0] * len(self.stakes)
+        self._since = [0] * len(self.stakes)
+        self._count, self.statistic, self.recent = 0, 0.0, 0
+
+    def update(self, up: float, down: float) -> bool:
+        """Bet on a rise by `up` and on a fall by `down`, in [-1, 1] each; True if the evidence reaches the threshold.
+        The evidence starts anew then."""
+        self._count += 1
+        total = 0.0
+        for k, stake in enumerate(self.stakes):
+            factor = 1.0 + stake * up if stake > 0 else 1.0 - stake * down
+            self._sums[k] = (self._sums[k] + 1.0) * factor
+            path = self._paths[k] * factor
+            if path <= 1.0:
+                path, self._since[k] = 1.0, self._count
+            self._paths[k] = path
+            total += self._sums[k]
+        self.statistic = total / len(self.stakes)
+        if self.statistic < self.threshold:
+            return False
+        best = max(range(len(self.stakes)), key=self._sums.__getitem__)
+        recent, statistic = self._count - self._since[best], self.statistic
+        self.clear()
+        self.recent, self.statistic = recent, statistic
+        return True
+
+    def state(self) -> State:
+        return {
+            "sums": np.array(self._sums), "paths": np.array(self._paths), "since": list(self._since),
+            "count": self._count, "recent": self.recent, "statistic": self.statistic, "threshold": self.threshold,
+        }  # fmt: skip
+
+    def restore(self, state: State) -> None:
+        """Raises DataError where the saved evidence was gathered by another threshold or other bets."""
+        sums, paths = (array(state, name).tolist() for name in ("sums", "paths"))
+        if state["threshold"] != self.threshold or len(sums) != len(self.stakes):
+            raise DataError(f"the saved detector has threshold {state['threshold']}, this one {self.threshold}")
+        self._sums, self._paths = [float(value) for value in sums], [float(value) for value in paths]
+        self._since = [int(value) for value in array({"since": np.array(state["since"])}, "since")]
+        self._count, self.recent = integer(state, "count"), integer(state, "recent")
+        self.statistic = float(np.array(state["statistic"]))
+
+
+class MeanDetector:
+    """E-detector of a change of the mean from a known one, for values in [`low`, `high`].
+
+    x = (value - mean) / (high - low); a rise is bet on by x - tolerance, a fall by -x - tolerance, where `tolerance` is
+    the uncertainty of `mean` in the same units. The average run length is at least `arl`, exactly, for any distribution
+    whose conditional mean stays within mean +- tolerance; the values need not be independent beyond that.
+    """
+
+    def __init__(self, *, arl: float, mean: float, low: float, high: float, tolerance: float = 0.0) -> None:
+        width = high - low
+        if not low <= mean <= high or not 0 <= tolerance < width:
+            raise ValueError(f"mean {mean} must lie in [{low}, {high}], and tolerance {tolerance} below its width")
+        self.arl, self.mean, self.low, self.high, self.tolerance = arl, mean, low, high, tolerance / width
+        self._bets = ChangeBets(arl, [stake / (1 + self.tolerance) for stake in STAKES])
+
+    @property
+    def budget(self) -> FalseAlarmBudget:
+        return FalseAlarmBudget(kind="arl", value=self.arl)
+
+    @property
+    def statistic(self) -> float:
+        return self._bets.statistic
+
+    @property
+    def threshold(self) -> float:
+        return self.arl
+
+    @property
+    def recent(self) -> int:
+        return self._bets.recent
+
+    def update(self, value: float) -> bool:
+        """Raises ValueError for a value out of its range: the declared run length would be void."""
+        if not self.low <= value <= self.high:
+            raise ValueError(f"value {value} is outside [{self.low}, {self.high}]")
+        x = (value - self.mean) / (self.high - self.low)
+        return self._bets.update(x - self.tolerance, -x - self.tolerance)
+
+    def state(self) -> State:
+        return self._bets.state()
+
+    def restore(self, state: State) -> None:
+        self._bets.restore(state)
+
+
+class ConformalDetector:
+    """E-detector of any change of level, for values of any scale whose mean nobody knows (Vovk, "Testing randomness
+    online", 2021).
+
+    The rank of each value among those before it, with ties broken at random, is uniform while the values are
+    exchangeable, and ranks are independent of each other: x = 2 rank - 1 has mean 0 and is bet on as in `ChangeBets`.
+    So the average run length is at least `arl` without an estimate of the mean. Beyond `memory` values, ranks are among
+    a uniform sample of them. An alarm clears the memory: the model that is read has changed too.
+    """
+
+    def __init__(self, *, arl: float = 20_000.0, memory: int = 4096, seed: int = 0) -> None:
+        if arl <= 1 or memory < 2:
+            raise ValueError(f"arl = {arl} must be above 1, and memory = {memory} at least 2")
+        self.arl, self.seed = arl, seed
+        self._bets = ChangeBets(arl, STAKES)
+        self._sample = RankSample(memory)
+        self._drawn = 0
+
+    @property
+    def budget(self) -> FalseAlarmBudget:
+        return FalseAlarmBudget(kind="arl", value=self.arl)
+
+    @property
+    def statistic(self) -> float:
+        return self._bets.statistic
+
+    @property
+    def threshold(self) -> float:
+        return self.arl
+
+    @property
+    def recent(self) -> int:
+        return self._bets.recent
+
+    def update(self, value: float) -> bool:
+        chunk, place = divmod(self._drawn, _CHUNK)
+        draws = _chunk(self.seed, chunk)
+        self._drawn += 1
+        x = 2.0 * self._sample.rank(value, draws[place], draws[_CHUNK + place]) - 1.0
+        if not self._bets.update(x, -x):
+            return False
+        self._sample.clear()
+        return True
+
+    def state(self) -> State:
+        return {"bets": self._bets.state(), "sample": self._sample.state(), "drawn": self._drawn, "seed": self.seed}
+
+    def restore(self, state: State) -> None:
+        bets, sample = state["bets"], state["sample"]
+        if integer(state, "seed") != self.seed or not isinstance(bets, dict) or not isinstance(sample, dict):
+            raise DataError(f"the saved detector has seed {state['seed']}, this one {self.seed}")
+        self._bets.restore(bets)
+        self._sample.restore(sample)
+        self._drawn = integer(state, "drawn")
+
+
+@lru_cache(maxsize=64)
+def _chunk(seed: int, chunk: int) -> list[float]:
+    """Uniform numbers for 512 values: the first half breaks ties, the second half chooses the sample."""
+    return uniforms(seed, "drift ranks", chunk, count=2 * _CHUNK).tolist()

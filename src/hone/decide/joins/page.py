@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.decide.joins.audit import LogAudit
-from hone.decide.joins.summary import LOG10_EDGES, ViewSummary, summarize_view
-from hone.decide.joins.view import DecisionView
+from hone.decide.joins.view import LOG10_EDGES, DecisionView, ViewSummary, summarize_view
 from hone.run.report.html import (
     EMPTY,
     Html,

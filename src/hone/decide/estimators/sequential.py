@@ -1,0 +1,357 @@
+"""Betting e-process for bounded scores, in its mixture form (Waudby-Smith and Ramdas, 2020; Shafer, 2021).
+
+Null hypothesis: given the past, E[z_t] <= 0, for scores z_t in [-1, 1]. A gambler who stakes the share s of a wealth
+of 1 on "z > 0" holds
+
+    W_t(s) = prod_{i <= t} (1 + s z_i)
+
+a nonnegative supermartingale under the null for each s in [0, 1), and so is the mean over K fixed stakes,
+
+    e_t = 1/K sum_k W_t(s_k).
+
+By Ville's inequality P(there is a t with e_t >= 1/alpha) <= alpha: the test may be looked at after every event, through
+every stage, and spends alpha once. Nothing is asymptotic; the scores may depend on the past.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+STAKES: Final = tuple(float(f"{stake:.6g}") for stake in np.geomspace(0.02, 0.9, 8))
+"""Eight fixed stakes from .02 (small effects, long rollouts) to .9 (a version that fails at once)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureProcess:
+    """E-process after `count` scores. Immutable: `advance` returns the next one."""
+
+    log_wealth: tuple[float, ...] = (0.0,) * len(STAKES)
+    """nats: log-wealth of each stake."""
+    count: int = 0
+
+    @property
+    def log_e(self) -> float:
+        """nats: logarithm of the e-value now."""
+        return float(log_mean_exp(np.array(self.log_wealth)))
+
+    def advance(self, scores: Floats) -> tuple["MixtureProcess", Floats]:
+        """Take scores `[n]` in [-1, 1] -> the next process, and log e after each of them `[n]`."""
+        if not len(scores):
+            return self, np.zeros(0)
+        wealth = mixture_wealth(scores, start=np.array(self.log_wealth))
+        last = tuple(float(value) for value in wealth[-1])
+        return MixtureProcess(log_wealth=last, count=self.count + len(scores)), log_mean_exp(wealth)
+
+
+def mixture_wealth(scores: Floats, *, start: Floats | float = 0.0) -> Floats:
+    """Log-wealth of each stake after each score `[..., n]` -> `[..., n, K]` in nats. Raises ValueError beyond [-1, 1].
+
+    `start` `[K]` is the log-wealth before the first score. Sums run in order, so that batches make no difference.
+    """
+    if not np.all(np.abs(scores) <= 1):  # NaN too
+        worst = scores.ravel()[int(np.argmax(np.nan_to_num(np.abs(scores.ravel()), nan=np.inf)))]
+        raise ValueError(f"scores of an e-process lie in [-1, 1], got {worst}; scale them by their bounds")
+    steps = np.log1p(scores[..., None] * np.array(STAKES))
+    steps[..., 0, :] += start
+    return np.cumsum(steps, axis=-2)
+
+
+def log_mean_exp(values: Floats) -> Floats:
+    """log of the mean of exp(values) over the last axis, without overflow."""
+    top = values.max(axis=-1)
+    return top + np.log(np.exp(values - top[..., None]).mean(axis=-1))
+
+
+def mixture_paths(scores: Floats) -> Floats:
+    """log e after each score of many runs at once `[..., n]` -> `[..., n]` in nats."""
+    return log_mean_exp(mixture_wealth(scores))
+
+
+def shared_log_e(log_e: Sequence[float]) -> float:
+    """E-value of several guardrails together, in nats: the mean of their e-values is an e-process.
+
+    It holds for any dependence between them, so alpha is spent once for all.
+    """
+    if not log_e:
+        return 0.0
+    return float(log_mean_exp(np.array(log_e, dtype=np.float64)))
+
+
+def alarm_at(log_e: Floats, alpha: float) -> int | None:
+    """Place of the first log e-value `[n]` that reaches log(1/alpha); None: none does."""
+    reached = np.flatnonzero(log_e >= -math.log(alpha))
+    return int(reached[0]) if len(reached) else None
+
+
+# --------------------------------------------------------------------------------------------------------- sample ratio
+
+
+Ints = NDArray[np.int64]
+
+CONCENTRATION: Final = 400.0
+"""kappa: with two equal arms it looks for shares around .5 +- .025, and finds larger ones at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRatio:
+    """Counts of the arms and the e-value against the declared shares. Immutable: `advance` returns the next one."""
+
+    shares: tuple[float, ...] = (0.5, 0.5)
+    counts: tuple[int, ...] = (0, 0)
+    log_e: float = 0.0
+    """nats."""
+
+    def advance(self, arms: Ints) -> tuple["SampleRatio", Floats]:
+        """Take numbers of arms `[n]` -> the next counts, and log e after each `[n]`."""
+        if not len(arms):
+            return self, np.zeros(0)
+        path = self.log_e + ratio_paths(arms, self.shares, self.counts)
+        added = np.bincount(arms, minlength=len(self.shares))
+        counts = tuple(old + int(new) for old, new in zip(self.counts, added, strict=True))
+        return SampleRatio(shares=self.shares, counts=counts, log_e=float(path[-1])), path
+
+
+def ratio_paths(arms: Ints, shares: tuple[float, ...], counts: tuple[int, ...] | None = None) -> Floats:
+    """log e after each assignment of many runs at once: numbers of arms `[..., n]` -> `[..., n]` in nats.
+
+    `counts` came before. Raises ValueError for shares that are no distribution.
+    """
+    if not math.isclose(sum(shares), 1) or min(shares) <= 0:
+        raise ValueError(f"declared shares are positive and sum to 1, got {shares}")
+    counts = counts or (0,) * len(shares)
+    earlier = np.arange(sum(counts), sum(counts) + arms.shape[-1], dtype=np.float64)
+    steps = np.zeros(arms.shape)
+    for arm, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        here = arms == arm
+        before = count + np.cumsum(here, axis=-1) - here
+        steps += here * np.log((CONCENTRATION * share + before) / ((CONCENTRATION + earlier) * share))
+    return np.cumsum(steps, axis=-1)
+
+
+# --------------------------------------------------------------------------------------------------------- matched arms
+
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedArms:
+    """Counts and sums of both arms after some events. Immutable: `advance` returns the next one."""
+
+    tolerance: float = 0.0
+    """Largest loss of the mean value that is accepted, in units of the value's range."""
+    new_count: int = 0
+    new_sum: float = 0.0
+    control_count: int = 0
+    control_sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Events of both arms."""
+        return self.new_count + self.control_count
+
+    @property
+    def new_mean(self) -> float:
+        """Mean value of the new version; NaN without events."""
+        return self.new_sum / self.new_count if self.new_count else float("nan")
+
+    @property
+    def control_mean(self) -> float:
+        """Mean value of the control slice; NaN without events."""
+        return self.control_sum / self.control_count if self.control_count else float("nan")
+
+    def advance(self, values: Floats, is_new: Bools) -> tuple["MatchedArms", Floats]:
+        """Take values `[n]` in [0, 1] and their arms `[n]` -> the next counts, and the scores `[n]`."""
+        scores = matched_scores(
+            values, is_new, count=self.count, total=self.new_sum + self.control_sum, tolerance=self.tolerance
+        )
+        following = MatchedArms(
+            tolerance=self.tolerance,
+            new_count=self.new_count + int(is_new.sum()),
+            new_sum=self.new_sum + float(values[is_new].sum()),
+            control_count=self.control_count + int((~is_new).sum()),
+            control_sum=self.control_sum + float(values[~is_new].sum()),
+        )
+        return following, scores
+
+
+def matched_scores(
+    values: Floats, is_new: Bools, *, count: int = 0, total: float = 0.0, tolerance: float = 0.0
+) -> Floats:
+    """Scores of many runs at once: values in [0, 1] and arms `[..., n]` -> `[..., n]` in [-1, 1].
+
+    `count` events with the sum `total` came before. Raises ValueError beyond [0, 1], and for a tolerance that is not
+    between 0 and 1.
+    """
+    if not 0 <= tolerance <= 1:
+        raise ValueError(f"the tolerance is a part of the value's range, 0 to 1, got {tolerance}")
+    if not np.all((values >= 0) & (values <= 1)):
+        raise ValueError("values of matched arms lie in [0, 1]; scale and clip them, and count the clipped ones")
+    before = total + np.cumsum(values, axis=-1) - values
+    seen = np.arange(count + 1, count + 1 + values.shape[-1], dtype=np.float64)
+    centre = (0.5 + before) / seen
+    signed = np.where(is_new, centre - values, values - centre)
+    return (signed - tolerance / 2) / (1 + tolerance / 2)
+
+
+def effects_from_scores(scores: Floats, tolerance: float = 0.0) -> Floats:
+    """Unbiased estimates, one an event, of the new version's mean minus the control's: -2 A-weighted values `[n]`."""
+    return -2 * (scores * (1 + tolerance / 2) + tolerance / 2)
+
+
+# ------------------------------------------------------------------------------------------------- confidence sequences
+
+
+TIGHT_AT: Final = 1000
+"""Events at which the asymptotic sequence is tightest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceInterval:
+    """Interval of a mean at one look."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsymptoticSequence:
+    """Running mean and variance with their confidence sequence. Immutable: `advance` returns the next one."""
+
+    alpha: float = 0.05
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def advance(self, values: Floats) -> "AsymptoticSequence":
+        """Take values `[n]`."""
+        return AsymptoticSequence(
+            alpha=self.alpha,
+            count=self.count + len(values),
+            total=self.total + float(values.sum()),
+            squares=self.squares + float((values**2).sum()),
+        )
+
+    def interval(self) -> SequenceInterval:
+        """Interval after the values so far; infinite before the second one."""
+        if self.count < 2:
+            return SequenceInterval(mean=math.nan, low=-math.inf, high=math.inf)
+        mean = self.total / self.count
+        variance = max(self.squares / self.count - mean**2, 0.0)
+        half = math.sqrt(variance) * asymptotic_width(self.count, self.alpha)
+        return SequenceInterval(mean=mean, low=mean - half, high=mean + half)
+
+
+def asymptotic_width(count: int, alpha: float) -> float:
+    """Half width of the asymptotic sequence after `count` values of standard deviation 1."""
+    wide = -2 * math.log(alpha)
+    rho2 = (wide + math.log(wide + 1)) / TIGHT_AT
+    scale = count * rho2 + 1
+    return math.sqrt(2 * scale / (count**2 * rho2) * math.log(math.sqrt(scale) / alpha))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BernsteinSequence:
+    """Empirical Bernstein confidence sequence of values in [0, 1]. Immutable: `advance` returns the next one."""
+
+    alpha: float = 0.05
+    count: int = 0
+    total: float = 0.0
+    deviations: float = 0.0
+    """Sum of squared distances from the running mean."""
+    weight: float = 0.0
+    weighted: float = 0.0
+    cost: float = 0.0
+
+    def advance(self, values: Floats) -> "BernsteinSequence":
+        """Take values `[n]` in [0, 1]. Raises ValueError beyond."""
+        if not len(values):
+            return self
+        if not np.all((values >= 0) & (values <= 1)):
+            raise ValueError("values of an empirical Bernstein sequence lie in [0, 1]; scale them by their bounds")
+        place = self.count + 1 + np.arange(len(values))
+        total = self.total + np.cumsum(values)
+        mean_now = (0.5 + total) / (place + 1)
+        mean_before = np.concatenate([[(0.5 + self.total) / (self.count + 1)], mean_now[:-1]])
+        deviations = self.deviations + np.cumsum((values - mean_now) ** 2)
+        variance_before = (0.25 + np.concatenate([[self.deviations], deviations[:-1]])) / place
+        weight = np.minimum(0.5, np.sqrt(2 * math.log(2 / self.alpha) / (variance_before * place * np.log1p(place))))
+        cost = (values - mean_before) ** 2 * (-np.log1p(-weight) - weight)
+        return BernsteinSequence(
+            alpha=self.alpha,
+            count=self.count + len(values),
+            total=float(total[-1]),
+            deviations=float(deviations[-1]),
+            weight=self.weight + float(weight.sum()),
+            weighted=self.weighted + float((weight * values).sum()),
+            cost=self.cost + float(cost.sum()),
+        )
+
+    def interval(self) -> SequenceInterval:
+        """Interval after the values so far, within [0, 1]."""
+        if not self.count:
+            return SequenceInterval(mean=0.5, low=0.0, high=1.0)
+        mean = self.weighted / self.weight
+        half = (math.log(2 / self.alpha) + self.cost) / self.weight
+        return SequenceInterval(mean=mean, low=max(0.0, mean - half), high=min(1.0, mean + half))
+
+
+# ----------------------------------------------------------------------------------------------------------- detectable
+
+
+_NORMAL = NormalDist()
+_COST = 1.2
+"""nats: price of eight stakes instead of the best one; set so that the power of simulated rollouts is met."""
+
+
+def detection_power(fall: float, *, sd: float, events: int, alpha: float) -> float:
+    """Probability that a fall of the mean is found within `events` events of both arms together."""
+    if fall <= 0 or events < 1 or sd <= 0:
+        return alpha if events >= 1 else 0.0
+    return max(_crossing(stake, fall, sd, events, alpha) for stake in STAKES)
+
+
+def _crossing(stake: float, fall: float, sd: float, events: int, alpha: float) -> float:
+    barrier = -math.log(alpha) + _COST
+    drift = events * (stake * fall / 2 - stake**2 * sd**2 / 2)
+    spread = math.sqrt(events) * stake * sd
+    reflected = 2 * drift * barrier / spread**2
+    tail = _NORMAL.cdf(-(drift + barrier) / spread)
+    return _NORMAL.cdf((drift - barrier) / spread) + (math.exp(min(reflected, 700)) * tail if tail > 0 else 0.0)
+
+
+def detectable_fall(*, sd: float, events: int, alpha: float, power: float = 0.8, most: float = 1.0) -> float | None:
+    """Smallest fall of the mean that is found with probability `power`; None: not even one of size `most`."""
+    if detection_power(most, sd=sd, events=events, alpha=alpha) < power:
+        return None
+    low, high = 0.0, most
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if detection_power(middle, sd=sd, events=events, alpha=alpha) >= power else (middle, high)
+        )
+    return high
+
+
+def events_to_detect(fall: float, *, sd: float, alpha: float, power: float = 0.8) -> int | None:
+    """Events of both arms after which a fall is found with probability `power`; None: more than 1e12."""
+    high = 1
+    while detection_power(fall, sd=sd, events=high, alpha=alpha) < power:
+        high *= 2
+        if high > 10**12:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (
+            (low, middle) if detection_power(fall, sd=sd, events=middle, alpha=alpha) >= power else (middle, high)
+        )
+    return high

@@ -1,1 +1,0 @@
-"""Pages about decisions: the log, drift, and the proof of a shield."""
