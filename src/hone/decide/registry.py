@@ -31,7 +31,7 @@ ID_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionFile:
+class _VersionFile:
     """File of a version."""
 
     path: str
@@ -60,13 +60,13 @@ class PolicyVersion:
     """Version of a policy in the registry."""
 
     id: str
-    files: tuple[VersionFile, ...]
+    files: tuple[_VersionFile, ...]
     origin: VersionOrigin
     at_s: float
     made_by: str
 
 
-def version_id(files: Sequence[VersionFile], origin: VersionOrigin) -> str:
+def version_id(files: Sequence[_VersionFile], origin: VersionOrigin) -> str:
     """Identity of a version: hash of its files, code, config, parent, view and seeds -> 16 hexadecimal digits.
 
     The same content has the same identity on every machine and at every time.
@@ -83,7 +83,7 @@ def version_id(files: Sequence[VersionFile], origin: VersionOrigin) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:ID_DIGITS]
 
 
-def files_of(folder: Path) -> tuple[VersionFile, ...]:
+def files_of(folder: Path) -> tuple[_VersionFile, ...]:
     """Files of a policy's folder, sorted. Raises DataError for none, and for links and other special files."""
     if not folder.is_dir():
         raise DataError(f"no policy folder {folder}; name the folder that the policy was saved into")
@@ -94,14 +94,14 @@ def files_of(folder: Path) -> tuple[VersionFile, ...]:
     if not entries:
         raise DataError(f"{folder} is empty: a version needs the files of a policy")
     return tuple(
-        VersionFile(path=path.relative_to(folder).as_posix(), sha256=sha256(path), size_bytes=path.stat().st_size)
+        _VersionFile(path=path.relative_to(folder).as_posix(), sha256=sha256(path), size_bytes=path.stat().st_size)
         for path in entries
     )
 
 
-def copy_version(source: Path, target: Path, files: Sequence[VersionFile]) -> None:
+def _copy_version(source: Path, target: Path, files: Sequence[_VersionFile]) -> None:
     """Copy the files into `target`, whole or not at all. Raises ResourceError, and DataError if one changed."""
-    if target.is_dir() and not damaged_files(target, files):
+    if target.is_dir() and not _damaged_files(target, files):
         return  # left by an addition that was killed before its row was written
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     if temporary.exists():
@@ -112,7 +112,7 @@ def copy_version(source: Path, target: Path, files: Sequence[VersionFile]) -> No
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / file.path, place)
         sync_path(place)
-    changed = damaged_files(temporary, files)
+    changed = _damaged_files(temporary, files)
     if changed:
         remove_tree(temporary)
         raise DataError(f"{source} changed while it was copied: {', '.join(changed)}; add it when nothing writes there")
@@ -124,7 +124,7 @@ def copy_version(source: Path, target: Path, files: Sequence[VersionFile]) -> No
     sync_path(target.parent)
 
 
-def damaged_files(folder: Path, files: Sequence[VersionFile]) -> list[str]:
+def _damaged_files(folder: Path, files: Sequence[_VersionFile]) -> list[str]:
     """Names of the files that are missing or have other content."""
     return [
         file.path for file in files if not (folder / file.path).is_file() or sha256(folder / file.path) != file.sha256
@@ -169,18 +169,18 @@ _APPEND_ONLY = tuple(
 )
 
 
-def create_database(path: Path) -> None:
+def _create_database(path: Path) -> None:
     """Make the tables, unless they are there. Raises DataError and ResourceError."""
-    with transaction(path, create=True) as connection:
+    with _transaction(path, create=True) as connection:
         if connection.execute("pragma user_version").fetchone()[0] == 0:
             for statement in (*_TABLES, *_APPEND_ONLY, f"pragma user_version = {FORMAT}"):
                 connection.execute(statement)
 
 
 @contextmanager
-def transaction(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection]:
-    """One transaction on the database; committed at the block's end, undone by an error. Raises as `reading`."""
-    with reading(path, create=create) as connection:
+def _transaction(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection]:
+    """One transaction on the database; committed at the block's end, undone by an error. Raises as `_reading`."""
+    with _reading(path, create=create) as connection:
         connection.execute("begin immediate")
         try:
             yield connection
@@ -191,7 +191,7 @@ def transaction(path: Path, *, create: bool = False) -> Generator[sqlite3.Connec
 
 
 @contextmanager
-def reading(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection]:
+def _reading(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection]:
     """Connection to the database for the block. Raises ResourceError if it cannot be reached, DataError if damaged."""
     if not create and not path.is_file():
         raise DataError(f"no registry at {path.parent}; `hone ship` makes one, or name its folder")
@@ -239,7 +239,7 @@ class StageMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedMove:
+class _RecordedMove:
     """Move that took place."""
 
     version: str
@@ -252,7 +252,7 @@ class RecordedMove:
     reason: str
 
 
-def evidence_rows(connection: sqlite3.Connection, version: str) -> tuple[Evidence, ...]:
+def _evidence_rows(connection: sqlite3.Connection, version: str) -> tuple[Evidence, ...]:
     """Evidence of a version, in the order of its arrival."""
     rows = connection.execute(
         "select kind, verdict, words, value, low, high, count, made_by, at_s from evidence where version = ? "
@@ -268,7 +268,7 @@ def evidence_rows(connection: sqlite3.Connection, version: str) -> tuple[Evidenc
     )  # fmt: skip
 
 
-def write_evidence(connection: sqlite3.Connection, version: str, evidence: Evidence) -> None:
+def _write_evidence(connection: sqlite3.Connection, version: str, evidence: Evidence) -> None:
     """Append a row of evidence. Raises DataError for one without kind or maker."""
     if not evidence.made_by or not evidence.kind:
         raise DataError(f"evidence of version {version} needs its kind and its maker, got {evidence}")
@@ -297,7 +297,7 @@ def missing_evidence(rows: Sequence[Evidence], needs: Sequence[str]) -> list[str
     ]
 
 
-def stage_in(connection: sqlite3.Connection, service: str, version: str) -> VersionStage:
+def _stage_in(connection: sqlite3.Connection, service: str, version: str) -> VersionStage:
     """Stage of a version in a service; `candidate` if it never moved."""
     row = connection.execute(
         "select stage from stages where service = ? and version = ?", (service, version)
@@ -305,17 +305,17 @@ def stage_in(connection: sqlite3.Connection, service: str, version: str) -> Vers
     return row[0] if row else "candidate"
 
 
-def live_in(connection: sqlite3.Connection, service: str) -> str:
+def _live_in(connection: sqlite3.Connection, service: str) -> str:
     """The live version of a service; empty if it has none."""
     row = connection.execute("select version from stages where service = ? and stage = 'live'", (service,)).fetchone()
     return row[0] if row else ""
 
 
-def apply_move(
+def _apply_move(
     connection: sqlite3.Connection, service: str, move: StageMove, *, at_s: float, made_by: str
-) -> RecordedMove | None:
+) -> _RecordedMove | None:
     """Move a version inside a transaction; None: it is there already. Raises ConfigError with every obstacle."""
-    before = stage_in(connection, service, move.version)
+    before = _stage_in(connection, service, move.version)
     if before == move.stage:
         return None
     if move.stage not in ALLOWED[before]:
@@ -324,17 +324,17 @@ def apply_move(
             f"from {before} it can become {', '.join(ALLOWED[before])}"
         )
     if move.stage in GUARDED:
-        missing = missing_evidence(evidence_rows(connection, move.version), move.needs)
+        missing = missing_evidence(_evidence_rows(connection, move.version), move.needs)
         if missing:
             raise ConfigError(
                 *(f"evidence {one}" for one in missing),
                 f"version {move.version} stays {before}: service {service!r} asks for {', '.join(move.needs)} "
                 f"before {move.stage}; add the rows, or change `evidence` in the service's [rollout]",
             )
-    replaced = live_in(connection, service) if move.stage == "live" else ""
+    replaced = _live_in(connection, service) if move.stage == "live" else ""
     _write(connection, service, replaced, "retired")
     _write(connection, service, move.version, move.stage)
-    done = RecordedMove(
+    done = _RecordedMove(
         version=move.version, before=before, after=move.stage, replaced=replaced, at_s=at_s, made_by=made_by,
         reason=move.reason,
     )  # fmt: skip
@@ -388,14 +388,14 @@ class VersionRegistry:
         """Add the version in a policy's folder; the one that is there already is returned. Raises DataError."""
         files = files_of(policy)
         number = version_id(files, origin)
-        with reading(self.database) as connection:
+        with _reading(self.database) as connection:
             if origin.parent:
                 _require(connection, origin.parent, "the parent of the new version")
             if _exists(connection, number):
                 return _read_version(connection, number)
-        copy_version(policy, self.folder / "versions" / number, files)
+        _copy_version(policy, self.folder / "versions" / number, files)
         failpoint("registry.before_rows")
-        with transaction(self.database) as connection:
+        with _transaction(self.database) as connection:
             if not _exists(connection, number):
                 connection.execute(
                     "insert into versions values (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -410,20 +410,20 @@ class VersionRegistry:
 
     def version(self, number: str) -> PolicyVersion:
         """A version by its identity. Raises DataError with the nearest one."""
-        with reading(self.database) as connection:
+        with _reading(self.database) as connection:
             _require(connection, number, "this version")
             return _read_version(connection, number)
 
     def versions(self) -> tuple[PolicyVersion, ...]:
         """All versions, oldest first."""
-        with reading(self.database) as connection:
+        with _reading(self.database) as connection:
             rows = connection.execute("select id from versions order by at_s, id").fetchall()
             return tuple(_read_version(connection, row[0]) for row in rows)
 
     def policy_folder(self, number: str) -> Path:
         """Folder with a version's files, each verified by its hash. Raises DataError that names the damaged ones."""
         version, folder = self.version(number), self.folder / "versions" / number
-        damaged = damaged_files(folder, version.files)
+        damaged = _damaged_files(folder, version.files)
         if damaged:
             raise DataError(
                 f"version {number} is damaged in {folder}: {', '.join(damaged)}; "
@@ -442,29 +442,29 @@ class VersionRegistry:
 
     def add_evidence(self, number: str, evidence: Evidence) -> None:
         """Append a row of evidence; rows are never changed. Raises DataError for an unknown version or no maker."""
-        with transaction(self.database) as connection:
+        with _transaction(self.database) as connection:
             _require(connection, number, "the version of the evidence")
-            write_evidence(connection, number, evidence)
+            _write_evidence(connection, number, evidence)
 
     def evidence(self, number: str) -> tuple[Evidence, ...]:
         """Evidence of a version, in the order of its arrival."""
-        with reading(self.database) as connection:
-            return evidence_rows(connection, number)
+        with _reading(self.database) as connection:
+            return _evidence_rows(connection, number)
 
     # ------------------------------------------------------------------------------------------ stages
 
-    def move(self, service: str, move: StageMove, *, at_s: float, made_by: str) -> RecordedMove | None:
+    def move(self, service: str, move: StageMove, *, at_s: float, made_by: str) -> _RecordedMove | None:
         """Move a version to a stage, in one transaction; None: it is there already.
 
         Raises ConfigError with each kind of evidence that is missing, and for a move that no stage allows.
         """
-        with transaction(self.database) as connection:
+        with _transaction(self.database) as connection:
             _require(connection, move.version, "the version to move")
-            done = apply_move(connection, service, move, at_s=at_s, made_by=made_by)
+            done = _apply_move(connection, service, move, at_s=at_s, made_by=made_by)
             failpoint("registry.before_commit")
             return done
 
-    def rollback(self, service: str, *, at_s: float, made_by: str, reason: str) -> RecordedMove:
+    def rollback(self, service: str, *, at_s: float, made_by: str, reason: str) -> _RecordedMove:
         """Make the version live again that the present one replaced. Raises ConfigError if there is none."""
         live = self.live(service)
         past = next((move for move in reversed(self.moves(service)) if move.version == live and move.replaced), None)
@@ -472,7 +472,7 @@ class VersionRegistry:
             raise ConfigError(f"service {service!r} has no version to go back to: {live or 'nothing'} replaced none")
         return self.recall(service, past.replaced, at_s=at_s, made_by=made_by, reason=reason)
 
-    def recall(self, service: str, number: str, *, at_s: float, made_by: str, reason: str) -> RecordedMove:
+    def recall(self, service: str, number: str, *, at_s: float, made_by: str, reason: str) -> _RecordedMove:
         """Make a version live that has been live before; it needs no new evidence. Raises ConfigError otherwise."""
         if not any(move.version == number and move.after == "live" for move in self.moves(service)):
             raise ConfigError(
@@ -485,24 +485,24 @@ class VersionRegistry:
 
     def live(self, service: str) -> str:
         """The live version of a service; empty: none."""
-        with reading(self.database) as connection:
-            return live_in(connection, service)
+        with _reading(self.database) as connection:
+            return _live_in(connection, service)
 
     def stage(self, service: str, number: str) -> VersionStage:
         """Stage of a version in a service; `candidate` if it never moved."""
-        with reading(self.database) as connection:
-            return stage_in(connection, service, number)
+        with _reading(self.database) as connection:
+            return _stage_in(connection, service, number)
 
-    def moves(self, service: str) -> tuple[RecordedMove, ...]:
+    def moves(self, service: str) -> tuple[_RecordedMove, ...]:
         """Moves of a service's versions, oldest first."""
-        with reading(self.database) as connection:
+        with _reading(self.database) as connection:
             rows = connection.execute(
                 "select version, before, after, replaced, at_s, made_by, reason from moves where service = ? "
                 "order by number",
                 (service,),
             )
             names = ("version", "before", "after", "replaced", "at_s", "made_by", "reason")
-            return tuple(RecordedMove(**dict(zip(names, row, strict=True))) for row in rows)
+            return tuple(_RecordedMove(**dict(zip(names, row, strict=True))) for row in rows)
 
     # ------------------------------------------------------------------------------------------ journal
 
@@ -512,7 +512,7 @@ class VersionRegistry:
         One transaction: all of it, or nothing. Raises ResourceError if another controller wrote an entry of its seq.
         """
         service, rollout, seq = entry.service, entry.rollout, entry.seq
-        with transaction(self.database) as connection:
+        with _transaction(self.database) as connection:
             (count,) = connection.execute(
                 "select count(*) from journal where service = ? and rollout = ?", (service, rollout)
             ).fetchone()
@@ -525,16 +525,16 @@ class VersionRegistry:
             connection.execute("insert into journal values (?, ?, ?, ?)", (service, rollout, seq, text))
             failpoint("registry.after_entry")
             for number, evidence in entry.evidence:
-                write_evidence(connection, number, evidence)
+                _write_evidence(connection, number, evidence)
             for move in entry.moves:
                 _require(connection, move.version, "the version to move")
-                apply_move(connection, service, move, at_s=at_s, made_by=made_by)
+                _apply_move(connection, service, move, at_s=at_s, made_by=made_by)
             failpoint("registry.before_commit")
         failpoint("registry.after_commit")
 
     def entries(self, service: str, rollout: str) -> list[dict[str, Json]]:
         """Entries of a rollout's journal, in order."""
-        with reading(self.database) as connection:
+        with _reading(self.database) as connection:
             rows = connection.execute(
                 "select entry from journal where service = ? and rollout = ? order by seq", (service, rollout)
             )
@@ -542,7 +542,7 @@ class VersionRegistry:
 
     def first_and_last(self, service: str, rollout: str) -> tuple[dict[str, Json], dict[str, Json], int] | None:
         """First and last entry of a rollout's journal, and the number of entries; None: there is none."""
-        with reading(self.database) as connection:
+        with _reading(self.database) as connection:
             rows = connection.execute(
                 "select entry, seq from journal where service = ? and rollout = ? and seq in (0, (select max(seq) from "
                 "journal where service = ? and rollout = ?)) order by seq",
@@ -555,7 +555,7 @@ class VersionRegistry:
 
     def rollouts(self, service: str) -> list[str]:
         """Names of a service's rollouts, oldest first."""
-        with reading(self.database) as connection:
+        with _reading(self.database) as connection:
             rows = connection.execute(
                 "select rollout, entry from journal where service = ? and seq = 0", (service,)
             ).fetchall()
@@ -568,9 +568,9 @@ def open_registry(folder: Path, *, create: bool = False) -> VersionRegistry:
     if create:
         with writing(folder):
             (folder / "versions").mkdir(parents=True, exist_ok=True)
-        create_database(registry.database)
+        _create_database(registry.database)
         sync_path(folder)
-    with reading(registry.database):
+    with _reading(registry.database):
         return registry
 
 
@@ -591,7 +591,7 @@ def _read_version(connection: sqlite3.Connection, number: str) -> PolicyVersion:
     files = connection.execute("select path, sha256, size_bytes from files where version = ? order by path", (number,))
     return PolicyVersion(
         id=number,
-        files=tuple(VersionFile(path=path, sha256=digest, size_bytes=size) for path, digest, size in files),
+        files=tuple(_VersionFile(path=path, sha256=digest, size_bytes=size) for path, digest, size in files),
         origin=VersionOrigin(code=row[0], config=row[1], parent=row[2], view=row[3], seeds=tuple(json.loads(row[4]))),
         at_s=row[5],
         made_by=row[6],
@@ -612,7 +612,7 @@ def take_lease(registry: VersionRegistry, work: str, holder: str, *, now_s: floa
 
     A holder whose lease has run out loses it to whoever asks first. Raises DataError and ResourceError.
     """
-    with transaction(registry.database) as connection:
+    with _transaction(registry.database) as connection:
         connection.execute(_TABLE)  # a registry of an earlier hone has none
         connection.execute(
             "insert into leases values (?, ?, ?) on conflict (work) do update set holder = excluded.holder, "
@@ -625,6 +625,6 @@ def take_lease(registry: VersionRegistry, work: str, holder: str, *, now_s: floa
 
 def give_lease_back(registry: VersionRegistry, work: str, holder: str) -> None:
     """End a lease at once; without effect for another's. Raises DataError and ResourceError."""
-    with transaction(registry.database) as connection:
+    with _transaction(registry.database) as connection:
         connection.execute(_TABLE)
         connection.execute("delete from leases where work = ? and holder = ?", (work, holder))

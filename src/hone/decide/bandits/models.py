@@ -11,7 +11,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.decide.bandits.policy import PolicyContents, Saveable
 
 
-class RewardEstimate(NamedTuple):
+class _RewardEstimate(NamedTuple):
     """Expected rewards and the uncertainty about them."""
 
     mean: Floats
@@ -29,11 +29,11 @@ class RewardModel(Saveable):
         """Rows learnt; models that forget, or count weights, may tell what is left of them."""
 
     @abstractmethod
-    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate(self, context: Floats, actions: ActionSet) -> _RewardEstimate:
         """Expected rewards `[K]` for features `[d]`."""
 
     @abstractmethod
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
         """Expected rewards `[n, K]` for features `[n, d]`."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class RewardModel(Saveable):
         """Take up the arrays of another model of this kind and size, in place. Raises DataError for others."""
 
 
-def check_observations(contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, count: int) -> None:
+def _check_observations(contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, count: int) -> None:
     """Raise DataError for actions that do not exist, and for features, rewards and weights that are no numbers."""
     if len(chosen) == 1 and 0 <= chosen[0] < count and weights[0] >= 0.0:
         numbers = float(contexts.sum()) + float(rewards[0]) + float(weights[0])
@@ -76,7 +76,7 @@ def check_observations(contexts: Floats, chosen: Ints, rewards: Floats, weights:
         raise DataError(f"weight {weights[wrong[0]]} of decision {wrong[0]} is not a number of at least 0")
 
 
-def require_action_count(actions: ActionSet, count: int) -> None:
+def _require_action_count(actions: ActionSet, count: int) -> None:
     """Raise DataError for an action set of another size than the model's."""
     if len(actions) != count:
         raise DataError(
@@ -100,7 +100,7 @@ REFRESH: Final = 4096
 """Rows of a table after which its inverse is computed anew."""
 
 
-class RidgeTables:
+class _RidgeTables:
     """K ridge regressions on d features each, updated together."""
 
     def __init__(self, count: int, features: int, *, noise: float, prior_precision: float, discount: float) -> None:
@@ -186,7 +186,7 @@ class RidgeTables:
         return PolicyContents(settings=settings, arrays=arrays)
 
     @classmethod
-    def from_contents(cls, contents: PolicyContents) -> "RidgeTables":
+    def from_contents(cls, contents: PolicyContents) -> "_RidgeTables":
         count, features = contents.array("information", None, None).shape
         tables = cls(
             count, features, noise=contents.number("noise"), prior_precision=contents.number("prior_precision"),
@@ -228,23 +228,23 @@ class LinearGaussianPosterior(RewardModel):
         intercept: bool = False,
     ) -> None:
         size = features + intercept
-        self.tables = RidgeTables(arms, size, noise=noise, prior_precision=prior_precision, discount=discount)
+        self.tables = _RidgeTables(arms, size, noise=noise, prior_precision=prior_precision, discount=discount)
         self.intercept = bool(intercept)
 
     @property
     def observed(self) -> float:
         return float(self.tables.counts.sum())
 
-    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate(self, context: Floats, actions: ActionSet) -> _RewardEstimate:
         tables, x = self.tables, self._inputs(context, actions)
         arms, features = tables.information.shape
         step = (tables.inverse.reshape(-1, features) @ x).reshape(arms, features)
-        return RewardEstimate(tables.coefficients @ x, step @ x)
+        return _RewardEstimate(tables.coefficients @ x, step @ x)
 
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
         x = self._inputs(contexts, actions)
         variance = [np.einsum("nd,nd->n", x @ inverse, x) for inverse in self.tables.inverse]
-        return RewardEstimate(x @ self.tables.coefficients.T, np.stack(variance, axis=1))
+        return _RewardEstimate(x @ self.tables.coefficients.T, np.stack(variance, axis=1))
 
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
         return self.tables.coefficients @ self._inputs(context, actions)
@@ -254,7 +254,7 @@ class LinearGaussianPosterior(RewardModel):
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         x = self._inputs(contexts, actions)
-        check_observations(x, chosen, rewards, weights, len(actions))
+        _check_observations(x, chosen, rewards, weights, len(actions))
         self.tables.observe(x, chosen, rewards, weights)
 
     def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
@@ -270,7 +270,7 @@ class LinearGaussianPosterior(RewardModel):
     def _inputs(self, contexts: Floats, actions: ActionSet) -> Floats:
         """Features `[..., d]` of the tables. Raises DataError for another number of arms or features than its own."""
         arms, features = self.tables.information.shape
-        require_action_count(actions, arms)
+        _require_action_count(actions, arms)
         if contexts.shape[-1] + self.intercept != features:
             raise DataError(
                 f"a context of {contexts.shape[-1]} features; the model has learnt from {features - self.intercept}"
@@ -286,7 +286,7 @@ class LinearGaussianPosterior(RewardModel):
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "LinearGaussianPosterior":
-        tables, intercept = RidgeTables.from_contents(contents), contents.flag("intercept")
+        tables, intercept = _RidgeTables.from_contents(contents), contents.flag("intercept")
         arms, size = tables.information.shape
         model = cls(arms, size - intercept, intercept=intercept)
         model.tables = tables
@@ -314,21 +314,21 @@ class JointLinearPosterior(RewardModel):
     ) -> None:
         self.features, self.action_features = features, action_features
         size = (1 + features) * (1 + action_features)
-        self.tables = RidgeTables(1, size, noise=noise, prior_precision=prior_precision, discount=discount)
+        self.tables = _RidgeTables(1, size, noise=noise, prior_precision=prior_precision, discount=discount)
 
     @property
     def observed(self) -> float:
         return float(self.tables.counts.sum())
 
-    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate(self, context: Floats, actions: ActionSet) -> _RewardEstimate:
         phi = _joint(context[None], self._action_rows(actions, context))
         return self._of_features(phi)
 
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
         rows = self._action_rows(actions, contexts)
         estimates = [self._of_features(_joint(contexts, np.broadcast_to(a, (len(contexts), len(a))))) for a in rows]
         mean, variance = (np.stack(parts, axis=1) for parts in zip(*estimates, strict=True))
-        return RewardEstimate(mean, variance)
+        return _RewardEstimate(mean, variance)
 
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
         return _joint(context[None], self._action_rows(actions, context)) @ self.tables.coefficients[0]
@@ -339,12 +339,12 @@ class JointLinearPosterior(RewardModel):
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         rows = self._action_rows(actions, contexts)
-        check_observations(contexts, chosen, rewards, weights, len(actions))
+        _check_observations(contexts, chosen, rewards, weights, len(actions))
         self.tables.observe(_joint(contexts, rows[chosen]), np.zeros(len(chosen), np.int64), rewards, weights)
 
-    def _of_features(self, phi: Floats) -> RewardEstimate:
+    def _of_features(self, phi: Floats) -> _RewardEstimate:
         variance = np.einsum("nd,nd->n", phi @ self.tables.inverse[0], phi)
-        return RewardEstimate(phi @ self.tables.coefficients[0], variance)
+        return _RewardEstimate(phi @ self.tables.coefficients[0], variance)
 
     def _action_rows(self, actions: ActionSet, contexts: Floats) -> Floats:
         """Features `[K, f]` of the actions."""
@@ -366,7 +366,7 @@ class JointLinearPosterior(RewardModel):
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "JointLinearPosterior":
         model = cls(int(contents.number("features")), int(contents.number("action_features")))
-        tables = RidgeTables.from_contents(contents)
+        tables = _RidgeTables.from_contents(contents)
         if tables.information.shape != model.tables.information.shape:
             raise DataError(
                 f"tables of {tables.information.shape[1]} features, the settings ask for "
@@ -413,14 +413,14 @@ class BetaBernoulliPosterior(RewardModel):
     def observed(self) -> float:
         return float(self.alpha.sum() + self.beta.sum()) - len(self.alpha) * (self.prior_alpha + self.prior_beta)
 
-    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate(self, context: Floats, actions: ActionSet) -> _RewardEstimate:
         del context
-        require_action_count(actions, len(self.alpha))
+        _require_action_count(actions, len(self.alpha))
         total = self.alpha + self.beta
         rate = self.alpha / total
-        return RewardEstimate(rate, rate * (1.0 - rate) / (total + 1.0))
+        return _RewardEstimate(rate, rate * (1.0 - rate) / (total + 1.0))
 
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
         return _same_rows(self.estimate(contexts, actions), len(contexts))
 
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
@@ -431,8 +431,8 @@ class BetaBernoulliPosterior(RewardModel):
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
-        require_action_count(actions, len(self.alpha))
-        check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
+        _require_action_count(actions, len(self.alpha))
+        _check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
         wrong = np.flatnonzero((rewards != 0.0) & (rewards != 1.0))
         if len(wrong):
             raise DataError(
@@ -474,18 +474,18 @@ class GaussianPosterior(RewardModel):
     kind = "gaussian"
 
     def __init__(self, arms: int, *, noise: float = 1.0, prior_precision: float = 1.0, discount: float = 1.0) -> None:
-        self.tables = RidgeTables(arms, 1, noise=noise, prior_precision=prior_precision, discount=discount)
+        self.tables = _RidgeTables(arms, 1, noise=noise, prior_precision=prior_precision, discount=discount)
 
     @property
     def observed(self) -> float:
         return float(self.tables.counts.sum())
 
-    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate(self, context: Floats, actions: ActionSet) -> _RewardEstimate:
         del context
-        require_action_count(actions, len(self.tables.counts))
-        return RewardEstimate(self.tables.coefficients[:, 0], self.tables.inverse[:, 0, 0])
+        _require_action_count(actions, len(self.tables.counts))
+        return _RewardEstimate(self.tables.coefficients[:, 0], self.tables.inverse[:, 0, 0])
 
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
         return _same_rows(self.estimate(contexts, actions), len(contexts))
 
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
@@ -496,8 +496,8 @@ class GaussianPosterior(RewardModel):
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
-        require_action_count(actions, len(self.tables.counts))
-        check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
+        _require_action_count(actions, len(self.tables.counts))
+        _check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
         self.tables.observe(np.ones((len(chosen), 1)), chosen, rewards, weights)
 
     def contents(self) -> PolicyContents:
@@ -508,7 +508,7 @@ class GaussianPosterior(RewardModel):
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "GaussianPosterior":
-        tables = RidgeTables.from_contents(contents)
+        tables = _RidgeTables.from_contents(contents)
         if tables.information.shape[1] != 1:
             raise DataError(f"tables of {tables.information.shape[1]} features, and arms without contexts have 1")
         model = cls(len(tables.counts))
@@ -534,14 +534,14 @@ class ArmMeans(RewardModel):
     def observed(self) -> float:
         return float(self.count.sum())
 
-    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate(self, context: Floats, actions: ActionSet) -> _RewardEstimate:
         del context
-        require_action_count(actions, len(self.count))
+        _require_action_count(actions, len(self.count))
         tried = self.count > 0
         mean = np.divide(self.total, self.count, out=np.zeros(len(tried)), where=tried)
-        return RewardEstimate(mean, np.divide(1.0, self.count, out=np.full(len(tried), np.inf), where=tried))
+        return _RewardEstimate(mean, np.divide(1.0, self.count, out=np.full(len(tried), np.inf), where=tried))
 
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
         return _same_rows(self.estimate(contexts, actions), len(contexts))
 
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
@@ -552,8 +552,8 @@ class ArmMeans(RewardModel):
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
-        require_action_count(actions, len(self.count))
-        check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
+        _require_action_count(actions, len(self.count))
+        _check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
         kept = self.discount ** len(chosen)
         self.count = kept * self.count + np.bincount(chosen, weights=weights, minlength=len(self.count))
         self.total = kept * self.total + np.bincount(chosen, weights=weights * rewards, minlength=len(self.total))
@@ -572,6 +572,6 @@ class ArmMeans(RewardModel):
         return model
 
 
-def _same_rows(estimate: RewardEstimate, rows: int) -> RewardEstimate:
+def _same_rows(estimate: _RewardEstimate, rows: int) -> _RewardEstimate:
     """The estimate of a model without contexts, for each of `rows` contexts."""
-    return RewardEstimate(*(np.broadcast_to(part, (rows, len(part))) for part in estimate))
+    return _RewardEstimate(*(np.broadcast_to(part, (rows, len(part))) for part in estimate))

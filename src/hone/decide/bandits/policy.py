@@ -124,7 +124,7 @@ class BanditPolicy(Saveable):
         return Choice(action=action, logp=min(0.0, float(logp[action])), scores=scores), distribution
 
 
-class ForeignPolicy(BanditPolicy):
+class _ForeignPolicy(BanditPolicy):
     """Any `DecisionPolicy` as a part of a wrapper. It has no scores, and cannot be saved."""
 
     kind = "foreign"
@@ -145,7 +145,7 @@ class ForeignPolicy(BanditPolicy):
         raise DataError(f"a {type(self.policy).__name__} cannot be saved as a part of a policy; save it on its own")
 
     @classmethod
-    def from_contents(cls, contents: PolicyContents) -> "ForeignPolicy":
+    def from_contents(cls, contents: PolicyContents) -> "_ForeignPolicy":
         del contents
         raise DataError("a policy of another program cannot be read from a file")
 
@@ -166,8 +166,8 @@ def replay_decision(policy: DecisionPolicy, decision: Decision) -> Choice:
 
 
 def as_bandit_policy(policy: DecisionPolicy) -> BanditPolicy:
-    """The policy itself if it is a `BanditPolicy`, else a `ForeignPolicy` around it."""
-    return policy if isinstance(policy, BanditPolicy) else ForeignPolicy(policy)
+    """The policy itself if it is a `BanditPolicy`, else a `_ForeignPolicy` around it."""
+    return policy if isinstance(policy, BanditPolicy) else _ForeignPolicy(policy)
 
 
 def point_mass(action: int, count: int) -> Floats:

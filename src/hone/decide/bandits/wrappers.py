@@ -31,7 +31,7 @@ from hone.decide.bandits.policy import BanditPolicy, PolicyContents, PolicyDistr
 # -------------------------------------------------------------------------------------------------------------- filters
 
 
-class ActionFilter(Protocol):
+class _ActionFilter(Protocol):
     """Rule that says which actions may be taken in a context. Pure."""
 
     def __call__(self, context: Floats, actions: ActionSet) -> Bools:
@@ -63,7 +63,7 @@ class ActionRange:
         return (numbers >= self.low) & (numbers <= self.high)
 
 
-def filter_contents(inner: BanditPolicy, allowed: ActionFilter) -> PolicyContents:
+def _filter_contents(inner: BanditPolicy, allowed: _ActionFilter) -> PolicyContents:
     """Contents of a policy that restricts `inner` by a filter. Raises DataError for a filter that cannot be saved."""
     match allowed:
         case ForbiddenActions(names):
@@ -77,7 +77,7 @@ def filter_contents(inner: BanditPolicy, allowed: ActionFilter) -> PolicyContent
             )
 
 
-def saved_filter(contents: PolicyContents) -> ActionFilter:
+def _saved_filter(contents: PolicyContents) -> _ActionFilter:
     """The filter of saved contents. Raises DataError where there is none."""
     forbidden = contents.settings.get("forbidden")
     if isinstance(forbidden, list):
@@ -85,16 +85,16 @@ def saved_filter(contents: PolicyContents) -> ActionFilter:
     return ActionRange(int(contents.number("low")), int(contents.number("high")))
 
 
-def some_allowed(allowed: Bools, actions: ActionSet) -> Bools:
+def _some_allowed(allowed: Bools, actions: ActionSet) -> Bools:
     """The allowed actions `[K]` themselves. Raises DataError where none is."""
     if not allowed.any():
         raise DataError(f"the filter allows none of the {len(actions)} actions; an action set needs an allowed one")
     return allowed
 
 
-def allowed_rows(allowed: ActionFilter, contexts: Floats, actions: ActionSet) -> Bools:
-    """Allowed actions `[n, K]` for features `[n, d]`. Raises DataError as `some_allowed`."""
-    rows = [some_allowed(allowed(context, actions), actions) for context in contexts]
+def _allowed_rows(allowed: _ActionFilter, contexts: Floats, actions: ActionSet) -> Bools:
+    """Allowed actions `[n, K]` for features `[n, d]`. Raises DataError as `_some_allowed`."""
+    rows = [_some_allowed(allowed(context, actions), actions) for context in contexts]
     return np.array(rows, dtype=np.bool_).reshape(len(contexts), len(actions))
 
 
@@ -149,7 +149,7 @@ class Masked(BanditPolicy):
 
     kind = "masked"
 
-    def __init__(self, inner: DecisionPolicy, allowed: ActionFilter) -> None:
+    def __init__(self, inner: DecisionPolicy, allowed: _ActionFilter) -> None:
         self.inner = as_bandit_policy(inner)
         self.allowed = allowed
 
@@ -158,20 +158,20 @@ class Masked(BanditPolicy):
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution(context, actions)
-        allowed = some_allowed(self.allowed(context, actions), actions)
+        allowed = _some_allowed(self.allowed(context, actions), actions)
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution_rows(contexts, actions)
-        allowed = allowed_rows(self.allowed, contexts, actions)
+        allowed = _allowed_rows(self.allowed, contexts, actions)
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
     def contents(self) -> PolicyContents:
-        return filter_contents(self.inner, self.allowed)
+        return _filter_contents(self.inner, self.allowed)
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "Masked":
-        return cls(contents.policy("inner"), saved_filter(contents))
+        return cls(contents.policy("inner"), _saved_filter(contents))
 
 
 class Clipped(BanditPolicy):
@@ -183,7 +183,7 @@ class Clipped(BanditPolicy):
 
     kind = "clipped"
 
-    def __init__(self, inner: DecisionPolicy, allowed: ActionFilter) -> None:
+    def __init__(self, inner: DecisionPolicy, allowed: _ActionFilter) -> None:
         self.inner = as_bandit_policy(inner)
         self.allowed = allowed
 
@@ -207,16 +207,16 @@ class Clipped(BanditPolicy):
 
     def _targets(self, context: Floats, actions: ActionSet) -> Ints:
         """The action `[K]` that is executed for each action."""
-        allowed = np.flatnonzero(some_allowed(self.allowed(context, actions), actions))
+        allowed = np.flatnonzero(_some_allowed(self.allowed(context, actions), actions))
         distance = np.abs(np.arange(len(actions))[:, None] - allowed)
         return allowed[distance.argmin(axis=1)]
 
     def contents(self) -> PolicyContents:
-        return filter_contents(self.inner, self.allowed)
+        return _filter_contents(self.inner, self.allowed)
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "Clipped":
-        return cls(contents.policy("inner"), saved_filter(contents))
+        return cls(contents.policy("inner"), _saved_filter(contents))
 
 
 class Shielded(BanditPolicy):

@@ -115,8 +115,8 @@ def _ridge_predictions(
     features: Floats, logged: LoggedFeedback, weight: Floats, fold: Ints, settings: RewardModelSettings, actions: int
 ) -> Floats:
     """Sums over each fold and action give every fold's model without a second pass over the rows."""
-    grams, sides = ridge_sums(features, logged, weight, fold, settings.folds, actions)
-    coefficients = ridge_coefficients(grams, sides, settings.penalty)
+    grams, sides = _ridge_sums(features, logged, weight, fold, settings.folds, actions)
+    coefficients = _ridge_coefficients(grams, sides, settings.penalty)
     predicted = np.empty((len(logged), actions))
     for number in range(settings.folds):
         held = np.flatnonzero(fold == number)
@@ -124,7 +124,7 @@ def _ridge_predictions(
     return predicted
 
 
-def ridge_coefficients(grams: Floats, sides: Floats, penalty: float) -> Floats:
+def _ridge_coefficients(grams: Floats, sides: Floats, penalty: float) -> Floats:
     """Coefficients `[folds, K, f]` of each fold's model, from the sums of the other folds; feature 0 is a constant."""
     folds, actions, size = sides.shape
     shrunk = np.full(size, penalty)
@@ -139,7 +139,7 @@ def ridge_coefficients(grams: Floats, sides: Floats, penalty: float) -> Floats:
     return made
 
 
-def ridge_sums(
+def _ridge_sums(
     features: Floats, logged: LoggedFeedback, weight: Floats, fold: Ints, folds: int, actions: int
 ) -> tuple[Floats, Floats]:
     """Sums of w x x' `[folds, K, f, f]` and of w x r `[folds, K, f]`."""
@@ -271,7 +271,7 @@ class EstimatedTerms:
     """`[n]`."""
 
 
-def assumptions_of(name: EstimatorName) -> tuple[str, ...]:
+def _assumptions_of(name: EstimatorName) -> tuple[str, ...]:
     """Assumptions that an estimator stands on."""
     return (MODEL_ASSUMPTION if name == "dm" else SUPPORT_ASSUMPTION, UNITS_ASSUMPTION)
 
@@ -282,7 +282,7 @@ def _bounds(settings: EstimateSettings) -> tuple[str, ...]:
     return () if known else ("no weight and no reward can be beyond those of the log",)
 
 
-def model_reasons(name: EstimatorName) -> list[VerdictReason]:
+def _model_reasons(name: EstimatorName) -> list[VerdictReason]:
     """A reason against the direct method alone."""
     words = "it stands on the reward model alone, and its interval knows nothing of the model's error: use dr"
     return [VerdictReason(rule="model", verdict="weak", words=words)] if name == "dm" else []
@@ -307,11 +307,11 @@ def estimator_terms(
     made: dict[EstimatorName, EstimatorTerms] = {}
     for name in names:
         own = fit(row_weight=forms.more_robust_weights(logged)) if name == "mrdr" else predicted
-        made[name] = terms_of(name, logged, own, bound)
+        made[name] = _terms_of(name, logged, own, bound)
     return made
 
 
-def terms_of(name: EstimatorName, logged: LoggedFeedback, predicted: Floats, max_weight: float) -> EstimatorTerms:
+def _terms_of(name: EstimatorName, logged: LoggedFeedback, predicted: Floats, max_weight: float) -> EstimatorTerms:
     """Terms of one estimator with predicted rewards `[n, K]`, which estimators without a model do not read."""
     match name:
         case "ips":
@@ -397,7 +397,7 @@ def _judged(
     influence, own = parts.influence, list(reasons)
     if np.isfinite(influence).all():
         own += audit_halves(influence, logged.unit, settings.rules)
-    own += model_reasons(name)
+    own += _model_reasons(name)
     interval = _interval_of(name, parts, logged, settings)
     weight = logged.weight
     estimate = OffPolicyEstimate(
@@ -413,7 +413,7 @@ def _judged(
         ess=effective_sample_size(weight),
         largest_weight=float(weight.max()),
         overlap=overlap,
-        assumptions=(*assumptions_of(name), *_bounds(settings)),
+        assumptions=(*_assumptions_of(name), *_bounds(settings)),
         verdict=worst_verdict(own),
         reasons=tuple(own),
     )
@@ -488,13 +488,13 @@ class StreamedRewardModel:
         """Add rows to the sums; `logged.unit` holds buckets."""
         fold = logged.unit % self.settings.folds
         weight = np.ones(len(logged))
-        grams, sides = ridge_sums(_with_constant(logged), logged, weight, fold, self.settings.folds, self.actions)
+        grams, sides = _ridge_sums(_with_constant(logged), logged, weight, fold, self.settings.folds, self.actions)
         self.grams = self.grams + grams if self.grams.size else grams
         self.sides = self.sides + sides if self.sides.size else sides
 
     def fit(self) -> None:
         """Solve for every fold's coefficients."""
-        self.coefficients = ridge_coefficients(self.grams, self.sides, self.settings.penalty)
+        self.coefficients = _ridge_coefficients(self.grams, self.sides, self.settings.penalty)
 
     def predict(self, logged: LoggedFeedback) -> Floats:
         """Predicted rewards `[n, K]`, each row by the model of the other folds."""
@@ -541,7 +541,7 @@ class StreamedEstimates:
         self.largest = max(self.largest, float(weight.max(initial=0.0)))
         bound = self.settings.max_weight or math.sqrt(self.rows)
         for name, total in self.sums.items():
-            terms = terms_of(name, logged, predicted, bound)
+            terms = _terms_of(name, logged, predicted, bound)
             for column, values in enumerate((terms.base, terms.numerator[:, 0], terms.denominator[:, 0])):
                 total[:, :, column] += np.bincount(place, weights=values, minlength=2 * BUCKETS).reshape(2, BUCKETS)
 
@@ -568,7 +568,7 @@ class StreamedEstimates:
         sums = self.sums[name]
         whole = _value_and_error(self.counts.sum(axis=0), sums.sum(axis=0))
         halves = [_value_and_error(self.counts[half], sums[half]) for half in (0, 1)]
-        reasons = [*common, *model_reasons(name)]
+        reasons = [*common, *_model_reasons(name)]
         if all(math.isfinite(error) for _, error in halves):
             spread = math.hypot(*(error for _, error in halves))
             reasons += drift_reasons(halves[0][0], halves[1][0], spread, self.settings.rules)
@@ -577,7 +577,7 @@ class StreamedEstimates:
         return OffPolicyEstimate(
             estimator=name, value=value, low=value - half_width, high=value + half_width, standard_error=error,
             level=self.settings.level, interval="normal", n=summary.n, units=int((self.counts.sum(axis=0) > 0).sum()),
-            ess=summary.ess, largest_weight=summary.largest, overlap=overlap, assumptions=assumptions_of(name),
+            ess=summary.ess, largest_weight=summary.largest, overlap=overlap, assumptions=_assumptions_of(name),
             verdict=worst_verdict(reasons), reasons=tuple(reasons),
         )  # fmt: skip
 

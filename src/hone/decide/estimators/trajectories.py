@@ -114,7 +114,7 @@ class TabularTransitions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TabularActionValues:
+class _TabularActionValues:
     """Action values by fitted Q evaluation."""
 
     q: Floats
@@ -128,7 +128,7 @@ class TabularActionValues:
 
 def tabular_fitted_q(
     transitions: TabularTransitions, target: Floats, *, discount: float, tolerance: float = _TOLERANCE
-) -> TabularActionValues:
+) -> _TabularActionValues:
     """Fitted Q evaluation in a table: the exact values of `target` `[S, A]` in the process of the logged frequencies.
 
     Raises DivergedError if the values have not settled after 20,000 iterations (discount 1, and a policy that does not
@@ -153,7 +153,7 @@ def tabular_fitted_q(
             known = (counts > 0).reshape(states, actions)
             unlogged = np.where(known, 0.0, target).sum(axis=1)
             reached = float(np.average(unlogged[transitions.state])) if len(pair) else 0.0
-            return TabularActionValues(q=q.reshape(states, actions), logged=known, reached_unlogged=reached)
+            return _TabularActionValues(q=q.reshape(states, actions), logged=known, reached_unlogged=reached)
     raise DivergedError(f"fitted Q evaluation moved by {change:.2g} after {_ITERATIONS:,} iterations: discount < 1?")
 
 

@@ -64,7 +64,7 @@ _BINS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentEstimate:
+class _SegmentEstimate:
     """A policy's estimate in a part of the contexts."""
 
     segment: str
@@ -79,7 +79,7 @@ class PolicyEstimates:
     estimates: tuple[OffPolicyEstimate, ...]
     """One of each estimator; the first one decides."""
     tail: WeightTail
-    segments: tuple[SegmentEstimate, ...]
+    segments: tuple[_SegmentEstimate, ...]
     """By the estimator that decides; the largest first."""
 
     @property
@@ -89,7 +89,7 @@ class PolicyEstimates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyDifference:
+class _PolicyDifference:
     """`second` - `first` on the same rows, by unit."""
 
     first: str
@@ -117,7 +117,7 @@ class OffPolicyReport:
     logged: OffPolicyEstimate
     """Mean reward of the log itself."""
     policies: tuple[PolicyEstimates, ...]
-    differences: tuple[PolicyDifference, ...]
+    differences: tuple[_PolicyDifference, ...]
     """Each candidate against the log's policy, then every pair of candidates."""
     ranking: tuple[str, ...]
     """Candidates by their deciding estimate, the best first; those that are refused come last."""
@@ -148,7 +148,7 @@ def logged_feedback(
     Units are numbered in the order of their first row. Raises UserCodeError for a policy whose probabilities are not a
     distribution, with the row's id.
     """
-    executed, places, width = catalogue_columns(table)
+    executed, places, width = _catalogue_columns(table)
     numbers: dict[str, int] = {}
     return LoggedFeedback(
         contexts=table.contexts,
@@ -161,7 +161,7 @@ def logged_feedback(
     )
 
 
-def catalogue_columns(table: DecisionTable) -> tuple[Ints, tuple[Ints, ...], int]:
+def _catalogue_columns(table: DecisionTable) -> tuple[Ints, tuple[Ints, ...], int]:
     """Executed actions `[n]` as columns of the catalogue of all actions, the columns of each set, and their number."""
     catalogue = {action: None for actions in table.action_sets for action in actions.names}
     column = {action: place for place, action in enumerate(catalogue)}
@@ -336,28 +336,28 @@ def _segments(
     found: EstimatedTerms,
     logged: LoggedFeedback,
     settings: EstimateSettings,
-) -> tuple[SegmentEstimate, ...]:
+) -> tuple[_SegmentEstimate, ...]:
     names, place, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
     largest = np.argsort(-counts, kind="stable")[:_MOST_SEGMENTS]
-    made: list[SegmentEstimate] = []
+    made: list[_SegmentEstimate] = []
     for number in largest.tolist():
         rows = np.flatnonzero(place == number)
         part = logged.rows(rows)
         estimate = terms_estimate(name, found.terms.rows(rows), part, settings)
-        made.append(SegmentEstimate(segment=str(names[number]), estimate=estimate.estimate))
+        made.append(_SegmentEstimate(segment=str(names[number]), estimate=estimate.estimate))
     return tuple(made)
 
 
 def _differences(
     own: EstimatedTerms, deciding: Mapping[str, EstimatedTerms], unit: Ints, level: float
-) -> tuple[PolicyDifference, ...]:
+) -> tuple[_PolicyDifference, ...]:
     def between(first: EstimatedTerms, second: EstimatedTerms) -> OffPolicyEstimate:
         return paired_difference_of(first, second, unit, level=level)
 
     names = list(deciding)
-    against = [PolicyDifference(first=LOGGED, second=name, estimate=between(own, deciding[name])) for name in names]
+    against = [_PolicyDifference(first=LOGGED, second=name, estimate=between(own, deciding[name])) for name in names]
     pairs = [
-        PolicyDifference(first=first, second=second, estimate=between(deciding[first], deciding[second]))
+        _PolicyDifference(first=first, second=second, estimate=between(deciding[first], deciding[second]))
         for place, first in enumerate(names)
         for second in names[place + 1 :]
     ]
@@ -472,7 +472,7 @@ def _without_target(table: DecisionTable, bucket: Ints) -> LoggedFeedback:
     """Rows for the reward model, which reads no target."""
     return LoggedFeedback(
         contexts=table.contexts,
-        action=catalogue_columns(table)[0],
+        action=_catalogue_columns(table)[0],
         logp=table.logp,
         reward=table.reward,
         target_logp=np.zeros((len(table), 0)),

@@ -140,7 +140,7 @@ class ServingVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedChoice:
+class _ServedChoice:
     """A usable choice, the version that made it, and the failures before it."""
 
     choice: Choice
@@ -181,7 +181,7 @@ class FallbackChain:
         self.versions = versions
         self._clock = clock
 
-    def choose(self, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float) -> ServedChoice:
+    def choose(self, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float) -> _ServedChoice:
         """A choice before `deadline_s` on the monotonic clock, by the first version that gives a usable one.
 
         A version that may be late gets half of the time that is left. Raises PolicyFailureError if even the default
@@ -196,7 +196,7 @@ class FallbackChain:
                 continue
             if failures or choice.logp > 0.0:
                 choice = _amended(choice, failures[0][1] if failures else "")
-            return ServedChoice(choice=choice, version=version.name, failures=tuple(failures))
+            return _ServedChoice(choice=choice, version=version.name, failures=tuple(failures))
         raise PolicyFailureError("; ".join(f"{name}: {reason}" for name, reason in failures))
 
     def _ask(
@@ -210,11 +210,11 @@ class FallbackChain:
                 choice = version.policy.act(context, actions, draw_key)
             except Exception as error:  # noqa: BLE001 - a policy's failure is answered by the next version
                 raise PolicyFailureError(describe_error(error)) from None
-        check_choice(choice, actions)
+        _check_choice(choice, actions)
         return choice
 
 
-def check_choice(choice: object, actions: ActionSet) -> None:
+def _check_choice(choice: object, actions: ActionSet) -> None:
     """Raise PolicyFailureError for a choice with an unsound action, probability or score."""
     if not isinstance(choice, Choice):
         raise PolicyFailureError(f"not a Choice: {type(choice).__name__}")
@@ -359,7 +359,7 @@ class ShadowAsker:
         if guard is None:
             guard = self._guards[version.name] = GuardedPolicy(version.policy, self.clock).start()
         choice = guard.act(decision.context, decision.actions, decision.draw_key, ASK_S)
-        check_choice(choice, decision.actions)
+        _check_choice(choice, decision.actions)
         return ShadowChoice(version=version.name, action=choice.action, logp=min(0.0, choice.logp))
 
     def _log(self, choices: Sequence[tuple[Decision, ShadowChoice]], write: ShadowWriter) -> None:

@@ -54,7 +54,7 @@ _DECIDE_FIELDS: Final = ("actions", "context", "deadline_s", "id", "tenant", "un
 _REWARD_FIELDS: Final = ("at_s", "id", "key", "kind", "seq", "source", "tenant", "value")
 
 
-def read_object(body: bytes) -> Mapping[str, object]:
+def _read_object(body: bytes) -> Mapping[str, object]:
     """The object of a body. Raises RequestError (400) for anything else."""
     try:
         value = strict_json(body)
@@ -65,7 +65,7 @@ def read_object(body: bytes) -> Mapping[str, object]:
     return cast("dict[str, object]", value)
 
 
-def read_decision(fields: Mapping[str, object], key: str = "", tenant: str = "") -> DecisionRequest:
+def _read_decision(fields: Mapping[str, object], key: str = "", tenant: str = "") -> DecisionRequest:
     """A decision request; `key` is the id and `tenant` the tenant if the body gives none."""
     _refuse_unknown(fields, _DECIDE_FIELDS)
     deadline_s = fields.get("deadline_s")
@@ -84,7 +84,7 @@ def read_decision(fields: Mapping[str, object], key: str = "", tenant: str = "")
     )
 
 
-def read_reward(fields: Mapping[str, object], key: str = "", tenant: str = "") -> RewardRequest:
+def _read_reward(fields: Mapping[str, object], key: str = "", tenant: str = "") -> RewardRequest:
     """A reward; `key` is its key and `tenant` the tenant if the body gives none."""
     _refuse_unknown(fields, _REWARD_FIELDS)
     at_s = fields.get("at_s")
@@ -100,7 +100,7 @@ def read_reward(fields: Mapping[str, object], key: str = "", tenant: str = "") -
     )
 
 
-def read_batch(fields: Mapping[str, object], name: str) -> Sequence[object]:
+def _read_batch(fields: Mapping[str, object], name: str) -> Sequence[object]:
     """The entries of a batch under the field `name`. Raises RequestError."""
     _refuse_unknown(fields, (name,))
     entries = _required(fields, name)
@@ -110,7 +110,7 @@ def read_batch(fields: Mapping[str, object], name: str) -> Sequence[object]:
     return cast("list[object]", entries)
 
 
-def answer_body(answer: Decided | Rewarded | RequestError) -> dict[str, object]:
+def _answer_body(answer: Decided | Rewarded | RequestError) -> dict[str, object]:
     """The body of an answer."""
     match answer:
         case Decided():
@@ -125,7 +125,7 @@ def answer_body(answer: Decided | Rewarded | RequestError) -> dict[str, object]:
             return {"error": {"code": answer.code, "message": str(answer), "field": answer.field}}
 
 
-def to_json(value: object) -> bytes:
+def _to_json(value: object) -> bytes:
     """JSON in UTF-8."""
     return orjson.dumps(value)
 
@@ -154,7 +154,7 @@ def _optional_text(fields: Mapping[str, object], name: str) -> str:
 _SERVED: Final = "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json"
 
 
-class RateLimitError(RequestError):
+class _RateLimitError(RequestError):
     """A tenant sends more than its rate."""
 
     def __init__(self, tenant: str, retry_after_s: float) -> None:
@@ -274,20 +274,20 @@ class GatewayRoutes:
         """200 while requests are answered, 503 once the server stops."""
         del call
         status = {"status": "draining" if self.draining else "ok", "log_waiting": self.service.parts.writer.waiting()}
-        return Response(to_json(status), 503 if self.draining else 200, media_type="application/json")
+        return Response(_to_json(status), 503 if self.draining else 200, media_type="application/json")
 
     async def metrics(self, call: Request) -> Response:
         """Prometheus's text."""
         try:
             require_scope(self.access.caller(call.headers.get("authorization", "")), "read")
         except RequestError as fault:
-            return Response(to_json(answer_body(fault)), fault.status, media_type="application/json")
+            return Response(_to_json(_answer_body(fault)), fault.status, media_type="application/json")
         return Response(self.service.counters_text(), media_type="text/plain; version=0.0.4")
 
     async def schema(self, call: Request) -> Response:
         """The description of the routes."""
         del call
-        return Response(to_json(self.openapi), media_type="application/json")
+        return Response(_to_json(self.openapi), media_type="application/json")
 
     async def _not_served(self, call: Request, error: Exception) -> Response:
         del error
@@ -308,9 +308,9 @@ class GatewayRoutes:
         """Raise RateLimitError if the tenant sends more than its rate."""
         wait_s = self.limits.check(tenant, count, self.service.parts.clock.monotonic_s())
         if wait_s > 0.0:
-            raise RateLimitError(tenant, wait_s)
+            raise _RateLimitError(tenant, wait_s)
 
-    async def hold(self, fault: RateLimitError) -> bool:
+    async def hold(self, fault: _RateLimitError) -> bool:
         """Hold a refusal back for a moment; False: too many are held, its connection must be closed."""
         held = self.held.setdefault(fault.tenant, HeldRefusals())
         hold_s = held.begin(fault.retry_after_s, self.service.parts.clock.monotonic_s())
@@ -324,7 +324,7 @@ class GatewayRoutes:
 
 
 def _refusal(words: str, status: int, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    body = to_json(answer_body(RequestError(words, status=status, code=code)))
+    body = _to_json(_answer_body(RequestError(words, status=status, code=code)))
     return Response(body, status, headers=headers, media_type="application/json")
 
 
@@ -354,8 +354,8 @@ class _PostEndpoint:
             status, value = await self._answer(caller, found, receive)
         except RequestError as fault:
             self._routes.refuse(self._path, fault, caller)
-            status, value = fault.status, answer_body(fault)
-            if isinstance(fault, RateLimitError):
+            status, value = fault.status, _answer_body(fault)
+            if isinstance(fault, _RateLimitError):
                 headers.append((b"retry-after", str(max(1, round(fault.retry_after_s + 0.5))).encode()))
                 if not await self._routes.hold(fault):
                     headers.append((b"connection", b"close"))
@@ -363,7 +363,7 @@ class _PostEndpoint:
                 headers.append((b"retry-after", b"1"))
             elif status == 401:
                 headers.append((b"www-authenticate", b"Bearer"))
-        body = to_json(value)
+        body = _to_json(value)
         headers.append((b"content-length", str(len(body)).encode()))
         parts.counters.responded(self._path, status, parts.clock.monotonic_s() - began_s)
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -376,7 +376,7 @@ class _PostEndpoint:
         require_scope(caller, self._scope)
         if caller.tenant:
             routes.limit(caller.tenant, 1)
-        fields = read_object(await _body(headers, receive, routes.max_body_bytes))
+        fields = _read_object(await _body(headers, receive, routes.max_body_bytes))
         key = headers.get(b"idempotency-key", b"").decode("latin-1")
         tenants = routes.service.parts.rules.tenants
         entries = self._read(fields, key, caller.tenant or tenants[0])
@@ -411,21 +411,21 @@ def _bound(
 
 
 def _one_decision(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    return [read_decision(fields, key, tenant)]
+    return [_read_decision(fields, key, tenant)]
 
 
 def _one_reward(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    return [read_reward(fields, key, tenant)]
+    return [_read_reward(fields, key, tenant)]
 
 
 def _many_decisions(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
     del key
-    return [_entry(entry, partial(read_decision, tenant=tenant)) for entry in read_batch(fields, "decisions")]
+    return [_entry(entry, partial(_read_decision, tenant=tenant)) for entry in _read_batch(fields, "decisions")]
 
 
 def _many_rewards(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
     del key
-    return [_entry(entry, partial(read_reward, tenant=tenant)) for entry in read_batch(fields, "rewards")]
+    return [_entry(entry, partial(_read_reward, tenant=tenant)) for entry in _read_batch(fields, "rewards")]
 
 
 def _entry(entry: object, read: Callable[[Mapping[str, object]], ServiceRequest]) -> ServiceRequest | RequestError:
@@ -440,11 +440,11 @@ def _entry(entry: object, read: Callable[[Mapping[str, object]], ServiceRequest]
 def _one(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
     if isinstance(answers[0], RequestError):
         raise answers[0]
-    return 200, answer_body(answers[0])
+    return 200, _answer_body(answers[0])
 
 
 def _many(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
-    return 200, {"answers": [answer_body(answer) for answer in answers]}
+    return 200, {"answers": [_answer_body(answer) for answer in answers]}
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

@@ -35,7 +35,7 @@ JoinKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedReward:
+class _JoinedReward:
     """A decision and its final reward."""
 
     decision: Decision
@@ -49,7 +49,7 @@ class _OpenDecision:
 
 
 @dataclass(slots=True)
-class OnlineJoinCounts:
+class _OnlineJoinCounts:
     """Counts since the joiner began."""
 
     joined: int = 0
@@ -69,15 +69,15 @@ class OnlineJoiner:
     rules: JoinConfig
     most_open: int = 50_000
     """Decisions held at most; the oldest leaves first, and is counted."""
-    counts: OnlineJoinCounts = field(default_factory=OnlineJoinCounts)
+    counts: _OnlineJoinCounts = field(default_factory=_OnlineJoinCounts)
     _open: OrderedDict[JoinKey, _OpenDecision] = field(default_factory=OrderedDict)
     _early: OrderedDict[JoinKey, list[tuple[float, float]]] = field(default_factory=OrderedDict)
 
-    def decided(self, decision: Decision) -> list[JoinedReward]:
+    def decided(self, decision: Decision) -> list[_JoinedReward]:
         """Open the window of a decision; rewards that came before it count now. The finished joins."""
         key = decision.tenant, decision.id
         self._open[key] = _OpenDecision(decision)
-        done: list[JoinedReward] = []
+        done: list[_JoinedReward] = []
         for value, at_s in self._early.pop(key, ()):
             done += self._taken(key, value, at_s)
         while len(self._open) > self.most_open:
@@ -89,7 +89,7 @@ class OnlineJoiner:
         """True if the decision's window is open here."""
         return (tenant, decision_id) in self._open
 
-    def rewarded(self, key: JoinKey, value: float, kind: str, at_s: float) -> list[JoinedReward]:
+    def rewarded(self, key: JoinKey, value: float, kind: str, at_s: float) -> list[_JoinedReward]:
         """Take a reward; the join that it finishes, if any."""
         if kind != self.rules.kind:
             return []
@@ -98,9 +98,9 @@ class OnlineJoiner:
             return []
         return self._taken(key, value, at_s)
 
-    def close_windows(self, now_s: float) -> list[JoinedReward]:
+    def close_windows(self, now_s: float) -> list[_JoinedReward]:
         """The joins of decisions whose window has closed by `now_s`."""
-        done: list[JoinedReward] = []
+        done: list[_JoinedReward] = []
         while self._open:
             key, oldest = next(iter(self._open.items()))
             if oldest.decision.at_s + self.rules.window_s > now_s:
@@ -129,7 +129,7 @@ class OnlineJoiner:
         """Take up a reward that waits, in the order of `early_rewards`."""
         self._early.setdefault(key, []).append((value, at_s))
 
-    def _taken(self, key: JoinKey, value: float, at_s: float) -> list[JoinedReward]:
+    def _taken(self, key: JoinKey, value: float, at_s: float) -> list[_JoinedReward]:
         held = self._open.get(key)
         if held is None or at_s > held.decision.at_s + self.rules.window_s:
             self.counts.late += 1
@@ -137,20 +137,20 @@ class OnlineJoiner:
         if self.rules.rule == "first":
             del self._open[key]
             self.counts.joined += 1
-            return [JoinedReward(decision=held.decision, reward=value)]
+            return [_JoinedReward(decision=held.decision, reward=value)]
         if held.value is None or self.rules.rule == "last":
             held.value = value
         else:
             held.value = held.value + value if self.rules.rule == "sum" else max(held.value, value)
         return []
 
-    def _closed(self, held: _OpenDecision) -> Iterator[JoinedReward]:
+    def _closed(self, held: _OpenDecision) -> Iterator[_JoinedReward]:
         if held.value is not None:
             self.counts.joined += 1
-            yield JoinedReward(decision=held.decision, reward=held.value)
+            yield _JoinedReward(decision=held.decision, reward=held.value)
         else:
             self.counts.defaulted += 1
-            yield JoinedReward(decision=held.decision, reward=self.rules.default)
+            yield _JoinedReward(decision=held.decision, reward=self.rules.default)
 
     def _wait(self, key: JoinKey, value: float, at_s: float) -> None:
         """Keep a reward whose decision was not seen: it may come, or have left."""
@@ -303,7 +303,7 @@ class OnlinePolicies:
             policy = known or (shipped.policy if shipped else self.wrap(self.shelf.get(decision.version)))
         return policy.act(decision.context, decision.actions, decision.draw_key)
 
-    def _learn(self, tenant: str, learning: TenantLearning, joined: Sequence[JoinedReward]) -> None:
+    def _learn(self, tenant: str, learning: TenantLearning, joined: Sequence[_JoinedReward]) -> None:
         for one in joined:
             decision = one.decision
             numbers = _declared_number(decision, learning.learner.actions)

@@ -186,7 +186,7 @@ def _digest(client: ClientConfig) -> str:
     return client.token_sha256 or token_digest(os.environ[client.token_env])
 
 
-def make_policies(
+def _make_policies(
     beside: Path, folder: Path, config: ServiceFileConfig, clock: Clock, lines: FaultLines
 ) -> OnlinePolicies:
     """The policies of every tenant; `beside` is the folder that relative paths start from."""
@@ -433,7 +433,7 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         opened.callback(lock.close)
         log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
         opened.callback(log.close)
-        policies = make_policies(path.parent, folder, config, clock, lines)
+        policies = _make_policies(path.parent, folder, config, clock, lines)
         watch = _watch(config, folder, policies, lines)
         monitor = None if watch is None else watch.monitor
         rollouts = _rollouts(config, folder, policies, lines)

@@ -32,7 +32,7 @@ _KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogMark:
+class _LogMark:
     """A place of the log, and how far the service was there."""
 
     position: int
@@ -42,11 +42,11 @@ class LogMark:
     """Number of the next own record, by tenant."""
 
 
-BEGIN: Final = LogMark(position=0, decisions=0, next_seq={})
+BEGIN: Final = _LogMark(position=0, decisions=0, next_seq={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedLearning:
+class _SavedLearning:
     """A checkpoint that fits the log."""
 
     start: int
@@ -54,7 +54,7 @@ class SavedLearning:
     position: int
     """Records after this position are learnt from."""
     tenants: State
-    marks: tuple[LogMark, ...]
+    marks: tuple[_LogMark, ...]
 
     def open_ids(self) -> set[JoinKey]:
         """Decisions whose windows are open."""
@@ -98,7 +98,7 @@ class LearningCheckpoints:
     """Records that are observed and not yet in the log."""
     clock: Clock
     tell: Callable[[str, str], None]
-    marks: list[LogMark] = field(default_factory=lambda: [BEGIN])
+    marks: list[_LogMark] = field(default_factory=lambda: [BEGIN])
     observed: int = 0
     """Records since the start, those that were read from the log included."""
     decisions: int = 0
@@ -153,7 +153,7 @@ class LearningCheckpoints:
             self.save()
         self._thread.shutdown(wait=True)
 
-    def load(self) -> SavedLearning | None:
+    def load(self) -> _SavedLearning | None:
         """The latest checkpoint that fits; None: the whole log must be read. Raises as the log."""
         self._before, self._erased = _records(self.log)
         for folder in reversed(self._folders()):
@@ -185,7 +185,7 @@ class LearningCheckpoints:
         last = self.log.read(position - 1, 1) if position else []
         if not last:
             return None
-        mark = LogMark(position=position, decisions=self.decisions, next_seq=dict(self._next_seq))
+        mark = _LogMark(position=position, decisions=self.decisions, next_seq=dict(self._next_seq))
         learning = {name: one.learning for name, one in self.policies.tenants.items() if one.learning is not None}
         start = self._start(learning)
         self.marks = [one for one in self.marks if one.position >= start.position] + [mark]
@@ -196,7 +196,7 @@ class LearningCheckpoints:
             "marks": {str(place): _mark_state(one) for place, one in enumerate(self.marks)},
         }  # fmt: skip
 
-    def _start(self, learning: Mapping[str, TenantLearning]) -> LogMark:
+    def _start(self, learning: Mapping[str, TenantLearning]) -> _LogMark:
         """The latest mark before every open decision and before the latest answers."""
         oldest = {name: one.joiner.oldest() for name, one in learning.items()}
         foreign = any(one is not None and one.source != self.source for one in oldest.values())
@@ -227,7 +227,7 @@ class LearningCheckpoints:
     def _folders(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*") if path.name.isdigit())
 
-    def _fitting(self, state: State) -> SavedLearning | None:
+    def _fitting(self, state: State) -> _SavedLearning | None:
         position, (held, erased) = integer(state, "position"), _records(self.log)
         if (state["digest"], integer(state, "erased")) != (self.digest, erased) or integer(state, "records") > held:
             return None
@@ -235,7 +235,7 @@ class LearningCheckpoints:
         if not here or here[0].position != position or _identity(here[0]) != state["last"]:
             return None
         marks = substate(state, "marks")
-        return SavedLearning(
+        return _SavedLearning(
             start=integer(state, "start"), position=position, tenants=substate(state, "tenants"),
             marks=tuple(_mark(substate(marks, name)) for name in marks),
         )  # fmt: skip
@@ -252,17 +252,17 @@ def _identity(logged: LoggedRecord) -> list[str]:
     return [record.tenant, record.source, str(record.seq), repr(record.at_s)]
 
 
-def _mark_state(mark: LogMark) -> State:
+def _mark_state(mark: _LogMark) -> State:
     return {
         "position": mark.position, "decisions": mark.decisions, "tenants": list(mark.next_seq),
         "next_seq": list(mark.next_seq.values()),
     }  # fmt: skip
 
 
-def _mark(state: State) -> LogMark:
+def _mark(state: State) -> _LogMark:
     names, numbers = cast("list[str]", state["tenants"]), cast("list[int]", state["next_seq"])
     position, decisions = integer(state, "position"), integer(state, "decisions")
-    return LogMark(position=position, decisions=decisions, next_seq=dict(zip(names, numbers, strict=True)))
+    return _LogMark(position=position, decisions=decisions, next_seq=dict(zip(names, numbers, strict=True)))
 
 
 def _learning_state(learning: TenantLearning) -> State:

@@ -58,7 +58,7 @@ _MOST_VERSIONS: Final = 100
 """Versions that have a counter of their own; older ones are summed."""
 
 
-class GatewayCounters:
+class _GatewayCounters:
     """Counts since the service began."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ TICK_S: Final = 1.0
 """Seconds between two ticks of the listeners."""
 
 
-class ServedPolicies(Protocol):
+class _ServedPolicies(Protocol):
     """The versions in service: which chain of fallbacks answers a unit."""
 
     def chain(self, tenant: str, unit: str) -> tuple[FallbackChain, str]:
@@ -224,13 +224,13 @@ class ServiceParts:
     rules: ServiceRules
     schema: FeatureSchema
     catalogue: ActionCatalogue
-    policies: ServedPolicies
+    policies: _ServedPolicies
     writer: LogWriter
     numbers: SequenceNumbers
     recent: RecentRequests
     clock: Clock
     lines: FaultLines
-    counters: GatewayCounters = field(default_factory=GatewayCounters)
+    counters: _GatewayCounters = field(default_factory=_GatewayCounters)
     listeners: tuple[RecordListener, ...] = ()
     new_id: Callable[[], str] = lambda: os.urandom(16).hex()
 

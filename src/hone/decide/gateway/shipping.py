@@ -182,14 +182,14 @@ def open_rollouts(file: Path, clock: Clock, *, create: bool = True) -> Iterator[
     """
     config = read_service_file(file).config
     folder = service_folder(file, config)
-    if not create and not registry_folder(folder, config).is_dir():
-        raise ConfigError(_no_rollout(service_name(file, config), file))
+    if not create and not _registry_folder(folder, config).is_dir():
+        raise ConfigError(_no_rollout(_service_name(file, config), file))
     folder.mkdir(parents=True, exist_ok=True)
-    registry = open_registry(registry_folder(folder, config), create=True)
+    registry = open_registry(_registry_folder(folder, config), create=True)
     log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
     try:
         yield ServiceRollouts(
-            file=file, service=service_name(file, config), folder=folder, config=config, registry=registry, log=log,
+            file=file, service=_service_name(file, config), folder=folder, config=config, registry=registry, log=log,
             clock=clock,
         )  # fmt: skip
     finally:
@@ -200,12 +200,12 @@ def _no_rollout(service: str, file: Path) -> str:
     return f"service {service!r} has no rollout; begin one with `hone ship POLICY --to {file}`"
 
 
-def registry_folder(folder: Path, config: ServiceFileConfig) -> Path:
+def _registry_folder(folder: Path, config: ServiceFileConfig) -> Path:
     """Folder of the service's registry."""
     return folder / config.rollout.registry
 
 
-def service_name(file: Path, config: ServiceFileConfig) -> str:
+def _service_name(file: Path, config: ServiceFileConfig) -> str:
     """Name of the service: its own, or the file's."""
     return config.service.name or file.stem
 
@@ -236,7 +236,7 @@ def open_retrain_worker(file: Path, clock: Clock) -> Iterator[RetrainWorker]:
     retrain = _retrain_config(file, config)
     folder = service_folder(file, config)
     folder.mkdir(parents=True, exist_ok=True)
-    registry = open_registry(registry_folder(folder, config), create=True)
+    registry = open_registry(_registry_folder(folder, config), create=True)
     log = open_decision_log(log_address(folder, config.log))
 
     def view(tenant: str) -> DecisionView:
@@ -244,7 +244,7 @@ def open_retrain_worker(file: Path, clock: Clock) -> Iterator[RetrainWorker]:
         return build_view(columns, as_of_s=clock.now_s(), join=config.join, tenant=tenant, schema=schema)
 
     parts = RetrainParts(
-        service=service_name(file, config), config=retrain, folder=folder / "retraining", registry=registry, view=view,
+        service=_service_name(file, config), config=retrain, folder=folder / "retraining", registry=registry, view=view,
         clock=clock,
     )  # fmt: skip
     try:

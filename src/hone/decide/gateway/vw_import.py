@@ -25,12 +25,12 @@ SparseFeatures = dict[str, float]
 """Values by name, `namespace.name`; a text value is a category, `namespace.name=text`, of value 1."""
 
 
-class VwLineError(ValueError):
+class _VwLineError(ValueError):
     """A line that cannot be read; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VwExample:
+class _VwExample:
     """One decision of Vowpal Wabbit."""
 
     line: int
@@ -50,14 +50,14 @@ class VwExample:
 
 
 @dataclass(slots=True)
-class VwFaults:
+class _VwFaults:
     """Lines that cannot be read, and lines without a label."""
 
     messages: list[str] = field(default_factory=list[str])
     unlabelled: int = 0
 
 
-def parse_text(lines: Iterable[str], faults: VwFaults) -> Iterator[VwExample]:
+def _parse_text(lines: Iterable[str], faults: _VwFaults) -> Iterator[_VwExample]:
     """Examples of the text formats; an example of several lines ends with an empty line."""
     block: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
@@ -75,7 +75,7 @@ def parse_text(lines: Iterable[str], faults: VwFaults) -> Iterator[VwExample]:
         yield from _sound(_multi, block, faults)
 
 
-def parse_dsjson(lines: Iterable[str], faults: VwFaults) -> Iterator[VwExample]:
+def _parse_dsjson(lines: Iterable[str], faults: _VwFaults) -> Iterator[_VwExample]:
     """Examples of DSJSON, one object a line; lines that only hold a late outcome are not examples."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -83,11 +83,11 @@ def parse_dsjson(lines: Iterable[str], faults: VwFaults) -> Iterator[VwExample]:
 
 
 def _sound(
-    parse: Callable[[Sequence[tuple[int, str]]], VwExample | None], block: Sequence[tuple[int, str]], faults: VwFaults
-) -> Iterator[VwExample]:
+    parse: Callable[[Sequence[tuple[int, str]]], _VwExample | None], block: Sequence[tuple[int, str]], faults: _VwFaults
+) -> Iterator[_VwExample]:
     try:
         example = parse(block)
-    except VwLineError as error:
+    except _VwLineError as error:
         faults.messages.append(f"line {block[0][0]}: {error}")
         return
     if example is None:
@@ -96,7 +96,7 @@ def _sound(
         yield example
 
 
-def _single(block: Sequence[tuple[int, str]]) -> VwExample | None:
+def _single(block: Sequence[tuple[int, str]]) -> _VwExample | None:
     """`action:cost:probability | features`, actions from 1."""
     number, text = block[0]
     labels, _, rest = text.partition("|")
@@ -104,17 +104,17 @@ def _single(block: Sequence[tuple[int, str]]) -> VwExample | None:
     if not labelled:
         return None
     if len(labelled) > 1:
-        raise VwLineError(f"{len(labelled)} labelled actions; a decision executed one")
+        raise _VwLineError(f"{len(labelled)} labelled actions; a decision executed one")
     action, cost, probability = _label(labelled[0])
     if action < 1:
-        raise VwLineError(f"action {action}; actions are numbered from 1")
+        raise _VwLineError(f"action {action}; actions are numbered from 1")
     shared = _features("|" + rest)
-    return VwExample(
+    return _VwExample(
         line=number, shared=shared, actions=(), executed=action - 1, cost=cost, probability=probability
     )  # fmt: skip
 
 
-def _multi(block: Sequence[tuple[int, str]]) -> VwExample | None:
+def _multi(block: Sequence[tuple[int, str]]) -> _VwExample | None:
     """`shared | features`, then a line for each action; that of the executed one has the label."""
     shared: SparseFeatures = {}
     actions: list[SparseFeatures] = []
@@ -130,34 +130,34 @@ def _multi(block: Sequence[tuple[int, str]]) -> VwExample | None:
     if not labels:
         return None
     if len(labels) > 1:
-        raise VwLineError(f"{len(labels)} labelled actions; a decision executed one")
+        raise _VwLineError(f"{len(labels)} labelled actions; a decision executed one")
     place, (_, cost, probability) = labels[0]
-    return VwExample(
+    return _VwExample(
         line=block[0][0], shared=shared, actions=actions, executed=place, cost=cost, probability=probability
     )  # fmt: skip
 
 
-def _dsjson(block: Sequence[tuple[int, str]]) -> VwExample | None:
+def _dsjson(block: Sequence[tuple[int, str]]) -> _VwExample | None:
     number, text = block[0]
     try:
         value = strict_json(text)
     except ValueError as error:
-        raise VwLineError(f"not JSON: {error!s:.100}") from None
+        raise _VwLineError(f"not JSON: {error!s:.100}") from None
     if not isinstance(value, dict):
-        raise VwLineError("not an object")
+        raise _VwLineError("not an object")
     fields = cast("dict[str, object]", value)
     context, numbers, chances = fields.get("c"), fields.get("a"), fields.get("p")
     if context is None or "_label_cost" not in fields:
         return None
     if not isinstance(context, dict) or not isinstance(numbers, list) or not isinstance(chances, list):
-        raise VwLineError("c must be an object, a and p lists")
+        raise _VwLineError("c must be an object, a and p lists")
     features = cast("dict[str, object]", context)
     multi = features.get("_multi", [])
     executed, ranked = _number(fields.get("_label_Action", _first(numbers))), cast("list[object]", chances)
     probability = _number(fields.get("_label_probability", _first(ranked)))
     state = fields.get("VWState")
     version = cast("dict[str, object]", state).get("m", "") if isinstance(state, dict) else ""
-    return VwExample(
+    return _VwExample(
         line=number,
         shared=_flattened({name: one for name, one in features.items() if not name.startswith("_")}, ""),
         actions=[_flattened(one, "") for one in cast("list[object]", multi)] if isinstance(multi, list) else (),
@@ -176,7 +176,7 @@ def _label(text: str) -> tuple[int, float, float]:
     try:
         return int(action), float(cost), float(probability)
     except ValueError:
-        raise VwLineError(f"label {text!r:.60} is not action:cost:probability") from None
+        raise _VwLineError(f"label {text!r:.60} is not action:cost:probability") from None
 
 
 def _features(text: str) -> SparseFeatures:
@@ -221,9 +221,9 @@ def _value(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise VwLineError(f"feature value {text!r:.40} is no number") from None
+        raise _VwLineError(f"feature value {text!r:.40} is no number") from None
     if not math.isfinite(number):
-        raise VwLineError(f"feature value {text} is not finite")
+        raise _VwLineError(f"feature value {text} is not finite")
     return number
 
 
@@ -233,7 +233,7 @@ def _first(values: Sequence[object]) -> object:
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise VwLineError(f"{value!r:.60} is no finite number")
+        raise _VwLineError(f"{value!r:.60} is no finite number")
     return float(value)
 
 
@@ -246,7 +246,7 @@ def _seconds(value: object) -> float:
     try:
         return datetime.fromisoformat(f"{head.rstrip('Z')}{dot}{digits}+00:00").timestamp()
     except ValueError:
-        raise VwLineError(f"Timestamp {value!r:.40} is no time") from None
+        raise _VwLineError(f"Timestamp {value!r:.40} is no time") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ vw import
@@ -259,7 +259,7 @@ _BATCH: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VwLog:
+class _VwLog:
     """A converted log."""
 
     records: tuple[DecisionRecord, ...]
@@ -272,14 +272,14 @@ class VwLog:
     """Examples without a label: nothing was executed, or its cost never came."""
 
 
-def read_vw_log(path: Path, *, kind: VwFormat, tenant: str = "default", start_s: float = 0.0) -> VwLog:
+def read_vw_log(path: Path, *, kind: VwFormat, tenant: str = "default", start_s: float = 0.0) -> _VwLog:
     """Convert a file: `text` of `--cb` or `--cb_explore_adf`, or `dsjson`.
 
     Examples without a time are a second apart from `start_s` on. Raises DataError with every line that cannot be read
     or has a probability outside of (0, 1]; then nothing was converted.
     """
-    faults = VwFaults()
-    parse = parse_dsjson if kind == "dsjson" else parse_text
+    faults = _VwFaults()
+    parse = _parse_dsjson if kind == "dsjson" else _parse_text
     try:
         with path.open(encoding="utf-8") as file:
             examples = list(parse(file, faults))
@@ -295,10 +295,10 @@ def read_vw_log(path: Path, *, kind: VwFormat, tenant: str = "default", start_s:
     source = f"vw:{path.name}"
     made = _RecordMaker(features, inner, count, tenant, source, start_s)
     records = tuple(record for place, one in enumerate(examples) for record in made.records(place, one))
-    return VwLog(records=records, features=features, action_features=inner, unlabelled=faults.unlabelled)
+    return _VwLog(records=records, features=features, action_features=inner, unlabelled=faults.unlabelled)
 
 
-def import_vw_log(path: Path, log: DecisionLog, *, kind: VwFormat, tenant: str = "default") -> VwLog:
+def import_vw_log(path: Path, log: DecisionLog, *, kind: VwFormat, tenant: str = "default") -> _VwLog:
     """Convert a file and append it to a log; importing it again changes nothing. Raises DataError."""
     converted = read_vw_log(path, kind=kind, tenant=tenant)
     for first in range(0, len(converted.records), _BATCH):
@@ -306,7 +306,7 @@ def import_vw_log(path: Path, log: DecisionLog, *, kind: VwFormat, tenant: str =
     return converted
 
 
-def _example_faults(one: VwExample) -> Iterator[str]:
+def _example_faults(one: _VwExample) -> Iterator[str]:
     if not 0.0 < one.probability <= 1.0:
         yield f"probability {one.probability:g} is not above 0 and at most 1"
     if not math.isfinite(one.cost):
@@ -335,7 +335,7 @@ class _RecordMaker:
     source: str
     start_s: float
 
-    def records(self, place: int, one: VwExample) -> tuple[Decision, Outcome]:
+    def records(self, place: int, one: _VwExample) -> tuple[Decision, Outcome]:
         """The decision and its outcome."""
         at_s = self.start_s + place if math.isnan(one.at_s) else one.at_s
         logp = math.log(one.probability)
@@ -351,7 +351,7 @@ class _RecordMaker:
         )
         return decision, outcome
 
-    def _actions(self, one: VwExample) -> ActionSet:
+    def _actions(self, one: _VwExample) -> ActionSet:
         offered = len(one.actions) or one.count or self.count
         names = tuple(str(number) for number in range(1, offered + 1))
         if not self.action_features:

@@ -41,7 +41,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFault:
+class _LogFault:
     """Something that is wrong with a log."""
 
     kind: str
@@ -59,7 +59,7 @@ class LogAudit:
     tenant: str
     decisions: int
     outcomes: int
-    faults: tuple[LogFault, ...]
+    faults: tuple[_LogFault, ...]
 
     @property
     def words(self) -> str:
@@ -108,14 +108,14 @@ def audit_log(
     )
 
 
-def _improbable(decisions: pa.Table) -> Iterator[LogFault]:
+def _improbable(decisions: pa.Table) -> Iterator[_LogFault]:
     logp = column_floats(decisions, "logp")
     wrong = np.flatnonzero(~np.isfinite(logp) | (logp > LOGP_TOLERANCE))
     if len(wrong):
         row = int(wrong[0])
         with np.errstate(over="ignore"):
             p = np.exp(logp[row])
-        yield LogFault(
+        yield _LogFault(
             kind="probability",
             verdict="refuse",
             words=f"{len(wrong)} decisions have a probability of 0, above 1 or unknown; the first is "
@@ -123,7 +123,7 @@ def _improbable(decisions: pa.Table) -> Iterator[LogFault]:
         )
 
 
-def _conflicts(table: pa.Table) -> Iterator[LogFault]:
+def _conflicts(table: pa.Table) -> Iterator[_LogFault]:
     """Different records under one (source, seq)."""
     source, seq = column_ranks(table, "source"), column_ints(table, "seq")
     order = np.lexsort((seq, source))
@@ -133,7 +133,7 @@ def _conflicts(table: pa.Table) -> Iterator[LogFault]:
     if len(differ):
         few = take_rows(right, differ[:_SHOWN])
         named = zip(column_texts(few, "source"), column_ints(few, "seq").tolist(), strict=True)
-        yield LogFault(
+        yield _LogFault(
             kind="identity",
             verdict="refuse",
             words=f"{len(differ)} records differ from another under the same (source, seq): "
@@ -141,12 +141,12 @@ def _conflicts(table: pa.Table) -> Iterator[LogFault]:
         )
 
 
-def _wrong_actions(decisions: pa.Table, sizes: Ints) -> Iterator[LogFault]:
+def _wrong_actions(decisions: pa.Table, sizes: Ints) -> Iterator[_LogFault]:
     executed, count = column_ints(decisions, "executed"), sizes[column_ints(decisions, "action_set")]
     wrong = np.flatnonzero((executed < 0) | (executed >= count))
     if len(wrong):
         row = int(wrong[0])
-        yield LogFault(
+        yield _LogFault(
             kind="action",
             verdict="refuse",
             words=f"{len(wrong)} decisions executed an action that was not offered; the first is "
@@ -154,7 +154,7 @@ def _wrong_actions(decisions: pa.Table, sizes: Ints) -> Iterator[LogFault]:
         )
 
 
-def _mixed_schemas(decisions: pa.Table, named: Mapping[str, tuple[str, ...]]) -> Iterator[LogFault]:
+def _mixed_schemas(decisions: pa.Table, named: Mapping[str, tuple[str, ...]]) -> Iterator[_LogFault]:
     rank, width = column_ranks(decisions, "schema"), column_lengths(decisions, "context")
     at_s = column_floats(decisions, "at_s")
     order = np.lexsort((column_ints(decisions, "seq"), at_s))
@@ -168,7 +168,7 @@ def _mixed_schemas(decisions: pa.Table, named: Mapping[str, tuple[str, ...]]) ->
         older, newer = begins[place - 1], begins[place]
         rows = [np.flatnonzero((rank == rank[one]) & (width == width[one])) for one in (older, newer)]
         told = _schema_change(hashes[place - 1], hashes[place], named) or _numbered_change(decisions, rows)
-        yield LogFault(
+        yield _LogFault(
             kind="schema",
             verdict="refuse",
             words=f"the schema of the features changes at decision {_id(decisions, int(newer))} "
@@ -204,10 +204,10 @@ def _numbered_change(decisions: pa.Table, rows: Sequence[Ints]) -> str:
     )
 
 
-def _not_finite(outcomes: pa.Table) -> Iterator[LogFault]:
+def _not_finite(outcomes: pa.Table) -> Iterator[_LogFault]:
     wrong = np.flatnonzero(~np.isfinite(column_floats(outcomes, "value")))
     if len(wrong):
-        yield LogFault(
+        yield _LogFault(
             kind="value",
             verdict="weak",
             words=f"{len(wrong)} outcomes are NaN or infinite and count as missing; the first is of decision "
@@ -215,13 +215,13 @@ def _not_finite(outcomes: pa.Table) -> Iterator[LogFault]:
         )
 
 
-def _gaps(progress: Sequence[SourceWatermark], tenant: str) -> Iterator[LogFault]:
+def _gaps(progress: Sequence[SourceWatermark], tenant: str) -> Iterator[_LogFault]:
     for one in progress:
         if one.tenant == tenant and one.missing:
             yield _gap(one.source, one.missing, one.highest + 1, one.watermark + 1)
 
 
-def _missing(decisions: pa.Table, outcomes: pa.Table) -> Iterator[LogFault]:
+def _missing(decisions: pa.Table, outcomes: pa.Table) -> Iterator[_LogFault]:
     """Gaps by the records themselves: a source numbers its decisions and outcomes together."""
     names = sorted({*distinct_texts(decisions, "source"), *distinct_texts(outcomes, "source")})
     for name in names:
@@ -234,8 +234,8 @@ def _missing(decisions: pa.Table, outcomes: pa.Table) -> Iterator[LogFault]:
             yield _gap(name, missing, int(seqs[-1]) + 1, first)
 
 
-def _gap(source: str, missing: int, count: int, first: int) -> LogFault:
-    return LogFault(
+def _gap(source: str, missing: int, count: int, first: int) -> _LogFault:
+    return _LogFault(
         kind="gap",
         verdict="weak",
         words=f"source {source!r}: {missing} of {count} records are missing, the first is number {first}. They are "
@@ -243,7 +243,7 @@ def _gap(source: str, missing: int, count: int, first: int) -> LogFault:
     )
 
 
-def _repeated_ids(decisions: pa.Table) -> Iterator[LogFault]:
+def _repeated_ids(decisions: pa.Table) -> Iterator[_LogFault]:
     source, seq = column_ranks(decisions, "source"), column_ints(decisions, "seq")
     _, once = np.unique(np.stack([source, seq], axis=1), axis=0, return_index=True)
     rank = column_ranks(decisions, "id")[once]
@@ -251,7 +251,7 @@ def _repeated_ids(decisions: pa.Table) -> Iterator[LogFault]:
     more = names[counts > 1]
     if len(more):
         row = int(once[np.flatnonzero(rank == more[0])[0]])
-        yield LogFault(
+        yield _LogFault(
             kind="repeated_id",
             verdict="weak",
             words=f"{len(more)} ids are those of several decisions, the first is {_id(decisions, row)}: the earliest "
@@ -259,10 +259,10 @@ def _repeated_ids(decisions: pa.Table) -> Iterator[LogFault]:
         )
 
 
-def _orphans(decisions: pa.Table, outcomes: pa.Table) -> Iterator[LogFault]:
+def _orphans(decisions: pa.Table, outcomes: pa.Table) -> Iterator[_LogFault]:
     lost = np.flatnonzero(rows_of_texts(outcomes["decision_id"], decisions["id"]) < 0)
     if len(lost):
-        yield LogFault(
+        yield _LogFault(
             kind="orphan",
             verdict="weak",
             words=f"{len(lost)} of {outcomes.num_rows} outcomes belong to no decision of the log; the first is of "
@@ -270,7 +270,7 @@ def _orphans(decisions: pa.Table, outcomes: pa.Table) -> Iterator[LogFault]:
         )
 
 
-def _clocks(table: pa.Table) -> Iterator[LogFault]:
+def _clocks(table: pa.Table) -> Iterator[_LogFault]:
     """Sources of decisions whose time goes back while their numbers go up; outcomes may be told in any order."""
     source, seq, at_s = column_ranks(table, "source"), column_ints(table, "seq"), column_floats(table, "at_s")
     order = np.lexsort((seq, source))
@@ -278,7 +278,7 @@ def _clocks(table: pa.Table) -> Iterator[LogFault]:
     names = distinct_texts(table, "source")
     for place in np.unique(source[order][1:][back > CLOCK_STEP_S]).tolist():
         jumps = back[(source[order][1:] == place) & (back > CLOCK_STEP_S)]
-        yield LogFault(
+        yield _LogFault(
             kind="clock",
             verdict="weak",
             words=f"source {names[place]!r}: its clock went back {len(jumps)} times, by up to {jumps.max():.6g} s. "
@@ -286,13 +286,13 @@ def _clocks(table: pa.Table) -> Iterator[LogFault]:
         )
 
 
-def _early(decisions: pa.Table, outcomes: pa.Table) -> Iterator[LogFault]:
+def _early(decisions: pa.Table, outcomes: pa.Table) -> Iterator[_LogFault]:
     row = rows_of_texts(outcomes["decision_id"], decisions["id"])
     owned = row >= 0
     lead: Floats = column_floats(decisions, "at_s")[row[owned]] - column_floats(outcomes, "at_s")[owned]
     early: Bools = lead > CLOCK_STEP_S
     if early.any():
-        yield LogFault(
+        yield _LogFault(
             kind="clock",
             verdict="weak",
             words=f"{int(early.sum())} outcomes happened before their decision, by up to {lead.max():.6g} s: the "

@@ -59,7 +59,7 @@ def record_columns(records: Iterable[DecisionRecord]) -> RecordColumns:
     every = list(records)
     decisions = [one for one in every if isinstance(one, Decision)]
     outcomes = [one for one in every if isinstance(one, Outcome)]
-    sets, places = merged_action_sets([one.actions for one in decisions])
+    sets, places = _merged_action_sets([one.actions for one in decisions])
     return RecordColumns(
         decisions=_decision_table(decisions, places),
         outcomes=pa.table(
@@ -107,7 +107,7 @@ def _set_key(actions: ActionSet) -> tuple[tuple[str, ...], bytes]:
     return actions.names, b"" if features is None else repr(features.shape).encode() + features.tobytes()
 
 
-def merged_action_sets(each: Sequence[ActionSet]) -> tuple[tuple[ActionSet, ...], Ints]:
+def _merged_action_sets(each: Sequence[ActionSet]) -> tuple[tuple[ActionSet, ...], Ints]:
     """Distinct action sets, sorted by their names and features, and the place of each row's."""
     known: dict[int, tuple[tuple[str, ...], bytes]] = {}
     by_key: dict[tuple[tuple[str, ...], bytes], ActionSet] = {}
@@ -236,7 +236,7 @@ def log_pages(log: DecisionLog, *, tenant: str | None = None, after: int = 0) ->
 def _concatenate_columns(pieces: Sequence[RecordColumns]) -> RecordColumns:
     """The records of all pieces, with one numbering of the sets of actions."""
     every = [one for piece in pieces for one in piece.action_sets]
-    sets, places = merged_action_sets(every)
+    sets, places = _merged_action_sets(every)
     begins = np.cumsum([0, *(len(piece.action_sets) for piece in pieces)])
     at = DECISIONS.get_field_index("action_set")
     tables = [

@@ -76,13 +76,13 @@ def view_bytes(view: DecisionView) -> bytes:
 
 
 def _facts(view: DecisionView) -> dict[str, Json]:
-    return view_facts(
+    return _view_facts(
         as_of_s=view.as_of_s, tenant=view.tenant, schema=view.schema, join=view.join, counts=view.counts,
         sets=view.table.action_sets,
     )  # fmt: skip
 
 
-def view_facts(
+def _view_facts(
     *, as_of_s: float, tenant: str, schema: str, join: JoinConfig, counts: ViewCounts, sets: Sequence[ActionSet]
 ) -> dict[str, Json]:
     """Facts about a view that its file holds beside the rows."""
@@ -320,7 +320,7 @@ class LargeJoin:
         whole = ViewCounts(
             decisions=joined + defaulted + censored, joined=joined, defaulted=defaulted, censored=censored, **counts
         )
-        facts = view_facts(
+        facts = _view_facts(
             as_of_s=self.as_of_s, tenant=self.tenant, schema=schema, join=self.join, counts=whole, sets=sets
         )
         temporary = path.with_name(f".{path.name}.tmp")

@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayCurve:
+class _DelayCurve:
     """Share of decisions whose first outcome has arrived, by the time since the decision."""
 
     delay_s: Floats
@@ -76,15 +76,15 @@ class DelayCurve:
         early = self.at(age_s) / within if within > 0 else np.zeros_like(age_s)
         return np.where(age_s >= window_s, 1.0, early)
 
-    def thinned(self, points: int) -> "DelayCurve":
+    def thinned(self, points: int) -> "_DelayCurve":
         """The curve at no more than `points` of its delays, first and last included: for tables and pictures."""
         if len(self.delay_s) <= points:
             return self
         kept = np.unique(np.linspace(0, len(self.delay_s) - 1, points).round().astype(np.int64))
-        return DelayCurve(delay_s=self.delay_s[kept], arrived=self.arrived[kept], longest_s=self.longest_s)
+        return _DelayCurve(delay_s=self.delay_s[kept], arrived=self.arrived[kept], longest_s=self.longest_s)
 
 
-def delay_curve(first_delay_s: Floats, age_s: Floats) -> DelayCurve:
+def delay_curve(first_delay_s: Floats, age_s: Floats) -> _DelayCurve:
     """Kaplan-Meier estimate from delays of first outcomes `[n]` (NaN: none so far) and ages of decisions `[n]`."""
     arrived = ~np.isnan(first_delay_s)
     observed = np.sort(np.where(arrived, first_delay_s, age_s))
@@ -92,15 +92,15 @@ def delay_curve(first_delay_s: Floats, age_s: Floats) -> DelayCurve:
     at_risk = len(observed) - np.searchsorted(observed, times, side="left")
     longest = float(age_s.max()) if len(age_s) else 0.0
     arrived_by = np.asarray(1.0 - np.cumprod(1.0 - events / at_risk), np.float64)
-    return DelayCurve(delay_s=times, arrived=arrived_by, longest_s=longest)
+    return _DelayCurve(delay_s=times, arrived=arrived_by, longest_s=longest)
 
 
-def censoring_weights(curve: DelayCurve, age_s: Floats, window_s: float) -> Floats:
+def censoring_weights(curve: _DelayCurve, age_s: Floats, window_s: float) -> Floats:
     """Weights `[n]` of outcomes that have arrived: 1 / P(delay <= age | delay <= window), and 1 for closed windows.
 
     With them, `default + weight * (reward so far - default)` has the expectation of the final reward, if the delay
     depends on neither reward, context nor action (inverse probability of censoring; Robins and Rotnitzky, 1992). 0
-    where no outcome can have arrived. Raises DataError as `DelayCurve.share_within`.
+    where no outcome can have arrived. Raises DataError as `_DelayCurve.share_within`.
     """
     share = curve.share_within(age_s, window_s)
     return np.divide(1.0, share, out=np.zeros_like(share), where=share > 0)
@@ -179,7 +179,7 @@ class DecisionView:
         """Share of the rows whose window is open; 0 of an empty view."""
         return self.counts.censored / max(1, self.counts.decisions)
 
-    def delays(self) -> DelayCurve:
+    def delays(self) -> _DelayCurve:
         """Kaplan-Meier curve of the delay to the first outcome."""
         return delay_curve(self.first_delay_s, self.age_s)
 
@@ -269,7 +269,7 @@ def view_episodes(view: DecisionView) -> Episodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardChange:
+class _RewardChange:
     """A decision whose final reward differs between two views: its outcomes arrived after the first was made."""
 
     id: str
@@ -277,7 +277,7 @@ class RewardChange:
     after: float
 
 
-def changes_between(older: DecisionView, newer: DecisionView) -> tuple[RewardChange, ...]:
+def changes_between(older: DecisionView, newer: DecisionView) -> tuple[_RewardChange, ...]:
     """Final rewards of `older` that `newer` knows differently, by time: records that reached the log in between.
 
     A view is a function of the log as it was read. Outcomes that happened before `older.as_of_s` and were delivered
@@ -286,7 +286,7 @@ def changes_between(older: DecisionView, newer: DecisionView) -> tuple[RewardCha
     after = dict(zip(newer.table.ids, newer.table.reward.tolist(), strict=True))
     final = zip(older.table.ids, older.table.reward.tolist(), older.table.known.tolist(), strict=True)
     return tuple(
-        RewardChange(id=name, before=reward, after=after[name])
+        _RewardChange(id=name, before=reward, after=after[name])
         for name, reward, known in final
         if known and name in after and after[name] != reward and not np.isnan(after[name])
     )
@@ -303,7 +303,7 @@ _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionFigures:
+class _ActionFigures:
     """One action of a view."""
 
     name: str
@@ -319,7 +319,7 @@ class ActionFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayFigures:
+class _DelayFigures:
     """Delays of first outcomes, with those that are still to come."""
 
     delay_s: tuple[float, ...]
@@ -352,8 +352,8 @@ class ViewSummary:
     largest_p: float
     p_counts: tuple[int, ...]
     """Decisions by the bins of `LOG10_EDGES`: the lowest, then one between each two bounds."""
-    actions: tuple[ActionFigures, ...]
-    delays: DelayFigures
+    actions: tuple[_ActionFigures, ...]
+    delays: _DelayFigures
 
 
 def summarize_view(view: DecisionView) -> ViewSummary:
@@ -380,7 +380,7 @@ def summarize_view(view: DecisionView) -> ViewSummary:
     )
 
 
-def _actions(view: DecisionView) -> tuple[ActionFigures, ...]:
+def _actions(view: DecisionView) -> tuple[_ActionFigures, ...]:
     """Actions of all sets by name, in the order in which the sets name them."""
     table = view.table
     names = list(dict.fromkeys(name for one in table.action_sets for name in one.names))
@@ -389,7 +389,7 @@ def _actions(view: DecisionView) -> tuple[ActionFigures, ...]:
     for at, one in enumerate(table.action_sets):
         rows = table.action_set == at
         number[rows] = np.array([place[name] for name in one.names], np.int64)[table.executed[rows]]
-    figures: list[ActionFigures] = []
+    figures: list[_ActionFigures] = []
     for at, name in enumerate(names):
         rows = number == at
         reward = table.reward[rows & table.known]
@@ -397,12 +397,14 @@ def _actions(view: DecisionView) -> tuple[ActionFigures, ...]:
         half = _NORMAL_95 * float(reward.std(ddof=1)) / math.sqrt(len(reward)) if len(reward) > 1 else math.nan
         counts = int(rows.sum()), len(reward)
         figures.append(
-            ActionFigures(name=name, decisions=counts[0], known=counts[1], mean=mean, low=mean - half, high=mean + half)
+            _ActionFigures(
+                name=name, decisions=counts[0], known=counts[1], mean=mean, low=mean - half, high=mean + half
+            )
         )
     return tuple(figures)
 
 
-def _delays(view: DecisionView) -> DelayFigures:
+def _delays(view: DecisionView) -> _DelayFigures:
     curve, window = view.delays(), view.join.window_s
     within = float(curve.at(np.array([window]))[0])
     inside = curve.delay_s <= window
@@ -411,7 +413,7 @@ def _delays(view: DecisionView) -> DelayFigures:
         float(curve.delay_s[np.searchsorted(share, level - 1e-12)]) if len(share) else math.nan for level in _QUANTILES
     ]
     thin = curve.thinned(_CURVE_POINTS)
-    return DelayFigures(
+    return _DelayFigures(
         delay_s=tuple(thin.delay_s.tolist()),
         arrived=tuple(thin.arrived.tolist()),
         median_s=quantiles[0],

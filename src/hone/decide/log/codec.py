@@ -33,7 +33,7 @@ END_OF_TIME_S: Final = 253_402_300_800.0
 """The year 10000: calendars end here."""
 
 
-def sound_text(text: str, least: int, most: int) -> bool:
+def _sound_text(text: str, least: int, most: int) -> bool:
     """True if a text has `least` to `most` characters and every engine can hold it."""
     if not least <= len(text) <= most or "\x00" in text:
         return False
@@ -44,7 +44,7 @@ def _text_faults(name: str, text: object, least: int, most: int) -> list[str]:
     """Faults of a text: too short, too long, or with characters that no engine can hold."""
     if not isinstance(text, str):
         return [f"{name} must be text, got {type(text).__name__} {text!r:.60}"]
-    if sound_text(text, least, most):
+    if _sound_text(text, least, most):
         return []
     shown = ascii(text[:60])
     if not least <= len(text) <= most:
@@ -52,7 +52,7 @@ def _text_faults(name: str, text: object, least: int, most: int) -> list[str]:
     return [f"{name} must not hold NUL or half of a surrogate pair, got {shown}"]
 
 
-def actions_faults(actions: ActionSet) -> list[str]:
+def _actions_faults(actions: ActionSet) -> list[str]:
     """Faults of a set of actions."""
     faults = [fault for name in actions.names for fault in _text_faults("an action's name", name, 1, MAX_TEXT)]
     if not actions.names:
@@ -69,10 +69,10 @@ def actions_faults(actions: ActionSet) -> list[str]:
     return faults
 
 
-def decision_faults(record: Decision) -> list[str]:
+def _decision_faults(record: Decision) -> list[str]:
     """Faults of a decision."""
     choice, count = record.choice, len(record.actions.names)
-    faults = _common_faults(record) + actions_faults(record.actions)
+    faults = _common_faults(record) + _actions_faults(record.actions)
     faults += _text_faults("id", record.id, 1, MAX_TEXT) + _text_faults("unit", record.unit, 0, MAX_TEXT)
     labels = {"version": record.version, "route": record.route, "schema": record.schema}
     for name, label in {**labels, "choice.intervention": choice.intervention}.items():
@@ -95,7 +95,7 @@ def decision_faults(record: Decision) -> list[str]:
     return faults
 
 
-def outcome_faults(record: Outcome) -> list[str]:
+def _outcome_faults(record: Outcome) -> list[str]:
     """Faults of an outcome."""
     faults = _common_faults(record) + _text_faults("decision_id", record.decision_id, 1, MAX_TEXT)
     faults += _text_faults("kind", record.kind, 0, MAX_TEXT)
@@ -104,13 +104,13 @@ def outcome_faults(record: Outcome) -> list[str]:
     return faults
 
 
-def name_faults(tenant: object, source: object) -> list[str]:
+def _name_faults(tenant: object, source: object) -> list[str]:
     """Faults of the names of a tenant and a source."""
     return _text_faults("tenant", tenant, 1, MAX_NAME) + _text_faults("source", source, 1, MAX_NAME)
 
 
 def _common_faults(record: Decision | Outcome) -> list[str]:
-    faults = name_faults(record.tenant, record.source) + _whole_number_faults("seq", record.seq, 0, MAX_SEQ)
+    faults = _name_faults(record.tenant, record.source) + _whole_number_faults("seq", record.seq, 0, MAX_SEQ)
     if not (_is_number(record.at_s) and 0.0 <= record.at_s < END_OF_TIME_S):
         faults.append(f"at_s must be seconds since 1970, below the year 10000, got {record.at_s!r:.60}")
     return faults
@@ -132,9 +132,9 @@ def named(record: Decision | Outcome) -> str:
     return f"{kind} {name!r:.60} (tenant {record.tenant!r:.60}, source {record.source!r:.60}, seq {record.seq!r:.60})"
 
 
-def all_sound(labels: Sequence[str]) -> bool:
+def _all_sound(labels: Sequence[str]) -> bool:
     """True if every label of a record can be stored."""
-    return all(sound_text(label, 0, MAX_TEXT) for label in labels)
+    return all(_sound_text(label, 0, MAX_TEXT) for label in labels)
 
 
 # ---------------------------------------------------------------------------------------------------------------- codec
@@ -172,7 +172,7 @@ def encode_batch(batch: Sequence[DecisionRecord]) -> list[EncodedRecord]:
             one = _encode_decision(record) if isinstance(record, Decision) else _encode_outcome(record)
             _check_parts(one, sound)
         except _UNREADABLE as error:
-            found = decision_faults(record) if isinstance(record, Decision) else outcome_faults(record)
+            found = _decision_faults(record) if isinstance(record, Decision) else _outcome_faults(record)
             faults += [f"record {row}, {named(record)}: {fault}" for fault in found or [str(error)]]
             continue
         encoded.append(one)
@@ -185,7 +185,7 @@ def _check_parts(one: EncodedRecord, sound: set[tuple[str, ...] | int]) -> None:
     """Check the parts that records share, once for all records of a batch. Raises ValueError."""
     names = (one.tenant, one.source, "")
     if names not in sound:
-        if name_faults(one.tenant, one.source):
+        if _name_faults(one.tenant, one.source):
             raise ValueError("a name is unsound")
         sound.add(names)
     if one.labels not in sound:
@@ -194,19 +194,19 @@ def _check_parts(one: EncodedRecord, sound: set[tuple[str, ...] | int]) -> None:
         sound.add(one.labels)
     if one.actions is not None and id(one.actions) not in sound:
         named = one.actions.features is None and _sound_names(one.actions.names)
-        if not named and actions_faults(one.actions):
+        if not named and _actions_faults(one.actions):
             raise ValueError("the actions are unsound")
         sound.add(id(one.actions))
 
 
 @lru_cache(maxsize=64)
 def _sound_labels(labels: tuple[str, ...]) -> bool:
-    return all_sound(labels)
+    return _all_sound(labels)
 
 
 @lru_cache(maxsize=64)
 def _sound_names(names: tuple[str, ...]) -> bool:
-    return not actions_faults(ActionSet(names=names))
+    return not _actions_faults(ActionSet(names=names))
 
 
 def _encode_decision(record: Decision) -> EncodedRecord:
@@ -224,8 +224,8 @@ def _encode_decision(record: Decision) -> EncodedRecord:
         and context.ndim == 1
         and context.nbytes <= MAX_BYTES
         and (scores is None or len(ratings) == 8 * count)
-        and sound_text(record.id, 1, MAX_TEXT)
-        and sound_text(record.unit, 0, MAX_TEXT)
+        and _sound_text(record.id, 1, MAX_TEXT)
+        and _sound_text(record.unit, 0, MAX_TEXT)
     ):
         raise ValueError("the decision is unsound")
     body = _DECISION.pack(
@@ -243,7 +243,7 @@ def _encode_outcome(record: Outcome) -> EncodedRecord:
         0.0 <= record.at_s < END_OF_TIME_S
         and 0 <= record.seq <= MAX_SEQ
         and math.isfinite(record.value)
-        and sound_text(record.decision_id, 1, MAX_TEXT)
+        and _sound_text(record.decision_id, 1, MAX_TEXT)
     ):
         raise ValueError("the outcome is unsound")
     return EncodedRecord(

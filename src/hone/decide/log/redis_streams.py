@@ -185,7 +185,7 @@ _POLL_S: Final = 0.05
 _REWRITE_S: Final = 60.0
 
 
-def connect(connection: Connection) -> None:
+def _connect(connection: Connection) -> None:
     """Greet the server; if it was started on a log, have it rewrite its append-only file. Raises RedisError."""
 
     def ask(*command: str) -> Any:  # noqa: ANN401 - replies have the form of their command
@@ -258,9 +258,9 @@ def _stored_row(data: bytes) -> StoredRow:
     )  # fmt: skip
 
 
-def place_of(value: bytes) -> tuple[str, str]:
+def _place_of(value: bytes) -> tuple[str, str]:
     """Number of the source and seq of an entry of the stream."""
-    number, _, seq = text_of(value).partition(":")
+    number, _, seq = _text_of(value).partition(":")
     return number, seq
 
 
@@ -280,7 +280,7 @@ def _part_digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def text_of(value: str | bytes) -> str:
+def _text_of(value: str | bytes) -> str:
     """A reply as text."""
     return value if isinstance(value, str) else value.decode()
 
@@ -297,7 +297,7 @@ _CACHED: Final = 1024
 Item = TypeVar("Item")
 
 
-def open_redis_log(address: str) -> "RedisLog":
+def open_redis_log(address: str) -> "_RedisLog":
     """Open the log of a Redis database: `redis://host:6379/0`.
 
     Raises ResourceError if the server cannot be reached or may lose what it acknowledged, DataError if the log is of
@@ -305,9 +305,9 @@ def open_redis_log(address: str) -> "RedisLog":
     """
     client = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
         address, socket_timeout=_WAIT_S, socket_connect_timeout=_WAIT_S, retry=Retry(NoBackoff(), 1),
-        redis_connect_func=connect,
+        redis_connect_func=_connect,
     )  # fmt: skip
-    log = RedisLog(client, address.rpartition("@")[2].partition("?")[0].removeprefix("redis://"))
+    log = _RedisLog(client, address.rpartition("@")[2].partition("?")[0].removeprefix("redis://"))
     try:
         with log.talking():
             log.prepare()
@@ -318,7 +318,7 @@ def open_redis_log(address: str) -> "RedisLog":
 
 
 @dataclass(slots=True)
-class RedisLog:
+class _RedisLog:
     """A `DecisionLog` over a Redis server. Threads may share it."""
 
     client: redis.Redis
@@ -464,13 +464,13 @@ class RedisLog:
         return sorted(self._ask("HVALS", f"{PREFIX}sources"), key=int)
 
     def _source(self, number: bytes, *names: str) -> list[int]:
-        values = self._ask("HMGET", f"{PREFIX}source:{text_of(number)}", *names)
+        values = self._ask("HMGET", f"{PREFIX}source:{_text_of(number)}", *names)
         return [0 if value is None else int(value) for value in values]
 
     def _progress(self, number: bytes) -> SourceProgress:
-        names = self._ask("HMGET", f"{PREFIX}source:{text_of(number)}", "tenant", "name")
+        names = self._ask("HMGET", f"{PREFIX}source:{_text_of(number)}", "tenant", "name")
         first, watermark, highest, seen = self._source(number, "first", "watermark", "highest", "seen")
-        return SourceProgress(int(number), text_of(names[0]), text_of(names[1]), first, watermark, highest, seen)
+        return SourceProgress(int(number), _text_of(names[0]), _text_of(names[1]), first, watermark, highest, seen)
 
     # ---- records
 
@@ -497,12 +497,12 @@ class RedisLog:
             entries = self._ask("XRANGE", f"{PREFIX}stream", f"({_entry_id(after)}", "+", "COUNT", _PAGE)
             if not entries:
                 return
-            places = [place_of(fields[b"k"]) for _, fields in entries]
+            places = [_place_of(fields[b"k"]) for _, fields in entries]
             held = self._held(places)
             sources = {number: self._progress(number.encode()) for number in sorted({one[0] for one in places})}
             self._load_parts(held.values())
             for (entry, _), (number, seq) in zip(entries, places, strict=True):
-                after = _position_of(text_of(entry))
+                after = _position_of(_text_of(entry))
                 data = held.get((number, seq))
                 if data and self._has_parts(data, number, seq):
                     yield after, self._unpack(data, sources[number], int(seq))

@@ -75,12 +75,12 @@ def tenant_folder(tenant: str) -> str:
     return f"{name[:100]}~{blake2b(tenant.encode(), digest_size=16).hexdigest()}"
 
 
-def sort_key(record: DecisionRecord) -> tuple[str, int]:
+def _sort_key(record: DecisionRecord) -> tuple[str, int]:
     """Order of rows in a file."""
     return record.source, record.seq
 
 
-def record_bytes(records: Sequence[DecisionRecord]) -> list[tuple[object, ...]]:
+def _record_bytes(records: Sequence[DecisionRecord]) -> list[tuple[object, ...]]:
     """All values of records, floats as bits: equal ones are equal records."""
     return [
         (*one[:3], *one[4:6], None if one.actions is None else encode_actions(one.actions), encode_labels(one.labels),
@@ -92,7 +92,7 @@ def record_bytes(records: Sequence[DecisionRecord]) -> list[tuple[object, ...]]:
 def write_records(path: Path, records: Iterable[DecisionRecord]) -> None:
     """Write one file, decisions or outcomes, durably and whole. Raises ResourceError, and DataError if it reads back
     otherwise than it was written."""
-    rows = sorted(records, key=sort_key)
+    rows = sorted(records, key=_sort_key)
     table = _outcome_table(rows) if path.name == OUTCOMES else _decision_table(rows)
     sink = pa.BufferOutputStream()
     few = [name for name in table.column_names if name in _FEW_VALUES]
@@ -100,7 +100,7 @@ def write_records(path: Path, records: Iterable[DecisionRecord]) -> None:
     write_table(table, sink, compression="zstd", use_dictionary=few, row_group_size=_ROW_GROUP)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, sink.getvalue().to_pybytes())
-    if record_bytes(read_records(path)) != record_bytes(rows):
+    if _record_bytes(read_records(path)) != _record_bytes(rows):
         raise DataError(f"{path} does not hold what was written to it; is the disk damaged? Nothing was deleted")
 
 
@@ -110,13 +110,13 @@ def read_records(path: Path) -> list[DecisionRecord]:
     return [record for batch in _read_table(path).to_batches(max_chunksize=10_000) for record in read(batch)]
 
 
-def unit_decision_ids(path: Path, unit: str) -> set[str]:
+def _unit_decision_ids(path: Path, unit: str) -> set[str]:
     """Ids of a unit's decisions in a file of decisions, read from two columns. Raises DataError."""
     table = _read_table(path, ["id", "unit"])
     return {one["id"] for one in table.to_pylist() if one["unit"] == unit}
 
 
-def outcome_decision_ids(path: Path) -> set[str]:
+def _outcome_decision_ids(path: Path) -> set[str]:
     """Ids of the decisions that a file of outcomes is about. Raises DataError."""
     return set(_read_table(path, ["decision_id"]).column("decision_id").to_pylist())
 
@@ -251,7 +251,7 @@ _BATCH: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
+class _ExportReport:
     """Result of an export or of retention."""
 
     exported: int
@@ -263,7 +263,7 @@ class ExportReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErasureReport:
+class _ErasureReport:
     """Result of an erasure."""
 
     from_log: int
@@ -272,7 +272,7 @@ class ErasureReport:
     """Records erased from parquet files."""
 
 
-def export_log(log: DecisionLog, folder: Path) -> ExportReport:
+def export_log(log: DecisionLog, folder: Path) -> _ExportReport:
     """Copy every record of a log to the parquet files of `folder`, beside those that are there.
 
     Raises DataError if a file holds another record under the same source and seq, ResourceError if it cannot be
@@ -281,7 +281,7 @@ def export_log(log: DecisionLog, folder: Path) -> ExportReport:
     return _copy(log, folder, before_s=float("inf"), retire=False)
 
 
-def retain(log: DecisionLog, folder: Path, *, before_s: float) -> ExportReport:
+def retain(log: DecisionLog, folder: Path, *, before_s: float) -> _ExportReport:
     """Move records from before a time (`at_s`, seconds since the epoch) to the parquet files of `folder`.
 
     Their seqs stay known, so a record that is sent again is not stored again. Raises as `export_log` does; then nothing
@@ -290,7 +290,7 @@ def retain(log: DecisionLog, folder: Path, *, before_s: float) -> ExportReport:
     return _copy(log, folder, before_s=before_s, retire=True)
 
 
-def _copy(log: DecisionLog, folder: Path, *, before_s: float, retire: bool) -> ExportReport:
+def _copy(log: DecisionLog, folder: Path, *, before_s: float, retire: bool) -> _ExportReport:
     exported = retired = 0
     files: list[Path] = []
     with _only_one(folder):
@@ -305,7 +305,7 @@ def _copy(log: DecisionLog, folder: Path, *, before_s: float, retire: bool) -> E
             failpoint("decisions.exported")
             if retire:
                 retired += _retire(log, rows)
-    return ExportReport(exported=exported, retired=retired, files=tuple(files))
+    return _ExportReport(exported=exported, retired=retired, files=tuple(files))
 
 
 def _retire(log: DecisionLog, rows: Sequence[LoggedRecord]) -> int:
@@ -319,12 +319,12 @@ def _merge(path: Path, records: Sequence[DecisionRecord]) -> list[Path]:
     if not records:
         return []
     held = read_records(path) if path.exists() else []
-    known = dict(zip(map(sort_key, held), record_bytes(held), strict=True))
+    known = dict(zip(map(_sort_key, held), _record_bytes(held), strict=True))
     new: list[DecisionRecord] = []
-    for record, content in zip(records, record_bytes(records), strict=True):
-        if sort_key(record) not in known:
+    for record, content in zip(records, _record_bytes(records), strict=True):
+        if _sort_key(record) not in known:
             new.append(record)
-        elif known[sort_key(record)] != content:
+        elif known[_sort_key(record)] != content:
             raise DataError(
                 f"{path} holds another record with source {record.source!r} and seq {record.seq} than the log; is it "
                 "the folder of another log? The log keeps its records; give another folder"
@@ -359,7 +359,7 @@ def import_exports(log: DecisionLog, folder: Path) -> AppendAck:
     )
 
 
-def erase_unit(log: DecisionLog, folder: Path, tenant: str, unit: str) -> ErasureReport:
+def erase_unit(log: DecisionLog, folder: Path, tenant: str, unit: str) -> _ErasureReport:
     """Erase a unit's decisions and their outcomes from a log and from the parquet files of `folder`, for good.
 
     Decisions go last, as they say which outcomes are the unit's: an erasure that was interrupted is made again and
@@ -370,16 +370,16 @@ def erase_unit(log: DecisionLog, folder: Path, tenant: str, unit: str) -> Erasur
         decisions = _files(folder, name, DECISIONS)
         ids = set(log.decision_ids(tenant, unit))
         for path in decisions:
-            ids |= unit_decision_ids(path, unit)
+            ids |= _unit_decision_ids(path, unit)
         erased = 0
         for path in _files(folder, name, OUTCOMES):
-            erased += 0 if ids.isdisjoint(outcome_decision_ids(path)) else _rewrite(path, ids, unit)
+            erased += 0 if ids.isdisjoint(_outcome_decision_ids(path)) else _rewrite(path, ids, unit)
         failpoint("decisions.outcomes_erased")
         from_log = log.erase(tenant, unit, decision_ids=sorted(ids))
         failpoint("decisions.log_erased")
         for path in decisions:
-            erased += _rewrite(path, ids, unit) if unit_decision_ids(path, unit) else 0
-    return ErasureReport(from_log=from_log, from_files=erased)
+            erased += _rewrite(path, ids, unit) if _unit_decision_ids(path, unit) else 0
+    return _ErasureReport(from_log=from_log, from_files=erased)
 
 
 def _rewrite(path: Path, ids: set[str], unit: str) -> int:

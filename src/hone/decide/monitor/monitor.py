@@ -61,7 +61,7 @@ class RewardedDecision:
     predicted: float
 
 
-class TenantMonitor:
+class _TenantMonitor:
     """Detectors and latest rewards of one tenant. Memory is bounded by the windows of the config."""
 
     def __init__(self, tenant: str, config: MonitorConfig, names: Sequence[str], *, seed: int, since_s: float) -> None:
@@ -278,7 +278,7 @@ class ServiceMonitor:
         """`names` of the features, in their order; `memory` reads the resident bytes of the service."""
         self.config, self._sink, self.names, self.seed = config, sink, tuple(names), seed
         self._limits, self._memory = limits or MonitorLimits(), memory
-        self._tenants: OrderedDict[str, TenantMonitor] = OrderedDict()
+        self._tenants: OrderedDict[str, _TenantMonitor] = OrderedDict()
         self._open: OrderedDict[tuple[str, str], Decision] = OrderedDict()
         self._growth = GrowthCheck(bound=GROWTH_BYTES)
         self._decisions = 0
@@ -338,10 +338,10 @@ class ServiceMonitor:
         row = RewardedDecision(decision=decision, reward=outcome.value, predicted=predicted)
         self._tell(self._tenant(outcome.tenant, outcome.at_s).rewarded(row, outcome.at_s))
 
-    def _tenant(self, name: str, at_s: float) -> TenantMonitor:
+    def _tenant(self, name: str, at_s: float) -> _TenantMonitor:
         known = self._tenants.get(name)
         if known is None:
-            known = TenantMonitor(name, self.config, self.names, seed=self.seed, since_s=at_s)
+            known = _TenantMonitor(name, self.config, self.names, seed=self.seed, since_s=at_s)
             self._tenants[name] = known
             if len(self._tenants) > self._limits.tenants:
                 forgotten, _ = self._tenants.popitem(last=False)
@@ -383,7 +383,7 @@ class ServiceMonitor:
         self._decisions = integer(state, "decisions")
         for name in map(str, order):
             saved = substate(substate(state, "tenants"), name)
-            tenant = TenantMonitor(name, self.config, self.names, seed=self.seed, since_s=0.0)
+            tenant = _TenantMonitor(name, self.config, self.names, seed=self.seed, since_s=0.0)
             tenant.restore(saved)
             self._tenants[name] = tenant
 

@@ -58,7 +58,7 @@ class DriftPageData:
     served: Sequence[ServedPeriod] = ()
 
 
-def write_drift_page(path: Path, shown: DriftPageData) -> None:
+def _write_drift_page(path: Path, shown: DriftPageData) -> None:
     """Write the page atomically. Raises ResourceError."""
     replace_file(path, render_drift_page(shown).encode("utf-8", "replace"))
 
@@ -180,4 +180,4 @@ def write_monitor_page(
         alarms=[AlarmMark(count=alarm.count, words=alarm.words) for alarm in history.alarms],
         shifts=monitor.shifts(tenant), served=served,
     )  # fmt: skip
-    write_drift_page(path, shown)
+    _write_drift_page(path, shown)

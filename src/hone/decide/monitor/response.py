@@ -23,7 +23,7 @@ ALPHA = 0.01
 """Probability of a needless recall at one look, over all older versions."""
 
 
-class VersionLibrary(Protocol):
+class _VersionLibrary(Protocol):
     """Older versions of the policy in service."""
 
     def older(self, tenant: str) -> Sequence[str]:
@@ -36,7 +36,7 @@ class VersionLibrary(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionFit:
+class _VersionFit:
     """Error of a version's scores on the recent rewards."""
 
     version: str
@@ -58,8 +58,8 @@ class VersionFit:
 
 
 def fit_versions(
-    rows: Sequence[RewardedDecision], library: VersionLibrary, tenant: str, *, alpha: float = ALPHA
-) -> tuple[VersionFit, ...]:
+    rows: Sequence[RewardedDecision], library: _VersionLibrary, tenant: str, *, alpha: float = ALPHA
+) -> tuple[_VersionFit, ...]:
     """Fit of every older version that has scores to the rows; those that explain them first, by their error.
 
     Differences of squared errors are paired by row; the interval is normal at level 1 - alpha / versions. Fewer than
@@ -72,13 +72,13 @@ def fit_versions(
     reward = np.array([row.reward for row in rows])
     served = (reward - np.array([row.predicted for row in rows])) ** 2
     constant = (reward - reward.mean()) ** 2
-    fits: list[VersionFit] = []
+    fits: list[_VersionFit] = []
     for version in versions:
         predicted = _scores(rows, library.policy(version))
         if predicted is None:
             continue
         errors = (reward - predicted) ** 2
-        fits.append(VersionFit(
+        fits.append(_VersionFit(
             version=version, error=float(errors.mean()), served=float((errors - served).mean()),
             constant=float((errors - constant).mean()), high=_upper_end(errors - constant, quantile), count=len(rows),
         ))  # fmt: skip
@@ -89,7 +89,7 @@ def _upper_end(values: Floats, quantile: float) -> float:
     return float(values.mean() + quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def recall_evidence(fit: VersionFit, *, at_s: float) -> Evidence:
+def _recall_evidence(fit: _VersionFit, *, at_s: float) -> Evidence:
     """Evidence for the recall of a version: `ok` if it explains the rewards."""
     words = (
         f"version {fit.version} predicts the last {fit.count} rewards with a mean squared error of {fit.error:.4f}: "
@@ -174,7 +174,7 @@ class DriftResponder:
     """
 
     def __init__(
-        self, config: MonitorConfig, library: VersionLibrary | None = None, then: AlarmSink | None = None
+        self, config: MonitorConfig, library: _VersionLibrary | None = None, then: AlarmSink | None = None
     ) -> None:
         self.config, self._library, self._then = config, library, then
         self._alarms: dict[str, MonitorAlarm] = {}
@@ -229,7 +229,7 @@ class DriftResponder:
         fits = fit_versions(monitor.recent(tenant, since), self._library, tenant, alpha=ALPHA / len(LOOKS))
         if not fits or not fits[0].explains:
             return None
-        evidence = recall_evidence(fits[0], at_s=now_s)
+        evidence = _recall_evidence(fits[0], at_s=now_s)
         return DriftAction(
             kind="recall", tenant=tenant, evidence=evidence, version=fits[0].version, count=since,
             since_s=self._since_s[tenant],

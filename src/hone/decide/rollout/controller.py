@@ -181,7 +181,7 @@ def _unscaled(guardrail: RolloutGuardrail, mean: float) -> float:
     return guardrail.low + part * (guardrail.high - guardrail.low)
 
 
-def worst_kind(plan: RolloutPlan, evidence: RolloutEvidence) -> str:
+def _worst_kind(plan: RolloutPlan, evidence: RolloutEvidence) -> str:
     """Kind of the guardrail with the largest e-value."""
     log_e: Sequence[float] = [one.process.log_e for one in evidence.guardrails]
     return plan.guardrails[int(np.argmax(log_e))].kind
@@ -291,7 +291,7 @@ def _alarm(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[TransitionCaus
             "salt, the stages or the units"
         )
     if evidence.peak >= -math.log(plan.guardrail_alpha):
-        kind = worst_kind(plan, evidence)
+        kind = _worst_kind(plan, evidence)
         one = next(one for one in effects(plan, evidence) if one.kind == kind)
         return "guardrail", (
             f"{kind} is worse: {one.new_mean:.4g} against {one.control_mean:.4g} in {one.count:,} units (e = "
@@ -343,7 +343,7 @@ def rollout_slice(plan: RolloutPlan, state: RolloutState) -> RolloutSlice | None
 
 def evidence_row(plan: RolloutPlan, state: RolloutState, at_s: float) -> Evidence:
     """Judgement of the version by its rollout, as a row of the registry."""
-    kind = worst_kind(plan, state.evidence)
+    kind = _worst_kind(plan, state.evidence)
     one = next(one for one in effects(plan, state.evidence) if one.kind == kind)
     alarm = _alarm(plan, state.evidence)
     verdict = "ok" if state.stage == "100%" else "weak" if alarm is None else "refuse"

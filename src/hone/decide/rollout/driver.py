@@ -58,7 +58,7 @@ _NAME: Final = "the new version"
 _PAGE: Final = 5000
 
 
-def shadow_records(log: DecisionLog, plan: RolloutPlan, position: int) -> list[DecisionRecord]:
+def _shadow_records(log: DecisionLog, plan: RolloutPlan, position: int) -> list[DecisionRecord]:
     """The first decisions of a rollout's shadow, as many as it needs, with all outcomes of their ids; `position` is the
     log's at its begin."""
     decisions: dict[tuple[str, str], DecisionRecord] = {}
@@ -86,7 +86,7 @@ def _in_shadow(decision: Decision, plan: RolloutPlan) -> bool:
     return rollout == plan.name and stage == KIND
 
 
-def shadow_evidence(
+def _shadow_evidence(
     records: Sequence[DecisionRecord],
     policy: DecisionPolicy,
     *,
@@ -286,8 +286,8 @@ class RolloutDriver:
         if rows:
             self.score = rows[-1]
             return
-        records = shadow_records(tools.log, plan, read_rollout(tools.registry, plan.service, plan.name).position)
-        self.score = shadow_evidence(
+        records = _shadow_records(tools.log, plan, read_rollout(tools.registry, plan.service, plan.name).position)
+        self.score = _shadow_evidence(
             records, tools.open_policy(plan.version), until_s=self.feed.scored_at_s, join=tools.join, made_by=made_by,
             at_s=tools.clock.now_s(),
         )  # fmt: skip

@@ -29,7 +29,7 @@ from hone.run.store.durable import replace_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLook:
+class _RolloutLook:
     """Evidence at one entry of the journal."""
 
     at_s: float
@@ -44,7 +44,7 @@ class RolloutLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LadderRung:
+class _LadderRung:
     """One stage of a rollout."""
 
     stage: str
@@ -66,8 +66,8 @@ class RolloutHistory:
     plan: RolloutPlan
     state: RolloutState
     begun_s: float
-    rungs: tuple[LadderRung, ...]
-    looks: tuple[RolloutLook, ...]
+    rungs: tuple[_LadderRung, ...]
+    looks: tuple[_RolloutLook, ...]
     transitions: tuple[StageTransition, ...]
 
     @property
@@ -105,21 +105,21 @@ def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutH
     )
 
 
-def _look(plan: RolloutPlan, state: RolloutState, at_s: float) -> RolloutLook:
+def _look(plan: RolloutPlan, state: RolloutState, at_s: float) -> _RolloutLook:
     evidence = state.evidence
-    return RolloutLook(
+    return _RolloutLook(
         at_s=at_s, stage=state.stage, units=evidence.count, log_e=evidence.log_e, peak=evidence.peak,
         effects=effects(plan, evidence),
     )  # fmt: skip
 
 
 def _rungs(
-    recorded: RecordedRollout, looks: Sequence[RolloutLook], transitions: Sequence[StageTransition]
-) -> tuple[LadderRung, ...]:
+    recorded: RecordedRollout, looks: Sequence[_RolloutLook], transitions: Sequence[StageTransition]
+) -> tuple[_LadderRung, ...]:
     """One rung for each stage of the plan, reached or not."""
     begun = {"candidate": recorded.begun_s} | {one.after: one.at_s for one in transitions}
     left = {one.before: one for one in transitions}
-    rungs: list[LadderRung] = []
+    rungs: list[_LadderRung] = []
     for stage in recorded.plan.ladder[1:]:
         inside = [one for one in looks if one.stage == stage]
         # the entry of a transition holds the next stage already, with the evidence of the one that ends
@@ -127,7 +127,7 @@ def _rungs(
         last = (ends or inside or looks[:1])[-1]
         seen = left[stage].seen if stage in left else recorded.state.in_stage if stage in begun else 0
         rungs.append(
-            LadderRung(
+            _LadderRung(
                 stage=stage, needed=recorded.plan.units_needed(stage), seen=seen, begun_s=begun.get(stage),
                 left=left.get(stage), log_e=last.log_e,
             )
@@ -235,7 +235,7 @@ def _ladder_plot(history: RolloutHistory) -> Html:
     return element("svg", *parts, attributes=box)
 
 
-def _done(rung: LadderRung) -> float:
+def _done(rung: _LadderRung) -> float:
     """Part of a stage that is done."""
     if rung.begun_s is None:
         return 0.0
@@ -243,7 +243,7 @@ def _done(rung: LadderRung) -> float:
     return 1.0 if passed or not rung.needed else min(1.0, rung.seen / rung.needed)
 
 
-def _rung_words(rung: LadderRung) -> str:
+def _rung_words(rung: _LadderRung) -> str:
     if rung.begun_s is None:
         return "not reached"
     if rung.stage == "100%":
@@ -286,7 +286,7 @@ def _e_value_plot(history: RolloutHistory) -> Html:
     return element("svg", *parts, attributes=box)
 
 
-def _distinct(looks: Sequence[RolloutLook]) -> list[RolloutLook]:
+def _distinct(looks: Sequence[_RolloutLook]) -> list[_RolloutLook]:
     """Looks at which units were added, each with the last entry of its number of units."""
     by_units = {one.units: one for one in looks}
     return [by_units[units] for units in sorted(by_units)]

@@ -102,7 +102,7 @@ class GuardrailHistory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePreview:
+class _StagePreview:
     """One stage of a plan and the smallest loss that is found by its end."""
 
     stage: str
@@ -114,9 +114,9 @@ class StagePreview:
     """Relative loss of the mean that is found with probability .8 by its end; None: not even a loss of everything."""
 
 
-def preview(plan: RolloutPlan, history: GuardrailHistory) -> tuple[StagePreview, ...]:
+def preview(plan: RolloutPlan, history: GuardrailHistory) -> tuple[_StagePreview, ...]:
     """The stages of a plan with the effects that they can find in one outcome."""
-    done: list[StagePreview] = []
+    done: list[_StagePreview] = []
     exposed = 0
     guardrail = next(one for one in plan.guardrails if one.kind == history.kind)
     for number, share in enumerate(plan.stages, start=1):
@@ -124,7 +124,7 @@ def preview(plan: RolloutPlan, history: GuardrailHistory) -> tuple[StagePreview,
         fall = detectable_fall(**_scaled(plan, history), events=exposed, power=POWER)
         loss = None if fall is None else (fall * _width(guardrail) + guardrail.tolerance) / abs(history.mean)
         done.append(
-            StagePreview(
+            _StagePreview(
                 stage=stage_name(share), requests=number * plan.requests, exposed=exposed,
                 detectable=None if loss is None or loss > 1 else loss,
             )

@@ -84,7 +84,7 @@ class RolloutSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouteRange:
+class _RouteRange:
     """Buckets `first` to `last` (exclusive) with their route."""
 
     first: int
@@ -97,7 +97,7 @@ class RolloutRouter:
     """Router of one service: pure and immutable; a new stage is a new router. Made by `make_router`."""
 
     live: UnitRoute
-    ranges: tuple[RouteRange, ...] = ()
+    ranges: tuple[_RouteRange, ...] = ()
     """Disjoint ranges of the rollouts; buckets outside of them are served by `live`."""
     salt: bytes = field(default=b"", repr=False)
 
@@ -143,16 +143,16 @@ def make_router(*, live: str, salt: str, slices: Sequence[RolloutSlice] = ()) ->
     return RolloutRouter(outside, tuple(ranges), blake2b(salt.encode("utf-8"), digest_size=32).digest())
 
 
-def _ranges(one: RolloutSlice, live: str) -> list[RouteRange]:
+def _ranges(one: RolloutSlice, live: str) -> list[_RouteRange]:
     """Canary, rest and control of a slice, those that are not empty."""
     size = one.size()
     control = one.last if one.share == 1 else one.last - size
     shadow = one.version if one.shadow else ""
     rest = "live" if not one.shadow else "control"
     return [
-        RouteRange(first=one.first, last=one.first + size, route=_route(one, "canary", one.version)),
-        RouteRange(first=one.first + size, last=control, route=_route(one, rest, live, shadow)),
-        RouteRange(first=control, last=one.last, route=_route(one, "control", live)),
+        _RouteRange(first=one.first, last=one.first + size, route=_route(one, "canary", one.version)),
+        _RouteRange(first=one.first + size, last=control, route=_route(one, rest, live, shadow)),
+        _RouteRange(first=control, last=one.last, route=_route(one, "control", live)),
     ]
 
 

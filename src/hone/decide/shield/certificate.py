@@ -50,7 +50,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridShield:
+class _GridShield:
     """Actions allowed by the winning region of a safety game, by a lookup in a table."""
 
     certificate: str
@@ -74,7 +74,7 @@ class GridShield:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InvariantShield:
+class _InvariantShield:
     """Actions allowed by an inductive invariant: those after which it holds again under the worst disturbance."""
 
     certificate: str
@@ -146,7 +146,7 @@ class Counterexample:
         return dict(zip(self.variables, map(float, self.states[row]), strict=True))
 
 
-def game_counterexample(
+def _game_counterexample(
     model: ControlModel, made: GridGame, solved: WinningRegion, claimed: NDArray[np.bool_]
 ) -> Counterexample | None:
     """Trajectory of the model, not rounded, from a claimed state that is lost: the player lasts as long as possible.
@@ -183,7 +183,7 @@ def _replay_play(model: ControlModel, made: GridGame, solved: WinningRegion, sta
     )  # fmt: skip
 
 
-def invariant_counterexample(model: ControlModel, claim: ClaimResult) -> Counterexample | None:
+def _invariant_counterexample(model: ControlModel, claim: ClaimResult) -> Counterexample | None:
     """Trajectory from the state that z3 found, under the same action and the extreme disturbance that is unsafe first;
     where none is, the single step that z3 found. None without a state."""
     if claim.state is None or claim.disturbance is None:
@@ -265,13 +265,13 @@ def certify(spec: ProvedSpec) -> ShieldCertificate:
         return _hashed(
             ShieldCertificate(
                 spec=spec,
-                assumed=(*assumptions(model), *GRID_ASSUMPTIONS),
+                assumed=(*_assumptions(model), *GRID_ASSUMPTIONS),
                 proved=proved,
                 region=_packed(solved.winning),
             )
         )
     proved, worst = _prove_conditions(spec, model)
-    return _hashed(ShieldCertificate(spec=spec, assumed=assumptions(model), proved=proved, worst=worst))
+    return _hashed(ShieldCertificate(spec=spec, assumed=_assumptions(model), proved=proved, worst=worst))
 
 
 def checked_model(spec: ProvedSpec) -> ControlModel:
@@ -282,7 +282,7 @@ def checked_model(spec: ProvedSpec) -> ControlModel:
     return model
 
 
-def assumptions(model: ControlModel) -> tuple[str, ...]:
+def _assumptions(model: ControlModel) -> tuple[str, ...]:
     """What a proof takes for granted, in sentences."""
     bounds = [
         f"{name} is between {one.low:g} and {one.high:g}, chosen by others as they like"
@@ -322,7 +322,7 @@ def _prove_region(
     fallback = model.actions.index(spec.fallback)
     faults = region_faults(made.game, region, fallback=fallback)
     if len(faults):
-        found = game_counterexample(model, made, solved or winning_region(made.game), region)
+        found = _game_counterexample(model, made, solved or winning_region(made.game), region)
         raise UnprovedShieldError(
             _failed(
                 f"{spec.fallback} may leave the region of {int(region.sum())} states from {len(faults)} of them, for "
@@ -346,7 +346,7 @@ def _prove_conditions(
     proof = prove_invariant(asked)
     last = proof.claims[-1]
     if not last.proved:
-        found = invariant_counterexample(model, last)
+        found = _invariant_counterexample(model, last)
         words = f"not proved: {last.claim}"
         raise UnprovedShieldError(
             f"{words} ({last.reason})" if last.reason else _failed(words, found), counterexample=found
@@ -406,7 +406,7 @@ def prove_claims(certificate: ShieldCertificate) -> tuple[ControlModel, GridGame
 
 def open_certificate(
     certificate: ShieldCertificate, features: Sequence[str], *, expected: str = ""
-) -> GridShield | InvariantShield:
+) -> _GridShield | _InvariantShield:
     """Shield of a certificate for contexts with these features, after every claim was proved again.
 
     Raises as `check_certificate`, and ConfigError for a sensor that is none of the features.
@@ -419,7 +419,7 @@ def open_certificate(
         names = {name for columns in model.columns for name in columns}
         columns = {name: np.array([one[name] for one in model.columns]) for name in names}
         assert certificate.worst is not None
-        return InvariantShield(
+        return _InvariantShield(
             certificate=certificate.sha256, proved=_asked(spec, model), worst=certificate.worst, columns=columns,
             reader=reader, matcher=matcher,
         )  # fmt: skip
@@ -428,7 +428,7 @@ def open_certificate(
     stays = stays_inside(made.game, region).T & region[:, None]
     table = np.vstack([stays, np.zeros_like(stays[:1])])
     table.setflags(write=False)
-    return GridShield(certificate=certificate.sha256, grid=made.grid, reader=reader, matcher=matcher, table=table)
+    return _GridShield(certificate=certificate.sha256, grid=made.grid, reader=reader, matcher=matcher, table=table)
 
 
 # --------------------------------------------------------------------------------------------------- the file

@@ -50,7 +50,7 @@ class WinningRegion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GamePlay:
+class _GamePlay:
     """A play of the game: states, and the moves between them."""
 
     states: tuple[int, ...]
@@ -92,7 +92,7 @@ def region_faults(game: SafetyGame, region: Bools, *, fallback: int) -> Ints:
     return np.flatnonzero(region & ~(game.safe & stays))
 
 
-def losing_play(game: SafetyGame, rank: Ints, start: int, *, limit: int = 1_000) -> GamePlay:
+def losing_play(game: SafetyGame, rank: Ints, start: int, *, limit: int = 1_000) -> _GamePlay:
     """Play from a lost state to an unsafe one: the player lasts as long as possible, the adversary hurries."""
     ranks = np.append(rank, 0)
     ranks = np.where(ranks == NEVER, np.iinfo(np.int64).max, ranks)
@@ -105,7 +105,7 @@ def losing_play(game: SafetyGame, rank: Ints, start: int, *, limit: int = 1_000)
         actions.append(action)
         disturbances.append(disturbance)
         states.append(int(after[action, disturbance]))
-    return GamePlay(states=tuple(states), actions=tuple(actions), disturbances=tuple(disturbances))
+    return _GamePlay(states=tuple(states), actions=tuple(actions), disturbances=tuple(disturbances))
 
 
 # ----------------------------------------------------------------------------------------------------------------- grid

@@ -91,7 +91,7 @@ DEADLINE_S: Final = 0.010
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShieldVerdict:
+class _ShieldVerdict:
     """Judgement of a context's actions."""
 
     allowed: Bools
@@ -113,23 +113,23 @@ class GuardedShield:
         """sha256 of the proof; empty: rules without a proof."""
         return self.inner.certificate
 
-    def judge(self, context: Floats, actions: ActionSet) -> ShieldVerdict:
+    def judge(self, context: Floats, actions: ActionSet) -> _ShieldVerdict:
         """Judge the actions, and say why nothing is allowed where the shield itself could not judge."""
         none = np.zeros(len(actions), np.bool_)
         if not np.isfinite(context).all():
             place = int(np.flatnonzero(~np.isfinite(context))[0])
-            return ShieldVerdict(allowed=none, reason=f"shield: feature {place} is {context[place]}")
+            return _ShieldVerdict(allowed=none, reason=f"shield: feature {place} is {context[place]}")
         began_s = self.clock.monotonic_s()
         try:
             allowed = self.inner.allowed(context, actions)
         except Exception as error:  # noqa: BLE001 - whatever a shield raises, nothing is known to be safe
-            return ShieldVerdict(allowed=none, reason=f"shield: {type(error).__name__}: {error}")
+            return _ShieldVerdict(allowed=none, reason=f"shield: {type(error).__name__}: {error}")
         spent_s = self.clock.monotonic_s() - began_s
         if spent_s > self.deadline_s:
-            return ShieldVerdict(allowed=none, reason=f"shield: late ({1000 * spent_s:.1f} ms)")
+            return _ShieldVerdict(allowed=none, reason=f"shield: late ({1000 * spent_s:.1f} ms)")
         if allowed.shape != (len(actions),) or allowed.dtype != np.bool_:
-            return ShieldVerdict(allowed=none, reason=f"shield: {len(actions)} actions, {allowed.shape} verdicts")
-        return ShieldVerdict(allowed=allowed)
+            return _ShieldVerdict(allowed=none, reason=f"shield: {len(actions)} actions, {allowed.shape} verdicts")
+        return _ShieldVerdict(allowed=allowed)
 
     def allowed(self, context: Floats, actions: ActionSet) -> Bools:
         """Safe actions `[K]`; none where the shield is late, raises, or a feature is not finite."""

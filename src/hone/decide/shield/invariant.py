@@ -68,7 +68,7 @@ class ClaimResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InvariantProof:
+class _InvariantProof:
     """Outcome of the proof: its claims, of which only the last may have failed."""
 
     claims: tuple[ClaimResult, ...]
@@ -90,21 +90,21 @@ def invariant_model(model: ControlModel, invariant: Sequence[str], fallback: int
     return InvariantModel(model=model, invariant=tuple(parsed), fallback=fallback)
 
 
-def prove_invariant(asked: InvariantModel, *, timeout_s: float = PROOF_TIMEOUT_S) -> InvariantProof:
+def prove_invariant(asked: InvariantModel, *, timeout_s: float = PROOF_TIMEOUT_S) -> _InvariantProof:
     """Prove the claims one after another, up to the first that fails. Raises ResourceError without z3."""
     z3 = _z3()
     results: list[ClaimResult] = []
     for claim in (*_claims_of_fallback(z3, asked), *_claims_of_order(z3, asked)):
         results.append(_prove(z3, asked, claim, timeout_s))
         if not results[-1].proved:
-            return InvariantProof(claims=tuple(results))
+            return _InvariantProof(claims=tuple(results))
     failed = list[ClaimResult]()
     for corner in asked.model.corners():
         tried = [_prove(z3, asked, claim, timeout_s) for claim in _claims_of_corner(z3, asked, corner)]
         if all(result.proved for result in tried):
-            return InvariantProof(claims=(*results, *tried), worst=corner)
+            return _InvariantProof(claims=(*results, *tried), worst=corner)
         failed += [result for result in tried if not result.proved][:1]
-    return InvariantProof(claims=(*results, failed[0]))
+    return _InvariantProof(claims=(*results, failed[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ RESTART_STEPS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShieldRehearsal:
+class _ShieldRehearsal:
     """T steps on a model."""
 
     intervened: NDArray[np.bool_]
@@ -45,13 +45,13 @@ class ShieldRehearsal:
     """`[T]` the same driver without the shield ended the step unsafe, and began again."""
 
 
-def rehearse_shield(model: ControlModel, shield: ActionShield, *, steps: int, seed: int) -> ShieldRehearsal:
+def rehearse_shield(model: ControlModel, shield: ActionShield, *, steps: int, seed: int) -> _ShieldRehearsal:
     """Drive `steps` steps of the model with and without the shield, from the least dangerous state.
 
     The driver wants one action for 20 steps, then another; others choose an extreme disturbance in each step.
     """
     draws = generator(seed, "rehearse shield")
-    actions = model_actions(model)
+    actions = _model_actions(model)
     wanted = np.repeat(draws.integers(0, len(actions), steps // HELD_STEPS + 1), HELD_STEPS)[:steps]
     corners = model.corners()
     moves = draws.integers(0, len(corners), steps)
@@ -68,10 +68,10 @@ def rehearse_shield(model: ControlModel, shield: ActionShield, *, steps: int, se
         bare = {name: float(value) for name, value in model.after(dict(bare), action, corner).items()}
         flags[:, step] = executed != action, not model.is_safe(dict(here)), not model.is_safe(dict(bare))
         here, bare = (best if flags[1, step] else here), (best if flags[2, step] else bare)
-    return ShieldRehearsal(intervened=flags[0], unsafe=flags[1], unshielded=flags[2])
+    return _ShieldRehearsal(intervened=flags[0], unsafe=flags[1], unshielded=flags[2])
 
 
-def model_actions(model: ControlModel) -> ActionSet:
+def _model_actions(model: ControlModel) -> ActionSet:
     """Actions of a model, with their columns as features."""
     return ActionSet(names=model.actions, features=model.action_features())
 
@@ -99,7 +99,7 @@ class ShieldPageData:
     model: ControlModel
     certificate: ShieldCertificate | None
     shield: ActionShield | None
-    rehearsal: ShieldRehearsal | None = None
+    rehearsal: _ShieldRehearsal | None = None
     reasons: Sequence[str] = ()
     counterexample: Counterexample | None = None
 
@@ -174,7 +174,7 @@ def safe_counts(
 ) -> NDArray[np.int64]:
     """Number of safe actions `[cells of the second variable, cells of the first]`, both ascending; the others are
     `rest`."""
-    actions = model_actions(model)
+    actions = _model_actions(model)
     across, up = np.sort(grid.axes[0].values()), np.sort(grid.axes[1].values())
     return np.array(
         [[int(shield.allowed(np.array([x, y, *rest]), actions).sum()) for x in across] for y in up], np.int64
@@ -223,7 +223,7 @@ def _blocks(counts: NDArray[np.int64], x: LinearScale, y: LinearScale, most: int
 # ------------------------------------------------------------------------------------- rehearsal, counterexample
 
 
-def _rehearsal(found: ShieldRehearsal | None) -> Html:
+def _rehearsal(found: _ShieldRehearsal | None) -> Html:
     if found is None:
         return EMPTY
     count = len(found.intervened) // WINDOW

@@ -27,7 +27,7 @@ from hone.decide.shield.model import RuleShieldConfig, ShieldExpression, parse_e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleShield:
+class _RuleShield:
     """Actions allowed by rules."""
 
     certificate: str
@@ -60,7 +60,7 @@ class RuleShield:
         return self.matcher.place_of_fallback(actions)
 
 
-def rule_shield(config: RuleShieldConfig, features: Sequence[str]) -> RuleShield:
+def rule_shield(config: RuleShieldConfig, features: Sequence[str]) -> _RuleShield:
     """Shield of checked rules. Raises ConfigError with every fault, a rule that forbids the fallback included."""
     faults = ErrorCollector(ConfigError)
     known = frozenset({*config.sensors, *config.constants})
@@ -84,7 +84,7 @@ def rule_shield(config: RuleShieldConfig, features: Sequence[str]) -> RuleShield
     if config.fallback not in config.actions:
         faults.add(f"fallback = {config.fallback!r}: unknown action{did_you_mean(config.fallback, config.actions)}")
     faults.raise_if_any()
-    return RuleShield(
+    return _RuleShield(
         certificate="", sensors=tuple(config.sensors), reader=sensor_reader(config.sensors, features),
         matcher=ActionMatcher(tuple(config.actions), config.fallback), constants=dict(config.constants),
         rules=tuple(rules),

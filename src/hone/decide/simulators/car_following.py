@@ -25,7 +25,7 @@ CRASH_M: Final = -1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoadPhysics:
+class _RoadPhysics:
     """Numbers of a road, in metres and seconds."""
 
     step_s: float
@@ -50,13 +50,13 @@ class RoadPhysics:
     """Cells of a grid over gaps and speeds."""
 
 
-OPEN_ROAD: Final = RoadPhysics(
+OPEN_ROAD: Final = _RoadPhysics(
     step_s=0.5, actions=("full_brake", "brake_hard", "ease", "keep", "accelerate"),
     accelerations=(-6.0, -4.0, -2.0, 0.0, 2.0),
     lead_moves=((-8.0, 0.05), (-3.0, 0.05), (0.0, 0.4), (1.0, 0.25), (2.0, 0.25)), lead_low=-8.0, lead_high=2.0,
     lead_top=20.0, jitter=0.5, top=20.0, sight=60.0, gap_step=0.5, speed_step=1.0,
 )  # fmt: skip
-LATTICE_ROAD: Final = RoadPhysics(
+LATTICE_ROAD: Final = _RoadPhysics(
     step_s=1.0, actions=("full_brake", "keep", "accelerate"), accelerations=(-1.0, 0.0, 1.0),
     lead_moves=((-1.0, 0.2), (0.0, 0.5), (1.0, 0.3)), lead_low=-1.0, lead_high=1.0, lead_top=5.0, jitter=0.0, top=5.0,
     sight=20.0, gap_step=0.5, speed_step=1.0,
@@ -66,7 +66,7 @@ ROADS: Final = {"open": OPEN_ROAD, "lattice": LATTICE_ROAD}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoadStep:
+class _RoadStep:
     """Outcome of one step."""
 
     gap: float
@@ -83,7 +83,7 @@ def travelled(speed: float, acceleration: float, time_s: float) -> float:
     return speed * time_s + 0.5 * acceleration * time_s * time_s
 
 
-def drive(road: RoadPhysics, state: tuple[float, float, float], own: float, lead: float) -> RoadStep:
+def drive(road: _RoadPhysics, state: tuple[float, float, float], own: float, lead: float) -> _RoadStep:
     """Step of both cars at constant accelerations; a car that would pass its top speed reaches it at the step's end."""
     gap, speed, front = state
     own = min(own, (road.top - speed) / road.step_s)
@@ -93,7 +93,7 @@ def drive(road: RoadPhysics, state: tuple[float, float, float], own: float, lead
     if own != lead:  # where both speeds are equal
         times.append(min(max((speed - front) / (lead - own), 0.0), *times))
     gaps = [gap + travelled(front, lead, t) - travelled(speed, own, t) for t in times]
-    return RoadStep(
+    return _RoadStep(
         gap=gaps[0], speed=max(speed + own * road.step_s, 0.0),
         lead=max(front + lead * road.step_s, 0.0), closest=min(gap, *gaps),
     )  # fmt: skip
@@ -170,7 +170,7 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
         return np.int64(lattice_number(self.road, self.state))
 
 
-def shield_tables(road: RoadPhysics) -> dict[str, Any]:
+def shield_tables(road: _RoadPhysics) -> dict[str, Any]:
     """Tables of a shield's file that state the bounds and the motion of both cars, for `hone.decide.shield`."""
     own = dict(zip(road.actions, road.accelerations, strict=True))
     hardest = road.actions[0]
@@ -208,14 +208,14 @@ def _draw_cars(gap: float, sight: float) -> NDArray[np.uint8]:
     return picture
 
 
-def lattice_states(road: RoadPhysics) -> Floats:
+def lattice_states(road: _RoadPhysics) -> Floats:
     """Gap, speed and lead of every state of a lattice `[S, 3]`."""
     axes = [np.arange(round(top / step) + 1) * step for top, step in (
         (road.sight, road.gap_step), (road.top, road.speed_step), (road.lead_top, road.speed_step))]  # fmt: skip
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.float64)
 
 
-def lattice_number(road: RoadPhysics, state: tuple[float, float, float]) -> int:
+def lattice_number(road: _RoadPhysics, state: tuple[float, float, float]) -> int:
     """Number of a state of a lattice."""
     gap, speed, lead = state
     speeds, leads = round(road.top / road.speed_step) + 1, round(road.lead_top / road.speed_step) + 1
@@ -223,7 +223,7 @@ def lattice_number(road: RoadPhysics, state: tuple[float, float, float]) -> int:
     return row * leads + round(lead / road.speed_step)
 
 
-def _lattice_table(road: RoadPhysics) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
+def _lattice_table(road: _RoadPhysics) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
     """The finite process of a lattice as Gymnasium writes tables."""
     table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {}
     for number, row in enumerate(lattice_states(road)):
@@ -237,7 +237,7 @@ def _lattice_table(road: RoadPhysics) -> dict[int, dict[int, list[tuple[float, i
 
 
 def _outcome(
-    road: RoadPhysics, state: tuple[float, float, float], own: float, move: float, chance: float
+    road: _RoadPhysics, state: tuple[float, float, float], own: float, move: float, chance: float
 ) -> tuple[float, int, float, bool]:
     after = drive(road, state, own, move)
     crashed = after.closest < CRASH_M

@@ -171,7 +171,7 @@ class LinearArms(Config):
 BanditArms = Annotated[BernoulliArms | LinearArms, Field(discriminator="kind")]
 
 
-class BanditActor(Protocol):
+class _BanditActor(Protocol):
     """Policy that pulls arms."""
 
     version: int
@@ -201,7 +201,7 @@ class ArmsWorld:
         """Number of arms."""
         return len(self.config.rates) if isinstance(self.config, BernoulliArms) else self.config.arms
 
-    def rollout(self, actor: BanditActor) -> Episodes:
+    def rollout(self, actor: _BanditActor) -> Episodes:
         self.rollouts += 1
         luck = generator(self.seed, "pull", self.rollouts)
         context = self._contexts(luck)

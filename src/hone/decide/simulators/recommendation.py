@@ -32,7 +32,7 @@ AT_ONCE: Final = DeliveryConfig()
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveredOutcome:
+class _DeliveredOutcome:
     """An outcome on its way."""
 
     at_s: float
@@ -125,16 +125,16 @@ class RecommendationWorld:
         """`[rounds]` rounds whose outcome is sent again."""
         return generator(self.seed, "recommendation copies").random(self.rounds) < self.delivery.twice
 
-    def deliveries(self) -> list[DeliveredOutcome]:
+    def deliveries(self) -> list[_DeliveredOutcome]:
         """Outcomes of all rounds, in the order in which they arrive; copies follow by another delay."""
         return sorted(self._sent(), key=lambda one: (one.at_s, one.round, one.copy))
 
-    def _sent(self) -> Iterator[DeliveredOutcome]:
+    def _sent(self) -> Iterator[_DeliveredOutcome]:
         for number in np.flatnonzero(np.isfinite(self.delays_s)).tolist():
             delay_s = float(self.delays_s[number])
-            yield DeliveredOutcome(number + delay_s, number + delay_s, number, 0)
+            yield _DeliveredOutcome(number + delay_s, number + delay_s, number, 0)
             if self.sent_twice[number]:
-                yield DeliveredOutcome(number + 2.0 * delay_s, number + delay_s, number, 1)
+                yield _DeliveredOutcome(number + 2.0 * delay_s, number + delay_s, number, 1)
 
     def delivered_share(self, window_s: float) -> float:
         """Probability that an outcome arrives within `window_s` of its decision."""
