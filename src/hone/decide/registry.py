@@ -169,14 +169,6 @@ _APPEND_ONLY = tuple(
 )
 
 
-def _create_database(path: Path) -> None:
-    """Make the tables, unless they are there. Raises DataError and ResourceError."""
-    with _transaction(path, create=True) as connection:
-        if connection.execute("pragma user_version").fetchone()[0] == 0:
-            for statement in (*_TABLES, *_APPEND_ONLY, f"pragma user_version = {FORMAT}"):
-                connection.execute(statement)
-
-
 @contextmanager
 def _transaction(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection]:
     """One transaction on the database; committed at the block's end, undone by an error. Raises as `_reading`."""
@@ -568,7 +560,10 @@ def open_registry(folder: Path, *, create: bool = False) -> VersionRegistry:
     if create:
         with writing(folder):
             (folder / "versions").mkdir(parents=True, exist_ok=True)
-        _create_database(registry.database)
+        with _transaction(registry.database, create=True) as connection:
+            is_new = connection.execute("pragma user_version").fetchone()[0] == 0
+            for statement in (*_TABLES, *_APPEND_ONLY, f"pragma user_version = {FORMAT}") if is_new else ():
+                connection.execute(statement)
         sync_path(folder)
     with _reading(registry.database):
         return registry

@@ -190,7 +190,8 @@ def _built(tree: object, arrays: Mapping[str, Floats], place: str, path: Path, d
     if settings is None or inner is None:
         raise DataError(f"{where}: {kind} without settings or parts")
     parts = {name: _built(part, arrays, f"{place}{name}.", path, depth + 1) for name, part in inner.items()}
-    own = {name.removeprefix(place): arrays[name] for name in arrays if _is_own(name, place)}
+    within = {name.removeprefix(place): one for name, one in arrays.items() if name.startswith(place)}
+    own = {name: one for name, one in within.items() if "." not in name}
     try:
         return KINDS[kind].from_contents(PolicyContents(settings=settings, arrays=own, parts=parts))
     except HoneError as error:
@@ -200,10 +201,6 @@ def _built(tree: object, arrays: Mapping[str, Floats], place: str, path: Path, d
 def _tables(value: object) -> dict[str, Any] | None:
     """An object of a JSON document; None for another value."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
-
-
-def _is_own(name: str, place: str) -> bool:
-    return name.startswith(place) and "." not in name.removeprefix(place)
 
 
 def _read_arrays(path: Path) -> dict[str, Floats]:

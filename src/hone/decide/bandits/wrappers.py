@@ -92,12 +92,6 @@ def _some_allowed(allowed: Bools, actions: ActionSet) -> Bools:
     return allowed
 
 
-def _allowed_rows(allowed: _ActionFilter, contexts: Floats, actions: ActionSet) -> Bools:
-    """Allowed actions `[n, K]` for features `[n, d]`. Raises DataError as `_some_allowed`."""
-    rows = [_some_allowed(allowed(context, actions), actions) for context in contexts]
-    return np.array(rows, dtype=np.bool_).reshape(len(contexts), len(actions))
-
-
 # ------------------------------------------------------------------------------------------------------------- wrappers
 
 
@@ -163,7 +157,8 @@ class Masked(BanditPolicy):
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution_rows(contexts, actions)
-        allowed = _allowed_rows(self.allowed, contexts, actions)
+        rows = [_some_allowed(self.allowed(context, actions), actions) for context in contexts]
+        allowed = np.array(rows, dtype=np.bool_).reshape(len(contexts), len(actions))
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
     def contents(self) -> PolicyContents:

@@ -448,7 +448,11 @@ def estimate_parquet(
     ResourceError without DuckDB.
     """
     chosen = settings or EstimateSettings()
-    sets = _common_action_sets(paths)
+    first, *others = paths
+    sets = view_action_sets(first)
+    for path in others:
+        if view_action_sets(path) != sets:
+            raise DataError(f"{path} has other sets of actions than {first}: estimate them one by one")
     with _connect() as connection:
         facts = _facts(connection, paths)
         if not facts.sound:
@@ -486,15 +490,6 @@ def _connect() -> Any:  # noqa: ANN401 - DuckDB is imported at use
     except ImportError as error:
         raise ResourceError("estimates of large views read parquet by DuckDB: pip install duckdb") from error
     return duckdb.connect()
-
-
-def _common_action_sets(paths: Sequence[Path]) -> tuple[ActionSet, ...]:
-    first, *others = paths
-    sets = view_action_sets(first)
-    for path in others:
-        if view_action_sets(path) != sets:
-            raise DataError(f"{path} has other sets of actions than {first}: estimate them one by one")
-    return sets
 
 
 def _facts(connection: Any, paths: Sequence[Path]) -> _StreamFacts:  # noqa: ANN401

@@ -1,6 +1,5 @@
 """HTML page of an off-policy report: verdicts, a forest plot, the weights' tail, overlap by segment, propensities."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from hone.decide.estimators.estimate import OffPolicyEstimate
@@ -14,19 +13,17 @@ _COLOURS = {"ok": "p2", "weak": "p1", "refuse": "p4"}
 
 
 def write_off_policy_page(path: Path, report: OffPolicyReport, *, source: str) -> None:
-    """Write the page atomically. Raises ResourceError."""
-    replace_file(path, _render_off_policy_page(report, source=source).encode("utf-8", "replace"))
-
-
-def _render_off_policy_page(report: OffPolicyReport, *, source: str) -> Html:
-    """Render a report as an HTML document; `source` names the log."""
+    """Write a report as an HTML document, atomically; `source` names the log. Raises ResourceError."""
     names = [one.policy for one in report.policies]
     title = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     about = (
         f"{source} · {report.used:,} of {report.rows:,} decisions used · {report.logged.units:,} units · "
         f"versions {', '.join(report.versions[:6])}"
     )
-    return page(
+    counted = "Decisions of the log by the probability of their executed action. Rows near 0 become large weights."
+    plot = histogram(report.propensity_counts, low=0.0, high=1.0, x_label="logged probability")
+    assumptions = [words for one in report.policies for each in one.estimates for words in each.assumptions]
+    html = page(
         f"Estimate of {title}",
         element("header", styled("p", "kicker", text("off-policy estimate")), element("h1", text(title))),
         styled("p", "about", text(about)),
@@ -34,9 +31,12 @@ def _render_off_policy_page(report: OffPolicyReport, *, source: str) -> Html:
         _forest(report),
         _differences(report),
         join([_policy(one) for one in report.policies]),
-        _propensities(report),
-        _assumptions(report),
+        element("h2", text("Propensities")),
+        styled("div", "card", styled("p", "note", text(counted)), plot),
+        element("h2", text("Assumptions")),
+        *(styled("p", "note", text(f"{words}.")) for words in dict.fromkeys(assumptions)),
     )
+    replace_file(path, html.encode("utf-8", "replace"))
 
 
 def _verdicts(report: OffPolicyReport) -> Html:
@@ -139,16 +139,3 @@ def _segments(one: PolicyEstimates) -> Html:
     )
     card = styled("div", "card", styled("p", "note", text(words)), horizontal_bars(bars, longest=1.0))
     return join([card, table(heads, lines, style="fit", numeric=range(1, 8))])
-
-
-def _propensities(report: OffPolicyReport) -> Html:
-    words = "Decisions of the log by the probability of their executed action. Rows near 0 become large weights."
-    plot = histogram(report.propensity_counts, low=0.0, high=1.0, x_label="logged probability")
-    return join([element("h2", text("Propensities")), styled("div", "card", styled("p", "note", text(words)), plot)])
-
-
-def _assumptions(report: OffPolicyReport) -> Html:
-    every: Sequence[str] = list(
-        dict.fromkeys(words for one in report.policies for found in one.estimates for words in found.assumptions)
-    )
-    return join([element("h2", text("Assumptions")), *(styled("p", "note", text(f"{words}.")) for words in every)])

@@ -195,7 +195,10 @@ class FallbackChain:
                 failures.append((version.name, str(failure)))
                 continue
             if failures or choice.logp > 0.0:
-                choice = _amended(choice, failures[0][1] if failures else "")
+                reasons = [f"fallback: {failures[0][1]}"] if failures and failures[0][1] else []
+                reasons += [choice.intervention] if choice.intervention else []
+                # a rounding error above 0 is taken off
+                choice = replace(choice, logp=min(choice.logp, 0.0), intervention="; ".join(reasons))
             return _ServedChoice(choice=choice, version=version.name, failures=tuple(failures))
         raise PolicyFailureError("; ".join(f"{name}: {reason}" for name, reason in failures))
 
@@ -226,13 +229,6 @@ def _check_choice(choice: object, actions: ActionSet) -> None:
         raise PolicyFailureError(f"log-probability {choice.logp} above 0")
     if choice.scores is not None and np.isnan(choice.scores).any():
         raise PolicyFailureError("non-finite scores")
-
-
-def _amended(choice: Choice, failure: str) -> Choice:
-    """The choice with the first failure in its intervention, and without a rounding error above 0."""
-    reasons = [f"fallback: {failure}"] if failure else []
-    reasons += [choice.intervention] if choice.intervention else []
-    return replace(choice, logp=min(choice.logp, 0.0), intervention="; ".join(reasons))
 
 
 # --------------------------------------------------------------------------------------------------------- shadow asker

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, cast
 
 import orjson
@@ -250,10 +249,10 @@ class GatewayRoutes:
     def app(self) -> ASGIApp:
         """The application."""
         posts = {
-            "/v1/decide": _PostEndpoint(self, "/v1/decide", "decide", _one_decision, _one),
-            "/v1/reward": _PostEndpoint(self, "/v1/reward", "reward", _one_reward, _one),
-            "/v1/decide/batch": _PostEndpoint(self, "/v1/decide/batch", "decide", _many_decisions, _many),
-            "/v1/reward/batch": _PostEndpoint(self, "/v1/reward/batch", "reward", _many_rewards, _many),
+            "/v1/decide": _PostEndpoint(self, "/v1/decide", "decide", _read_decision),
+            "/v1/reward": _PostEndpoint(self, "/v1/reward", "reward", _read_reward),
+            "/v1/decide/batch": _PostEndpoint(self, "/v1/decide/batch", "decide", _read_decision, "decisions"),
+            "/v1/reward/batch": _PostEndpoint(self, "/v1/reward/batch", "reward", _read_reward, "rewards"),
         }
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
         routes += [
@@ -328,20 +327,20 @@ def _refusal(words: str, status: int, code: str, headers: Mapping[str, str] | No
     return Response(body, status, headers=headers, media_type="application/json")
 
 
-Reader = Callable[[Mapping[str, object], str, str], list[ServiceRequest | RequestError]]
+Reader = Callable[[Mapping[str, object], str, str], ServiceRequest]
 """From a body, the caller's key and its tenant."""
-Shaper = Callable[[Sequence[ServiceAnswer | RequestError]], tuple[int, object]]
 
 
 class _PostEndpoint:
     """A route that takes JSON: an application of ASGI of its own, as Starlette's wrapping costs half of the time."""
 
-    def __init__(self, routes: GatewayRoutes, path: str, scope: AccessScope, read: Reader, shape: Shaper) -> None:
+    def __init__(self, routes: GatewayRoutes, path: str, scope: AccessScope, read: Reader, many: str = "") -> None:
         self._routes = routes
         self._path = path
         self._scope: AccessScope = scope
         self._read = read
-        self._shape = shape
+        self._many = many
+        """Field of a batch's entries; empty: the body is one request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = self._routes.service.parts
@@ -379,7 +378,12 @@ class _PostEndpoint:
         fields = _read_object(await _body(headers, receive, routes.max_body_bytes))
         key = headers.get(b"idempotency-key", b"").decode("latin-1")
         tenants = routes.service.parts.rules.tenants
-        entries = self._read(fields, key, caller.tenant or tenants[0])
+        tenant = caller.tenant or tenants[0]
+        entries: list[ServiceRequest | RequestError]
+        if self._many:
+            entries = [_entry(entry, self._read, tenant) for entry in _read_batch(fields, self._many)]
+        else:
+            entries = [self._read(fields, key, tenant)]
         answers: list[ServiceAnswer | RequestError | None] = []
         requests: list[ServiceRequest] = []
         for entry in entries:
@@ -392,9 +396,13 @@ class _PostEndpoint:
                 more = count - 1 if tenant == caller.tenant else count
                 if more:
                     routes.limit(tenant, more)
-        given = iter(await routes.batcher.answer(requests)) if requests else iter(())
-        whole = [answer if answer is not None else next(given) for answer in answers]
-        return self._shape(whole)
+        answered = iter(await routes.batcher.answer(requests)) if requests else iter(())
+        whole = [answer if answer is not None else next(answered) for answer in answers]
+        if self._many:
+            return 200, {"answers": [_answer_body(answer) for answer in whole]}
+        if isinstance(whole[0], RequestError):
+            raise whole[0]
+        return 200, _answer_body(whole[0])
 
 
 def _bound(
@@ -410,41 +418,13 @@ def _bound(
     return entry
 
 
-def _one_decision(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    return [_read_decision(fields, key, tenant)]
-
-
-def _one_reward(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    return [_read_reward(fields, key, tenant)]
-
-
-def _many_decisions(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    del key
-    return [_entry(entry, partial(_read_decision, tenant=tenant)) for entry in _read_batch(fields, "decisions")]
-
-
-def _many_rewards(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    del key
-    return [_entry(entry, partial(_read_reward, tenant=tenant)) for entry in _read_batch(fields, "rewards")]
-
-
-def _entry(entry: object, read: Callable[[Mapping[str, object]], ServiceRequest]) -> ServiceRequest | RequestError:
+def _entry(entry: object, read: Reader, tenant: str) -> ServiceRequest | RequestError:
     if not isinstance(entry, dict):
         return RequestError(f"an entry must be an object, got {shown(entry)}", code="bad_type")
     try:
-        return read(cast("dict[str, object]", entry))
+        return read(cast("dict[str, object]", entry), "", tenant)
     except RequestError as fault:
         return fault
-
-
-def _one(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
-    if isinstance(answers[0], RequestError):
-        raise answers[0]
-    return 200, _answer_body(answers[0])
-
-
-def _many(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
-    return 200, {"answers": [_answer_body(answer) for answer in answers]}
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

@@ -155,7 +155,13 @@ class SequenceNumbers:
         """Go on after the log's records; how many numbers were given out before and are not in the log."""
         issued = logged = self._logged(tenant)
         if self._folder is not None:
-            self._maps[tenant] = held = _counter_file(self._folder, tenant)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # eight bytes, in a file named by a hash: a tenant's name is no path
+            path = self._folder / f"{blake2b(tenant.encode(), digest_size=16).hexdigest()}.count"
+            with path.open("a+b") as file:
+                if path.stat().st_size < 8:
+                    file.truncate(8)
+                self._maps[tenant] = held = mmap.mmap(file.fileno(), 8)
             issued = max(logged, int.from_bytes(held[:8], "little"))
         self._set(tenant, issued)
         return issued - logged
@@ -191,13 +197,3 @@ class SequenceNumbers:
         held = self._maps.get(tenant)
         if held is not None:
             held[:8] = number.to_bytes(8, "little")
-
-
-def _counter_file(folder: Path, tenant: str) -> mmap.mmap:
-    """A file of eight bytes, named by a hash: a tenant's name is no path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{blake2b(tenant.encode(), digest_size=16).hexdigest()}.count"
-    with path.open("a+b") as file:
-        if path.stat().st_size < 8:
-            file.truncate(8)
-        return mmap.mmap(file.fileno(), 8)

@@ -20,7 +20,7 @@ from hone.core.errors import DataError
 from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.bandits.saving import load_policy, policy_hash, save_policy
-from hone.decide.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
+from hone.decide.gateway.fallback_chain import FallbackChain, ServingVersion
 from hone.decide.gateway.shipped_versions import ShippedVersions
 from hone.decide.joins.view import JoinConfig
 
@@ -335,12 +335,6 @@ class OnlinePolicies:
 def make_serving(live: ServingVersion, default: ServingVersion, clock: Clock) -> TenantServing:
     """Serving of one tenant by a version, without a last good one yet."""
     return TenantServing(live=live, chain=FallbackChain((live, default), clock))
-
-
-def default_version(action: str, wrap: PolicyWrapper, shelf: VersionShelf) -> ServingVersion:
-    """The safe default as a version."""
-    default = SafeDefault(action)
-    return ServingVersion(name=shelf.named(default.version), policy=wrap(default))
 
 
 def _declared_number(decision: Decision, declared: ActionSet) -> int:

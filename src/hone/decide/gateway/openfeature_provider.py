@@ -100,7 +100,12 @@ class HoneProvider(AbstractProvider):
             raise FlagNotFoundError(f"no flag {flag_key!r}; this provider serves {self._opened.folder.name!r}")
         if context is None or not context.targeting_key:
             raise TargetingKeyMissingError(f"flag {flag_key!r} needs a targeting key: the unit that it decides for")
-        values = _converted(flag_key, service.actions, convert)
+        try:
+            values = {name: convert(name) for name in service.actions}
+        except (KeyError, ValueError):
+            names = ", ".join(service.actions)
+            message = f"flag {flag_key!r}: the actions {names} are not of the type that was asked for"
+            raise TypeMismatchError(message) from None
         features = {name: value for name, value in context.attributes.items() if name in self._schema}
         try:
             decided = self._opened.decide(context.targeting_key, features)  # pyright: ignore[reportArgumentType]
@@ -115,12 +120,3 @@ class HoneProvider(AbstractProvider):
             reason=Reason.DEFAULT if decided.intervention else Reason.TARGETING_MATCH,
             flag_metadata=metadata,
         )
-
-
-def _converted(flag_key: str, actions: Sequence[str], convert: Callable[[str], ValueT]) -> dict[str, ValueT]:
-    """Values of the actions. Raises TypeMismatchError for actions that have none of this type."""
-    try:
-        return {name: convert(name) for name in actions}
-    except (KeyError, ValueError):
-        told = f"flag {flag_key!r}: the actions {', '.join(actions)} are not of the type that was asked for"
-        raise TypeMismatchError(told) from None

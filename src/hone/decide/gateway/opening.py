@@ -41,7 +41,7 @@ from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.bandits.wrappers import EpsilonFloor, Shielded
 from hone.decide.gateway.access import AccessList, ServiceClient, token_digest
-from hone.decide.gateway.fallback_chain import GuardedPolicy, ServingVersion, ShadowAsker
+from hone.decide.gateway.fallback_chain import GuardedPolicy, SafeDefault, ServingVersion, ShadowAsker
 from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
 from hone.decide.gateway.online_policies import (
     OnlineJoiner,
@@ -50,7 +50,6 @@ from hone.decide.gateway.online_policies import (
     TenantLearning,
     TenantServing,
     VersionShelf,
-    default_version,
     folder_version,
     make_serving,
 )
@@ -94,7 +93,7 @@ from hone.decide.monitor.response import DriftAction, DriftResponder, RegistryLi
 from hone.decide.monitor.retraining import JobQueue, submit_retraining
 from hone.decide.registry import VersionRegistry
 from hone.decide.shield.guard import GuardedShield
-from hone.decide.shield.service import ShieldConfig, open_shield
+from hone.decide.shield.service import open_shield
 from hone.run.store.lock import RunLock
 
 # ----------------------------------------------------------------------------------------------------------- named arms
@@ -143,16 +142,6 @@ class _NamedArms:
         return [self._places[name] for name in actions.names]
 
 
-# ---------------------------------------------------------------------------------------------------------- shield name
-
-
-def _shield_name(config: ShieldConfig | None, shield: GuardedShield | None) -> str:
-    """Part of a version's name: eight digits of the certificate, or of the hash of the rules; empty without one."""
-    if config is None or shield is None:
-        return ""
-    return (shield.certificate or sha256(config.model_dump_json().encode()).hexdigest())[:8]
-
-
 # ------------------------------------------------------------------------------------------------------------- assembly
 
 
@@ -194,8 +183,12 @@ def _make_policies(
     declared = make_catalogue(service).declared
     shield = _open_shield(beside, config, clock)
     wrap = partial(_wrapped, declared, shield)
-    shelf = VersionShelf(folder / "versions", _shield_name(config.shield, shield))
-    default = default_version(service.safe_action, partial(_wrapped, None, shield), shelf)
+    name = ""
+    if config.shield is not None and shield is not None:  # the certificate, or the hash of the rules
+        name = (shield.certificate or sha256(config.shield.model_dump_json().encode()).hexdigest())[:8]
+    shelf = VersionShelf(folder / "versions", name)
+    safe = SafeDefault(service.safe_action)
+    default = ServingVersion(name=shelf.named(safe.version), policy=_wrapped(None, shield, safe))
     make = _server_of(config, declared, beside, shelf, default, wrap, clock)
     tell = partial(_told, lines)
     shipped = ShippedVersions(
@@ -439,7 +432,11 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         rollouts = _rollouts(config, folder, policies, lines)
         if rollouts is not None:
             opened.callback(rollouts.close)
-        asker = _shadow_asker(policies, lines)
+        asker = None
+        if (shipped := policies.shipped) is not None:
+            asker = ShadowAsker(
+                shadow_of=shipped.shadow, versions=shipped.shadows, clock=clock, tell=partial(_told, lines)
+            )  # fmt: skip
         listeners = [one for one in (policies, watch, rollouts, asker) if one is not None]
         parts = _parts(config, folder, log, policies, listeners, lines)
         saved = _checkpoints(config, folder, log, policies, parts)
@@ -470,7 +467,10 @@ def _parts(
     lines: FaultLines,
 ) -> ServiceParts:
     service, after = config.service, config.log.durable == "after"
-    source = f"{folder.name}-{_instance(folder)}"
+    instance = folder / "instance"
+    if not instance.is_file():
+        instance.write_text(uuid.uuid4().hex[:8], encoding="ascii")
+    source = f"{folder.name}-{instance.read_text(encoding='ascii')}"
     numbers = SequenceNumbers(partial(_logged, log, source), folder / "issued" if after else None)
     for tenant in service.tenants:
         if lost := numbers.resume(tenant):
@@ -534,15 +534,6 @@ def _rollouts(
     )  # fmt: skip
 
 
-def _shadow_asker(policies: OnlinePolicies, lines: FaultLines) -> ShadowAsker | None:
-    shipped = policies.shipped
-    if shipped is None:
-        return None
-    return ShadowAsker(
-        shadow_of=shipped.shadow, versions=shipped.shadows, clock=policies.clock, tell=partial(_told, lines)
-    )
-
-
 def _locked(folder: Path, clock: Clock) -> RunLock:
     try:
         lock = RunLock.acquire(folder / "lock", folder.name)
@@ -551,14 +542,6 @@ def _locked(folder: Path, clock: Clock) -> RunLock:
         raise ResourceError(told) from None
     lock.write_holder(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock.now_s())))
     return lock
-
-
-def _instance(folder: Path) -> str:
-    """Name of this gateway among those that write to the same log, drawn when its folder was made."""
-    path = folder / "instance"
-    if not path.is_file():
-        path.write_text(uuid.uuid4().hex[:8], encoding="ascii")
-    return path.read_text(encoding="ascii")
 
 
 def pages(log: DecisionLog, after: int = 0) -> Iterator[LoggedRecord]:

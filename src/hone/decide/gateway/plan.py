@@ -71,7 +71,8 @@ def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Itera
     yield f"callers    {callers or 'everybody on this machine, without a token'}"
     rate = f"{service.limit.per_s:g} a second, {service.limit.burst:g} at once" if service.limit.per_s else "no limit"
     yield f"tenants    {', '.join(service.tenants)}; requests of each: {rate}"
-    yield f"deadline   {1000 * service.deadline_s:g} ms, then the last good version, then {_default_words(config)}"
+    safe = service.safe_action or "each action with equal probability"
+    yield f"deadline   {1000 * service.deadline_s:g} ms, then the last good version, then {safe}"
 
 
 def _policy_words(config: ServiceFileConfig) -> str:
@@ -82,10 +83,6 @@ def _policy_words(config: ServiceFileConfig) -> str:
         least = f", every action has probability {policy.floor / count:.3g} or more" if count else ""
         return f"{policy.kind}, floor {policy.floor:g}{least}; a version every {policy.publish_every} rewards"
     return "uniform: every action with equal probability; nothing is learnt"
-
-
-def _default_words(config: ServiceFileConfig) -> str:
-    return config.service.safe_action or "each action with equal probability"
 
 
 def _shield_lines(path: Path, config: ServiceFileConfig, clock: Clock) -> Iterator[str]:

@@ -193,7 +193,12 @@ class LearningCheckpoints:
         return {
             "digest": self.digest, "records": held, "erased": erased, "start": start.position, "position": position,
             "last": _identity(last[0]), "tenants": tenants,
-            "marks": {str(place): _mark_state(one) for place, one in enumerate(self.marks)},
+            "marks": {
+                str(place): {
+                    "position": one.position, "decisions": one.decisions, "tenants": list(one.next_seq),
+                    "next_seq": list(one.next_seq.values()),
+                } for place, one in enumerate(self.marks)
+            },
         }  # fmt: skip
 
     def _start(self, learning: Mapping[str, TenantLearning]) -> _LogMark:
@@ -250,13 +255,6 @@ def _records(log: DecisionLog) -> tuple[int, int]:
 def _identity(logged: LoggedRecord) -> list[str]:
     record = logged.record
     return [record.tenant, record.source, str(record.seq), repr(record.at_s)]
-
-
-def _mark_state(mark: _LogMark) -> State:
-    return {
-        "position": mark.position, "decisions": mark.decisions, "tenants": list(mark.next_seq),
-        "next_seq": list(mark.next_seq.values()),
-    }  # fmt: skip
 
 
 def _mark(state: State) -> _LogMark:

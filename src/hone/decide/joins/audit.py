@@ -92,7 +92,11 @@ def audit_log(
     )
     named = {schema_hash(names): tuple(names) for names in schemas}
     sizes = np.array([len(one) for one in columns.action_sets], np.int64)
-    gaps = _gaps(progress, tenant) if progress is not None else _missing(decisions, outcomes)
+    if progress is None:
+        gaps = _missing(decisions, outcomes)
+    else:
+        gone = [one for one in progress if one.tenant == tenant and one.missing]
+        gaps = (_gap(one.source, one.missing, one.highest + 1, one.watermark + 1) for one in gone)
     faults = (
         *_improbable(decisions), *_conflicts(decisions), *_conflicts(outcomes), *_wrong_actions(decisions, sizes),
         *_mixed_schemas(decisions, named), *_not_finite(outcomes), *gaps, *_repeated_ids(decisions),
@@ -213,12 +217,6 @@ def _not_finite(outcomes: pa.Table) -> Iterator[_LogFault]:
             words=f"{len(wrong)} outcomes are NaN or infinite and count as missing; the first is of decision "
             f"{outcomes['decision_id'][int(wrong[0])].as_py()!r}",
         )
-
-
-def _gaps(progress: Sequence[SourceWatermark], tenant: str) -> Iterator[_LogFault]:
-    for one in progress:
-        if one.tenant == tenant and one.missing:
-            yield _gap(one.source, one.missing, one.highest + 1, one.watermark + 1)
 
 
 def _missing(decisions: pa.Table, outcomes: pa.Table) -> Iterator[_LogFault]:

@@ -102,18 +102,15 @@ def _decision_table(decisions: Sequence[Decision], action_set: Ints) -> pa.Table
     )
 
 
-def _set_key(actions: ActionSet) -> tuple[tuple[str, ...], bytes]:
-    features = actions.features
-    return actions.names, b"" if features is None else repr(features.shape).encode() + features.tobytes()
-
-
 def _merged_action_sets(each: Sequence[ActionSet]) -> tuple[tuple[ActionSet, ...], Ints]:
     """Distinct action sets, sorted by their names and features, and the place of each row's."""
     known: dict[int, tuple[tuple[str, ...], bytes]] = {}
     by_key: dict[tuple[tuple[str, ...], bytes], ActionSet] = {}
     for one in each:
         if id(one) not in known:
-            known[id(one)] = _set_key(one)
+            rows = one.features
+            key = b"" if rows is None else repr(rows.shape).encode() + rows.tobytes()
+            known[id(one)] = one.names, key
             by_key.setdefault(known[id(one)], one)
     order = {key: place for place, key in enumerate(sorted(by_key))}
     places = np.array([order[known[id(one)]] for one in each], np.int64)

@@ -62,7 +62,10 @@ def build_view(
     ]
     name = _the_tenant(every, tenant)
     decisions, twice = _known_records(every[0], name)
-    decisions, same_id = _first_of_each_id(decisions)
+    rank = column_ranks(decisions, "id")
+    _, first = np.unique(rank, return_index=True)
+    same_id = len(rank) - len(first)  # the first of each id is kept
+    decisions = take_rows(decisions, np.sort(first)) if same_id else decisions
     outcomes, outcomes_twice = _known_records(every[1], name)
     counts = ViewCounts(duplicates=twice + same_id + outcomes_twice)
     decisions, outcomes = _of_schema(decisions, outcomes, schema)
@@ -132,14 +135,6 @@ def _known_records(table: "pa.Table", tenant: str) -> "tuple[pa.Table, int]":
     kept = by_identity[~again]
     order = np.lexsort((seq[kept], source[kept], at_s[kept]))
     return take_rows(known, kept[order]), len(repeats)
-
-
-def _first_of_each_id(decisions: "pa.Table") -> "tuple[pa.Table, int]":
-    """Decisions without those whose id an earlier one has, and their number."""
-    rank = column_ranks(decisions, "id")
-    _, first = np.unique(rank, return_index=True)
-    more = len(rank) - len(first)
-    return (take_rows(decisions, np.sort(first)) if more else decisions), more
 
 
 def _of_schema(decisions: "pa.Table", outcomes: "pa.Table", schema: str | None) -> "tuple[pa.Table, pa.Table]":

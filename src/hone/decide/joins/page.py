@@ -32,16 +32,12 @@ _MOST_ACTIONS = 30
 
 
 def write_log_page(path: Path, view: DecisionView, audit: LogAudit) -> None:
-    """Write the page atomically. Raises ResourceError."""
-    replace_file(path, _render_log_page(view, audit).encode("utf-8", "replace"))
-
-
-def _render_log_page(view: DecisionView, audit: LogAudit) -> Html:
-    """Render a tenant's log as an HTML document."""
+    """Write a tenant's log as an HTML document, atomically. Raises ResourceError."""
     figures = summarize_view(view)
+    moment = datetime.fromtimestamp(view.as_of_s, UTC)
     title = f"The log is {audit.words}"
-    kicker = f"decision log{f', tenant {audit.tenant}' if audit.tenant else ''}, as of {_time(view.as_of_s)}"
-    return page(
+    kicker = f"decision log{f', tenant {audit.tenant}' if audit.tenant else ''}, as of {moment:%Y-%m-%d %H:%M:%S UTC}"
+    html = page(
         title,
         element("header", styled("p", "kicker", text(kicker)), element("h1", text(title))),
         _faults(audit),
@@ -50,10 +46,7 @@ def _render_log_page(view: DecisionView, audit: LogAudit) -> Html:
         _probabilities(figures),
         _actions(figures),
     )
-
-
-def _time(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    replace_file(path, html.encode("utf-8", "replace"))
 
 
 def _faults(audit: LogAudit) -> Html:

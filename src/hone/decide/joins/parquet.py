@@ -301,7 +301,10 @@ class LargeJoin:
             return self._write(connection, path)
         finally:
             connection.close()
-            _remove_empty(spill)
+            if spill.is_dir():
+                for file in spill.iterdir():
+                    file.unlink()
+                spill.rmdir()
 
     def _write(self, connection: Any, path: Path) -> ViewCounts:  # noqa: ANN401 - DuckDB's connection
         schema, decisions = self._only_schema(connection), self._files(DECISIONS)
@@ -328,7 +331,8 @@ class LargeJoin:
         note = to_json(facts).decode().replace("'", "''")
         with writing(path):
             options = f"format parquet, compression zstd, kv_metadata {{hone: '{note}'}}"
-            connection.execute(f"copy ({rows}) to '{_quoted(temporary)}' ({options})")
+            target = str(temporary).replace("'", "''")
+            connection.execute(f"copy ({rows}) to '{target}' ({options})")
             sync_path(temporary)
             temporary.replace(path)
         sync_path(path.parent)
@@ -385,17 +389,6 @@ def _duckdb() -> Any:  # noqa: ANN401
 
 def _number(connection: Any, query: str) -> int:  # noqa: ANN401
     return int(connection.execute(query).fetchone()[0])
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
-
-
-def _remove_empty(folder: Path) -> None:
-    if folder.is_dir():
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
 
 
 def _action_sets(connection: Any) -> tuple[ActionSet, ...]:  # noqa: ANN401

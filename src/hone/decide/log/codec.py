@@ -132,11 +132,6 @@ def named(record: Decision | Outcome) -> str:
     return f"{kind} {name!r:.60} (tenant {record.tenant!r:.60}, source {record.source!r:.60}, seq {record.seq!r:.60})"
 
 
-def _all_sound(labels: Sequence[str]) -> bool:
-    """True if every label of a record can be stored."""
-    return all(_sound_text(label, 0, MAX_TEXT) for label in labels)
-
-
 # ---------------------------------------------------------------------------------------------------------------- codec
 
 
@@ -201,7 +196,7 @@ def _check_parts(one: EncodedRecord, sound: set[tuple[str, ...] | int]) -> None:
 
 @lru_cache(maxsize=64)
 def _sound_labels(labels: tuple[str, ...]) -> bool:
-    return _all_sound(labels)
+    return all(_sound_text(label, 0, MAX_TEXT) for label in labels)
 
 
 @lru_cache(maxsize=64)

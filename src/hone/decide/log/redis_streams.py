@@ -258,18 +258,6 @@ def _stored_row(data: bytes) -> StoredRow:
     )  # fmt: skip
 
 
-def _place_of(value: bytes) -> tuple[str, str]:
-    """Number of the source and seq of an entry of the stream."""
-    number, _, seq = _text_of(value).partition(":")
-    return number, seq
-
-
-def _position_of(entry: str) -> int:
-    """Position of a stream's entry: both halves of its id in one number."""
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds) << 64 | int(number)
-
-
 def _entry_id(position: int) -> str:
     """Id of the entry at a position."""
     return f"{position >> 64}-{position & (2**64 - 1)}"
@@ -497,12 +485,14 @@ class _RedisLog:
             entries = self._ask("XRANGE", f"{PREFIX}stream", f"({_entry_id(after)}", "+", "COUNT", _PAGE)
             if not entries:
                 return
-            places = [_place_of(fields[b"k"]) for _, fields in entries]
+            keys = [_text_of(fields[b"k"]).partition(":") for _, fields in entries]
+            places = [(number, seq) for number, _, seq in keys]
             held = self._held(places)
             sources = {number: self._progress(number.encode()) for number in sorted({one[0] for one in places})}
             self._load_parts(held.values())
             for (entry, _), (number, seq) in zip(entries, places, strict=True):
-                after = _position_of(_text_of(entry))
+                milliseconds, _, within = _text_of(entry).partition("-")
+                after = int(milliseconds) << 64 | int(within)  # both halves of the id in one number
                 data = held.get((number, seq))
                 if data and self._has_parts(data, number, seq):
                     yield after, self._unpack(data, sources[number], int(seq))

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome
 from hone.core.errors import DataError, ResourceError
 from hone.decide.log.codec import encode_actions, encode_batch, encode_labels
-from hone.decide.log.protocol import AppendAck, DecisionLog, LoggedRecord, RefusedRecord
+from hone.decide.log.protocol import AppendAck, DecisionLog, RefusedRecord
 from hone.decide.log.relational import DAY_S
 from hone.run.store.durable import failpoint, replace_file, sync_path, writing
 
@@ -114,11 +114,6 @@ def _unit_decision_ids(path: Path, unit: str) -> set[str]:
     """Ids of a unit's decisions in a file of decisions, read from two columns. Raises DataError."""
     table = _read_table(path, ["id", "unit"])
     return {one["id"] for one in table.to_pylist() if one["unit"] == unit}
-
-
-def _outcome_decision_ids(path: Path) -> set[str]:
-    """Ids of the decisions that a file of outcomes is about. Raises DataError."""
-    return set(_read_table(path, ["decision_id"]).column("decision_id").to_pylist())
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -298,20 +293,16 @@ def _copy(log: DecisionLog, folder: Path, *, before_s: float, retire: bool) -> _
             if day * DAY_S >= before_s:
                 continue
             rows = [one for one in log.read_day(tenant, day) if one.record.at_s < before_s]
-            place = day_folder(folder, tenant, day)
-            files += _merge(place / DECISIONS, [one.record for one in rows if isinstance(one.record, Decision)])
-            files += _merge(place / OUTCOMES, [one.record for one in rows if not isinstance(one.record, Decision)])
+            day_files = day_folder(folder, tenant, day)
+            files += _merge(day_files / DECISIONS, [one.record for one in rows if isinstance(one.record, Decision)])
+            files += _merge(day_files / OUTCOMES, [one.record for one in rows if not isinstance(one.record, Decision)])
             exported += len(rows)
             failpoint("decisions.exported")
             if retire:
-                retired += _retire(log, rows)
+                places = [one.position for one in rows]  # a few at a time, so that writers need not wait long
+                parts = (places[begin : begin + _BATCH] for begin in range(0, len(places), _BATCH))
+                retired += sum(log.retire(part) for part in parts)
     return _ExportReport(exported=exported, retired=retired, files=tuple(files))
-
-
-def _retire(log: DecisionLog, rows: Sequence[LoggedRecord]) -> int:
-    """Retire records, a few at a time, so that writers need not wait long."""
-    places = [one.position for one in rows]
-    return sum(log.retire(places[begin : begin + _BATCH]) for begin in range(0, len(places), _BATCH))
 
 
 def _merge(path: Path, records: Sequence[DecisionRecord]) -> list[Path]:
@@ -373,7 +364,8 @@ def erase_unit(log: DecisionLog, folder: Path, tenant: str, unit: str) -> _Erasu
             ids |= _unit_decision_ids(path, unit)
         erased = 0
         for path in _files(folder, name, OUTCOMES):
-            erased += 0 if ids.isdisjoint(_outcome_decision_ids(path)) else _rewrite(path, ids, unit)
+            known = _read_table(path, ["decision_id"]).column("decision_id").to_pylist()
+            erased += 0 if ids.isdisjoint(known) else _rewrite(path, ids, unit)
         failpoint("decisions.outcomes_erased")
         from_log = log.erase(tenant, unit, decision_ids=sorted(ids))
         failpoint("decisions.log_erased")

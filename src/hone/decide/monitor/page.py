@@ -58,11 +58,6 @@ class DriftPageData:
     served: Sequence[ServedPeriod] = ()
 
 
-def _write_drift_page(path: Path, shown: DriftPageData) -> None:
-    """Write the page atomically. Raises ResourceError."""
-    replace_file(path, render_drift_page(shown).encode("utf-8", "replace"))
-
-
 def render_drift_page(shown: DriftPageData) -> Html:
     """Render a tenant's monitor as an HTML document."""
     moved = [shift.feature for shift in shown.shifts if shift.changed]
@@ -180,4 +175,4 @@ def write_monitor_page(
         alarms=[AlarmMark(count=alarm.count, words=alarm.words) for alarm in history.alarms],
         shifts=monitor.shifts(tenant), served=served,
     )  # fmt: skip
-    _write_drift_page(path, shown)
+    replace_file(path, render_drift_page(shown).encode("utf-8", "replace"))

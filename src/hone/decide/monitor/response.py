@@ -78,15 +78,13 @@ def fit_versions(
         if predicted is None:
             continue
         errors = (reward - predicted) ** 2
+        over = errors - constant
         fits.append(_VersionFit(
             version=version, error=float(errors.mean()), served=float((errors - served).mean()),
-            constant=float((errors - constant).mean()), high=_upper_end(errors - constant, quantile), count=len(rows),
+            constant=float(over.mean()), count=len(rows),
+            high=float(over.mean() + quantile * over.std(ddof=1) / math.sqrt(len(over))),
         ))  # fmt: skip
     return tuple(sorted(fits, key=lambda fit: (not fit.explains, fit.error, fit.version)))
-
-
-def _upper_end(values: Floats, quantile: float) -> float:
-    return float(values.mean() + quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def _recall_evidence(fit: _VersionFit, *, at_s: float) -> Evidence:

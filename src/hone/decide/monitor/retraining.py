@@ -318,7 +318,8 @@ def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool
     origin = VersionOrigin(
         config=Path(config.config).read_text(encoding="utf-8"), parent=parts.registry.live(parts.service), view=digest
     )  # fmt: skip
-    version = parts.registry.add(_policy_folder(run, parts.clock), origin, at_s=at_s, made_by=job.id).id
+    files = open_run(run, clock=parts.clock).checkpoints().newest_policy().policy_folder
+    version = parts.registry.add(files, origin, at_s=at_s, made_by=job.id).id
     evidence = candidate_evidence(
         judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
     )  # fmt: skip
@@ -339,11 +340,6 @@ def _take_over_run(folder: Path, attempt: int, clock: Clock) -> tuple[str, ...]:
         shutil.copytree(run, folder / f"attempt-{attempt}" / RUN, ignore=shutil.ignore_patterns("lock"))
         return ("--resume",)
     return ()
-
-
-def _policy_folder(run: Path, clock: Clock) -> Path:
-    """Files of a run's newest policy, which become the version."""
-    return open_run(run, clock=clock).checkpoints().newest_policy().policy_folder
 
 
 def split_view(view: DecisionView, *, since_s: float) -> tuple[DecisionView, DecisionView]:

@@ -63,10 +63,11 @@ def _shadow_records(log: DecisionLog, plan: RolloutPlan, position: int) -> list[
     log's at its begin."""
     decisions: dict[tuple[str, str], DecisionRecord] = {}
     outcomes: list[Outcome] = []
+    mine = plan.name, KIND
     while page := log.read(position, _PAGE):
         position = page[-1].position
         records = [one.record for one in page]
-        shadows = [one for one in records if isinstance(one, Decision) and _in_shadow(one, plan)]
+        shadows = [one for one in records if isinstance(one, Decision) and split_label(one.route)[::2] == mine]
         for one in shadows[: plan.shadow_requests - len(decisions)]:
             decisions[one.tenant, one.id] = one
         gathering = len(decisions) < plan.shadow_requests  # an outcome may come before its decision
@@ -79,11 +80,6 @@ def _shadow_records(log: DecisionLog, plan: RolloutPlan, position: int) -> list[
         ]
     of_shadow = [one for one in outcomes if (one.tenant, one.decision_id) in decisions]
     return [*decisions.values(), *of_shadow]
-
-
-def _in_shadow(decision: Decision, plan: RolloutPlan) -> bool:
-    rollout, _, stage = split_label(decision.route)
-    return rollout == plan.name and stage == KIND
 
 
 def _shadow_evidence(
@@ -250,7 +246,8 @@ class RolloutDriver:
         while (transition := self._next()) is not None:
             self._write(transition)
             done.append(transition)
-        if not done and _noteworthy(before, self.state):
+        found_units = (before.in_stage, before.evidence) != (self.state.in_stage, self.state.evidence)
+        if not done and found_units:
             self._write(None)
         return done
 
@@ -313,7 +310,9 @@ class RolloutDriver:
         after, moves, rows = self.state, list[StageMove](), list[tuple[str, Evidence]]()
         if transition is not None:
             after = apply_transition(self.state, transition)
-            moves = _moves(plan, transition)
+            if (stage := version_stage(transition.after)) != version_stage(transition.before):
+                reason = f"{plan.name}: {transition.words}"
+                moves = [StageMove(version=plan.version, stage=stage, needs=plan.needs, reason=reason)]
             rows = [(plan.version, evidence_row(plan, after, at_s))] if after.finished else []
         entry = JournalEntry(
             service=plan.service, rollout=plan.name, seq=self.seq, content=state_entry(after, at_s, transition),
@@ -321,19 +320,6 @@ class RolloutDriver:
         )  # fmt: skip
         tools.registry.append(entry, at_s=at_s, made_by=tools.made_by)
         self.state, self.seq = after, self.seq + 1
-
-
-def _noteworthy(before: RolloutState, after: RolloutState) -> bool:
-    """True if a look found units: only then it is written."""
-    return (before.in_stage, before.evidence) != (after.in_stage, after.evidence)
-
-
-def _moves(plan: RolloutPlan, transition: StageTransition) -> list[StageMove]:
-    """Move of the version in the registry, if the transition changes its stage."""
-    before, after = version_stage(transition.before), version_stage(transition.after)
-    if before == after:
-        return []
-    return [StageMove(version=plan.version, stage=after, needs=plan.needs, reason=f"{plan.name}: {transition.words}")]
 
 
 def start_rollout(tools: RolloutTools, plan: RolloutPlan) -> RolloutDriver:

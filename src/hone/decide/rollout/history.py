@@ -169,32 +169,27 @@ _WIDTH = 960.0
 
 def write_rollout_page(path: Path, history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
     """Write the page of a rollout in the service of `file`. Raises ResourceError."""
-    replace_file(path, _render_rollout(history, lineage, file=file).encode())
-
-
-def _render_rollout(history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> str:
-    """The page as HTML, with the command that takes the rollout back."""
     plan = history.plan
+    headline = "rolled back" if history.state.stage == ROLLED_BACK else f"at {history.state.stage}"
+    moves = [
+        [text(_moment(one.at_s)), text(one.before), text(one.after), text(one.words)] for one in history.transitions
+    ]
     parts = [
         styled("p", "kicker", text(f"rollout of service {plan.service}, begun {_moment(history.begun_s)}")),
-        element("h1", text(f"{plan.name}: {_headline(history)}")),
+        element("h1", text(f"{plan.name}: {headline}")),
         styled("p", "verdict", text(f"{history.words}.")),
         styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
         _tiles(history),
         element("h2", text("Stages")),
         styled("div", "card", _ladder_plot(history)),
-        _transitions(history),
+        table(("when", "from", "to", "reason"), moves, style="fit"),
         element("h2", text("Evidence that the new version is worse")),
         styled("div", "card", _e_value_plot(history)),
         *(_effect(history, number) for number in range(len(plan.guardrails))),
         element("h2", text("Lineage")),
         _lineage(lineage, plan.control),
     ]
-    return page(f"rollout {plan.name}", *parts)
-
-
-def _headline(history: RolloutHistory) -> str:
-    return "rolled back" if history.state.stage == ROLLED_BACK else f"at {history.state.stage}"
+    replace_file(path, page(f"rollout {plan.name}", *parts).encode())
 
 
 def _moment(at_s: float) -> str:
@@ -250,12 +245,6 @@ def _rung_words(rung: _LadderRung) -> str:
         return "live"
     e = "" if rung.stage == "shadow" else f", e = {format_e_value(rung.log_e)}"
     return f"{rung.seen:,} of {rung.needed:,}{e}"
-
-
-def _transitions(history: RolloutHistory) -> Html:
-    moves = history.transitions
-    rows = [[text(_moment(one.at_s)), text(one.before), text(one.after), text(one.words)] for one in moves]
-    return table(("when", "from", "to", "reason"), rows, style="fit")
 
 
 def _e_value_plot(history: RolloutHistory) -> Html:

@@ -264,23 +264,15 @@ def translate_expression(z3: Z3Module, node: ExpressionNode, values: Mapping[str
         return values[node.name]
     operands = [translate_expression(z3, operand, values) for operand in node.operands]
     made = _operation(z3, node, operands)
-    return z3.simplify(made) if _is_decided(z3, operands) else made
+    decided = all(z3.is_rational_value(one) for one in operands)
+    decided = decided or any(z3.is_true(one) or z3.is_false(one) for one in operands)
+    return z3.simplify(made) if decided else made
 
 
-def _is_decided(z3: Z3Module, operands: Sequence[Formula]) -> bool:
-    """True if simplification decides something: all operands are numbers, or a condition is decided."""
-    numbers = all(z3.is_rational_value(one) for one in operands)
-    return numbers or any(z3.is_true(one) or z3.is_false(one) for one in operands)
-
-
-def _binary_operations() -> Mapping[str, Callable[[Formula, Formula], Formula]]:
-    return {
-        "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
-        "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-    }  # fmt: skip
-
-
-_BINARY: Final = _binary_operations()
+_BINARY: Final[Mapping[str, Callable[[Formula, Formula], Formula]]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
 
 
 def _operation(z3: Z3Module, node: OperationNode, operands: Sequence[Formula]) -> Formula:

@@ -168,16 +168,12 @@ def _fold(combine: Callable[[Values, Values], Values]) -> Callable[..., Values]:
     return folded
 
 
-def _meanings() -> Mapping[str, Callable[..., Any]]:
-    return {
-        "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "**": np.power,
-        "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-        "and": _fold(np.logical_and), "or": _fold(np.logical_or), "not": np.logical_not,
-        "min": _fold(np.minimum), "max": _fold(np.maximum), "abs": np.abs,
-    }  # fmt: skip
-
-
-OPERATIONS: Final = _meanings()
+OPERATIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "**": np.power,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "and": _fold(np.logical_and), "or": _fold(np.logical_or), "not": np.logical_not,
+    "min": _fold(np.minimum), "max": _fold(np.maximum), "abs": np.abs,
+}  # fmt: skip
 """Name of an operation, but `if` -> its meaning on numbers and arrays."""
 
 

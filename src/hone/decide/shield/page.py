@@ -7,7 +7,6 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -22,7 +21,6 @@ from hone.decide.shield.model import ControlModel
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text
 from hone.run.report.svg import Attributes, LinearScale, axes, curve_plot, labelled_ticks
 from hone.run.store.animation import animated_png
-from hone.run.store.durable import replace_file
 
 # ------------------------------------------------------------------------------------------------------------ rehearsal
 
@@ -55,7 +53,8 @@ def rehearse_shield(model: ControlModel, shield: ActionShield, *, steps: int, se
     wanted = np.repeat(draws.integers(0, len(actions), steps // HELD_STEPS + 1), HELD_STEPS)[:steps]
     corners = model.corners()
     moves = draws.integers(0, len(corners), steps)
-    best = dict(zip(model.variables, map(float, _best_state(model)), strict=True))
+    safest = [float(axis.values()[0 if axis.exact else -1]) for axis in state_grid(model).axes]
+    best = dict(zip(model.variables, safest, strict=True))
     here, bare = dict(best), dict(best)
     flags = np.zeros((3, steps), np.bool_)
     for step in range(steps):
@@ -74,11 +73,6 @@ def rehearse_shield(model: ControlModel, shield: ActionShield, *, steps: int, se
 def _model_actions(model: ControlModel) -> ActionSet:
     """Actions of a model, with their columns as features."""
     return ActionSet(names=model.actions, features=model.action_features())
-
-
-def _best_state(model: ControlModel) -> list[float]:
-    grid = state_grid(model)
-    return [float(axis.values()[0 if axis.exact else -1]) for axis in grid.axes]
 
 
 # ---------------------------------------------------------------------------------------------------------- shield page
@@ -105,15 +99,10 @@ class ShieldPageData:
 
 
 def write_shield_page(path: Path, shown: ShieldPageData) -> None:
-    """Write the page atomically. Raises ResourceError."""
-    replace_file(path, _render_shield_page(shown).encode("utf-8", "replace"))
-
-
-def _render_shield_page(shown: ShieldPageData) -> Html:
-    """Render a shield as an HTML document."""
+    """Write a shield as an HTML document, atomically. Raises ResourceError."""
     tried = "proved, but not with other constants" if shown.certificate is not None else "not proved"
     title = f"{shown.name}: {tried if shown.reasons else 'proved'}"
-    return page(
+    html = page(
         title,
         element("header", styled("p", "kicker", text("shield")), element("h1", text(title))),
         join(styled("p", "verdict", element("b", text("Refused: ")), text(reason)) for reason in shown.reasons),
@@ -123,6 +112,7 @@ def _render_shield_page(shown: ShieldPageData) -> Html:
         _rehearsal(shown.rehearsal),
         _claims(shown.certificate),
     )
+    replace_file(path, html.encode("utf-8", "replace"))
 
 
 def _verdict(certificate: ShieldCertificate | None) -> Html:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from hone.core.clock import Clock
 from hone.core.config import Config
 from hone.core.decisions import ActionSet, ActionShield
-from hone.core.errors import ConfigError, DataError, ErrorCollector, HoneError, did_you_mean
+from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
 from hone.decide.shield.certificate import open_certificate, read_certificate
 from hone.decide.shield.guard import (
     DEADLINE_S,
@@ -135,8 +135,4 @@ def _opened(config: ShieldConfig, folder: Path, features: Sequence[str]) -> Acti
     try:
         return open_certificate(read_certificate(path), features, expected=config.sha256)
     except DataError as error:
-        raise _with_place(error, path) from error
-
-
-def _with_place(error: HoneError, path: Path) -> DataError:
-    return DataError(*(line if str(path) in line else f"{path}: {line}" for line in error.messages))
+        raise DataError(*(line if str(path) in line else f"{path}: {line}" for line in error.messages)) from error

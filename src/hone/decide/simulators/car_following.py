@@ -159,7 +159,13 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
 
     def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
         """Both cars from the side `[40, 320, 3]`."""
-        return _draw_cars(self.state[0], self.road.sight)
+        gap = self.state[0]
+        picture = np.full((40, 320, 3), 245, np.uint8)
+        picture[30:32] = 120
+        front = 60 + round(max(gap, 0.0) / self.road.sight * 220)
+        picture[18:30, 30:60] = (200, 40, 40) if gap < 0 else (40, 90, 200)  # red where the cars touch
+        picture[18:30, front : front + 30] = (90, 90, 90)
+        return picture
 
     def _context(self) -> Floats:
         return np.array([min(self.state[0], self.road.sight), *self.state[1:]])
@@ -196,16 +202,6 @@ def shield_tables(road: _RoadPhysics) -> dict[str, Any]:
         "next": {"gap": "gap + lead_way - way", "speed": "speed_after", "lead": "lead_after"},
     }
     return {"kind": "game", "fallback": hardest, "model": model}
-
-
-def _draw_cars(gap: float, sight: float) -> NDArray[np.uint8]:
-    """Picture `[40, 320, 3]` of both cars: ours on the left, red where they touch."""
-    picture = np.full((40, 320, 3), 245, np.uint8)
-    picture[30:32] = 120
-    front = 60 + round(max(gap, 0.0) / sight * 220)
-    picture[18:30, 30:60] = (200, 40, 40) if gap < 0 else (40, 90, 200)
-    picture[18:30, front : front + 30] = (90, 90, 90)
-    return picture
 
 
 def lattice_states(road: _RoadPhysics) -> Floats:
