@@ -168,7 +168,7 @@ def _fold(combine: Callable[[Values, Values], Values]) -> Callable[..., Values]:
     return folded
 
 
-OPERATIONS: Final[Mapping[str, Callable[..., Any]]] = {
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "**": np.power,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
     "and": _fold(np.logical_and), "or": _fold(np.logical_or), "not": np.logical_not,

@@ -7,6 +7,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from hone.decide.shield.model import ControlModel
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text
 from hone.run.report.svg import Attributes, LinearScale, axes, curve_plot, labelled_ticks
 from hone.run.store.animation import animated_png
+from hone.run.store.durable import replace_file
 
 # ------------------------------------------------------------------------------------------------------------ rehearsal
 
