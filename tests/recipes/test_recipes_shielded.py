@@ -9,7 +9,7 @@ import pytest
 from hone.control.environments.action_replacement import ActionReplacementWrapper
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
-from hone.decide.shield.certificate import certificate_text, certify
+from hone.decide.shield.certificate import certify
 from hone.decide.shield.model import shield_spec
 from hone.decide.simulators.car_following import LATTICE_ROAD, shield_tables
 from hone.recipes.off_policy import discrete_sac, dqn
@@ -22,7 +22,7 @@ from hone.run.loop import train
 def certificate(tmp_path: Path) -> str:
     spec = shield_spec(shield_tables(LATTICE_ROAD), place="lattice")
     path = tmp_path / "shield.json"
-    path.write_text(certificate_text(certify(spec)))
+    path.write_text(certify(spec).text())
     return str(path)
 
 

@@ -553,6 +553,27 @@ class VersionRegistry:
             ).fetchall()
         return [name for name, _ in sorted(rows, key=lambda row: (json.loads(row[1]).get("at_s", 0), row[0]))]
 
+    def take_lease(self, work: str, holder: str, *, now_s: float, lease_s: float) -> str:
+        """Take or extend the lease of a work -> its holder: `holder` itself, or the one that has it.
+
+        A holder whose lease has run out loses it to whoever asks first. Raises DataError and ResourceError.
+        """
+        with _transaction(self.database) as connection:
+            connection.execute(_TABLE)  # a self of an earlier hone has none
+            connection.execute(
+                "insert into leases values (?, ?, ?) on conflict (work) do update set holder = excluded.holder, "
+                "until_s = excluded.until_s where leases.holder = excluded.holder or leases.until_s < ?",
+                (work, holder, now_s + lease_s, now_s),
+            )
+            row = connection.execute("select holder from leases where work = ?", (work,)).fetchone()
+            return str(row[0])
+
+    def give_lease_back(self, work: str, holder: str) -> None:
+        """End a lease at once; without effect for another's. Raises DataError and ResourceError."""
+        with _transaction(self.database) as connection:
+            connection.execute(_TABLE)
+            connection.execute("delete from leases where work = ? and holder = ?", (work, holder))
+
 
 def open_registry(folder: Path, *, create: bool = False) -> VersionRegistry:
     """Open a registry, or make one with `create`. Raises DataError and ResourceError."""
@@ -600,26 +621,3 @@ _TABLE: Final = (
     "create table if not exists leases (work text primary key, holder text not null, until_s real not null) "
     "without rowid"
 )
-
-
-def take_lease(registry: VersionRegistry, work: str, holder: str, *, now_s: float, lease_s: float) -> str:
-    """Take or extend the lease of a work -> its holder: `holder` itself, or the one that has it.
-
-    A holder whose lease has run out loses it to whoever asks first. Raises DataError and ResourceError.
-    """
-    with _transaction(registry.database) as connection:
-        connection.execute(_TABLE)  # a registry of an earlier hone has none
-        connection.execute(
-            "insert into leases values (?, ?, ?) on conflict (work) do update set holder = excluded.holder, "
-            "until_s = excluded.until_s where leases.holder = excluded.holder or leases.until_s < ?",
-            (work, holder, now_s + lease_s, now_s),
-        )
-        row = connection.execute("select holder from leases where work = ?", (work,)).fetchone()
-        return str(row[0])
-
-
-def give_lease_back(registry: VersionRegistry, work: str, holder: str) -> None:
-    """End a lease at once; without effect for another's. Raises DataError and ResourceError."""
-    with _transaction(registry.database) as connection:
-        connection.execute(_TABLE)
-        connection.execute("delete from leases where work = ? and holder = ?", (work, holder))

@@ -19,7 +19,7 @@ from hone.control.environments.make import GymConfig, GymEnv, env_factory
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, ActionShield
 from hone.core.errors import ConfigError
-from hone.decide.shield.certificate import check_certificate, read_certificate
+from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.guard import project_action
 from hone.decide.shield.service import ShieldConfig, open_shield
 
@@ -44,7 +44,7 @@ def make_shielded_env(
     """
     path = Path(shield)
     certificate = read_certificate(path)
-    model = check_certificate(certificate)
+    model = certificate.check()
     names = tuple(actions or model.actions)
     inner = env_factory(GymConfig(id=env, kwargs=env_kwargs or {}, max_episode_steps=max_episode_steps)).make_one()
     space = inner.action_space

@@ -38,7 +38,6 @@ from hone.decide.monitor.retraining import (
     refusal_words,
     run_training,
     split_view,
-    submit_retraining,
     work_once,
 )
 from hone.decide.registry import StageMove, VersionOrigin, VersionRegistry, open_registry
@@ -120,7 +119,7 @@ def shop(tmp_path: Path) -> tuple[JobQueue, RetrainParts]:
     queue, clock = JobQueue(tmp_path / "jobs.db"), ManualClock(4900.0)
     evidence = Evidence(kind="monitor", verdict="weak", words="drift", made_by="monitor", at_s=0.0)
     action = DriftAction(kind="retrain", tenant="shop", evidence=evidence, count=3600, since_s=1200.0)
-    assert submit_retraining(queue, action, service="shop", at_s=4900.0)
+    assert queue.submit_retraining(action, service="shop", at_s=4900.0)
     return queue, parts_of(tmp_path, registry, clock)
 
 
@@ -261,7 +260,7 @@ def test_two_drifts_end_to_end_with_a_real_training(tmp_path: Path, monkeypatch:
         for record in records:
             monitor.observe(record)
         for action in responder.step(monitor, float(t)):
-            assert submit_retraining(queue, action, service="shop", at_s=float(t))
+            assert queue.submit_retraining(action, service="shop", at_s=float(t))
             now = t + 2.0
             tools = replace(parts, view=lambda tenant, now=now: build_view(
                 log_columns(log, tenant=tenant), as_of_s=now, join=JoinConfig(window_s=1.0)))  # fmt: skip

@@ -20,8 +20,6 @@ from hone.decide.rollout.plan import (
     RolloutGuardrail,
     RolloutPlan,
     StagedRolloutConfig,
-    plan_warnings,
-    preview,
     stage_name,
 )
 from hone.decide.rollout.router import ExposureBatch, ExposureFeed
@@ -177,7 +175,7 @@ def test_the_ladder_and_its_units_by_hand() -> None:
 
 
 def test_the_preview_says_what_each_stage_can_find() -> None:
-    rows = preview(PLAN, GuardrailHistory(kind="reward", mean=0.3, sd=0.458))
+    rows = PLAN.preview(GuardrailHistory(kind="reward", mean=0.3, sd=0.458))
     assert [row.exposed for row in rows] == [100, 600, 3100, 8100]
     assert [row.requests for row in rows] == [5000, 10_000, 15_000, 20_000]
     falls = [row.detectable for row in rows]
@@ -188,15 +186,15 @@ def test_the_preview_says_what_each_stage_can_find() -> None:
 
 def test_a_loss_that_nobody_can_find_is_said_with_the_requests_that_would() -> None:
     history = GuardrailHistory(kind="reward", mean=0.02, sd=0.14, worth=0.1)
-    (sentence,) = plan_warnings(PLAN, history)
+    (sentence,) = PLAN.warnings(history)
     assert "a loss of 10% of 0.02 is found with probability" in sentence
     assert "within 20,000 requests" in sentence
     a_stage = int(sentence.split("; ")[1].split(" ")[0].replace(",", ""))
-    assert plan_warnings(replace(PLAN, requests=a_stage), history) == []
-    assert plan_warnings(replace(PLAN, requests=a_stage - a_stage // 20), history) != []
-    assert plan_warnings(PLAN, replace(history, worth=None)) == []
+    assert replace(PLAN, requests=a_stage).warnings(history) == []
+    assert replace(PLAN, requests=a_stage - a_stage // 20).warnings(history) != []
+    assert PLAN.warnings(replace(history, worth=None)) == []
     tolerant = replace(PLAN, guardrails=(RolloutGuardrail(tolerance=0.01),))
-    assert "within the tolerance of 0.01" in plan_warnings(tolerant, history)[0]
+    assert "within the tolerance of 0.01" in tolerant.warnings(history)[0]
 
 
 @pytest.mark.parametrize(

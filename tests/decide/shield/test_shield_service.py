@@ -12,7 +12,6 @@ from hone.core.decisions import ActionSet, Choice, draw_action, logp_each
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import key
 from hone.decide.bandits.wrappers import Shielded
-from hone.decide.shield.certificate import certificate_text, open_certificate
 from hone.decide.shield.guard import GuardedShield
 from hone.decide.shield.service import ShieldConfig, open_shield
 from hone.decide.simulators.car_following import CarFollowingEnv
@@ -25,7 +24,7 @@ RULES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "car.json").write_text(certificate_text(car_certificate()))
+    (tmp_path / "car.json").write_text(car_certificate().text())
     return tmp_path
 
 
@@ -75,7 +74,7 @@ class StallingShield:
     """A shield that takes 20 ms in every ninth call."""
 
     def __init__(self, clock: ManualClock) -> None:
-        self.inner, self.clock, self.calls = open_certificate(car_certificate(), FEATURES), clock, 0
+        self.inner, self.clock, self.calls = car_certificate().open(FEATURES), clock, 0
         self.certificate = self.inner.certificate
 
     def allowed(self, context: np.ndarray, actions: ActionSet) -> np.ndarray:

@@ -14,12 +14,8 @@ from hone.decide.shield.certificate import (
     ProvedSpec,
     ShieldCertificate,
     UnprovedShieldError,
-    certificate_text,
     certify,
-    check_certificate,
     checked_model,
-    open_certificate,
-    prove_claims,
     read_certificate,
 )
 from hone.decide.shield.model import ControlModel, GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
@@ -40,7 +36,7 @@ def run(call: CommandCall) -> int:
     path, screen = Path(call.text("file")), standard_screen()
     if path.suffix == ".json":
         certificate = read_certificate(path)
-        check_certificate(certificate)
+        certificate.check()
     else:
         spec = _read_spec(path)
         if isinstance(spec, RuleShieldConfig):
@@ -70,14 +66,14 @@ def _certified(spec: ProvedSpec, call: CommandCall, path: Path, screen: Terminal
         ), screen)  # fmt: skip
         raise
     target = Path(call.text("out") or path.with_suffix(".json"))
-    replace_file(target, certificate_text(certificate).encode())
+    replace_file(target, certificate.text().encode())
     screen.line(f"certificate: {target}")
     return certificate
 
 
 def _judged(certificate: ShieldCertificate, call: CommandCall, path: Path, screen: TerminalScreen) -> int:
     model = checked_model(certificate.spec)
-    shield = open_certificate(certificate, model.variables)
+    shield = certificate.open(model.variables)
     screen.line(f"proved: {certificate.proved[0]}")
     for claim in certificate.proved[1:]:
         screen.line(f"  {claim}")
@@ -112,7 +108,7 @@ def _weakened(certificate: ShieldCertificate, shown: ShieldPageData, call: Comma
     changed = config.model_copy(update={"constants": {**config.constants, **changes}})
     words = ", ".join(f"{name} = {value:g}" for name, value in changes.items())
     try:
-        prove_claims(replace(certificate, spec=certificate.spec.model_copy(update={"model": changed})))
+        replace(certificate, spec=certificate.spec.model_copy(update={"model": changed})).prove_claims()
     except UnprovedShieldError as error:
         reasons = tuple(f"with {words}: {message}" for message in error.messages)
         _write_page(call, replace(shown, reasons=reasons, counterexample=error.counterexample), screen)

@@ -16,7 +16,6 @@ from hone.decide.bandits.policy import (
     best_action,
     log_mass,
     point_mass,
-    repeated_distribution,
 )
 
 
@@ -179,7 +178,7 @@ class Ucb1Policy(BanditPolicy):
         return PolicyDistribution(point_mass(best_action(bound), len(bound)), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        return repeated_distribution(self.distribution(contexts, actions), len(contexts))
+        return self.distribution(contexts, actions).repeated(len(contexts))
 
     def contents(self) -> PolicyContents:
         return PolicyContents(settings={"width": self.width}, parts={"model": self.model})
@@ -401,7 +400,7 @@ class BetaThompsonPolicy(BanditPolicy):
         return PolicyDistribution(log_mass(beta_best(self.model.alpha, self.model.beta)), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        return repeated_distribution(self.distribution(contexts, actions), len(contexts))
+        return self.distribution(contexts, actions).repeated(len(contexts))
 
     def contents(self) -> PolicyContents:
         return PolicyContents(parts={"model": self.model})

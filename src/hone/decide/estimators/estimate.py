@@ -22,7 +22,6 @@ from hone.decide.estimators.rules import (
     audit_weights,
     drift_reasons,
     support_reasons,
-    weight_reasons,
     worst_verdict,
 )
 from hone.decide.estimators.terms import (
@@ -270,6 +269,30 @@ class EstimatedTerms:
     influence: Floats
     """`[n]`."""
 
+    def paired_difference(self, second: "EstimatedTerms", unit: Ints, *, level: float) -> OffPolicyEstimate:
+        """Estimate of `second` - `self` on the same rows, by unit: rows that both count the same way cancel.
+
+        Its verdict is the worse one of the two.
+        """
+        difference = second.influence - self.influence
+        error = standard_error(difference, unit)
+        half = NormalDist().inv_cdf(0.5 + level / 2) * error
+        centre = float(difference.mean())
+        reasons = tuple(dict.fromkeys((*self.estimate.reasons, *second.estimate.reasons)))
+        return replace(
+            second.estimate,
+            value=centre,
+            low=centre - half,
+            high=centre + half,
+            standard_error=error,
+            interval="normal",
+            ess=min(self.estimate.ess, second.estimate.ess),
+            largest_weight=max(self.estimate.largest_weight, second.estimate.largest_weight),
+            overlap=min(self.estimate.overlap, second.estimate.overlap),
+            verdict=worst_verdict(reasons),
+            reasons=reasons,
+        )
+
 
 def _assumptions_of(name: EstimatorName) -> tuple[str, ...]:
     """Assumptions that an estimator stands on."""
@@ -439,33 +462,6 @@ def _interval_of(
     return bernstein_interval(parts.influence, logged.unit, level=settings.level, span=span)
 
 
-def paired_difference_of(
-    first: EstimatedTerms, second: EstimatedTerms, unit: Ints, *, level: float
-) -> OffPolicyEstimate:
-    """Estimate of `second` - `first` on the same rows, by unit: rows that both count the same way cancel.
-
-    Its verdict is the worse one of the two.
-    """
-    difference = second.influence - first.influence
-    error = standard_error(difference, unit)
-    half = NormalDist().inv_cdf(0.5 + level / 2) * error
-    centre = float(difference.mean())
-    reasons = tuple(dict.fromkeys((*first.estimate.reasons, *second.estimate.reasons)))
-    return replace(
-        second.estimate,
-        value=centre,
-        low=centre - half,
-        high=centre + half,
-        standard_error=error,
-        interval="normal",
-        ess=min(first.estimate.ess, second.estimate.ess),
-        largest_weight=max(first.estimate.largest_weight, second.estimate.largest_weight),
-        overlap=min(first.estimate.overlap, second.estimate.overlap),
-        verdict=worst_verdict(reasons),
-        reasons=reasons,
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------ streaming
 
 
@@ -559,7 +555,7 @@ class StreamedEstimates:
         summary = WeightSummary(
             n=n, mean=mean, error=error, ess=total**2 / self.squares if self.squares else 0.0, largest=self.largest
         )
-        common = [*log_reasons, *support_reasons(lost, where, rules), *weight_reasons(summary, rules)]
+        common = [*log_reasons, *support_reasons(lost, where, rules), *summary.reasons(rules)]
         return {name: self._estimate(name, summary, 1 - lost, common) for name in self.names}
 
     def _estimate(

@@ -78,6 +78,28 @@ class WeightSummary:
     largest_row: int | None = None
     """Number of the row with the largest weight; None: not known."""
 
+    def reasons(self, rules: RefusalRules) -> "list[VerdictReason]":
+        """Reasons against weights by their summary: calibration, sample size, largest weight."""
+        reasons: list[VerdictReason] = []
+        excess = self.mean - 1
+        if excess > rules.miscalibrated_refuse and excess > rules.support_deviations * self.error:
+            words = (
+                f"the mean weight is {self.mean:.3f} +- {self.error:.3f}, expected 1: the logged probabilities are "
+                "not those of the executed actions; log the probability after every wrapper"
+            )
+            reasons.append(_refused("calibration", words))
+        if self.ess < rules.ess_weak:
+            verdict: Verdict = "refuse" if self.ess < rules.ess_refuse else "weak"
+            words = f"effective sample size {self.ess:.0f} of {self.n} rows: log more, or a policy nearer to the target"
+            reasons.append(VerdictReason(rule="sample size", verdict=verdict, words=words))
+        total = self.mean * self.n
+        share = self.largest / total if total > 0 else 0.0
+        if share > rules.largest_share_weak:
+            row = "one row" if self.largest_row is None else f"row {self.largest_row}"
+            words = f"{row} has {share:.0%} of all weight ({self.largest:.3g}): one outcome would decide"
+            reasons.append(VerdictReason(rule="largest weight", verdict="weak", words=words))
+        return reasons
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictReason:
@@ -139,32 +161,7 @@ def audit_weights(
         largest=float(weight[row]),
         largest_row=row,
     )
-    return [*reasons, *weight_reasons(summary, rules)], overlap
-
-
-def weight_reasons(summary: WeightSummary, rules: RefusalRules) -> list[VerdictReason]:
-    """Reasons against weights by their summary: calibration, sample size, largest weight."""
-    reasons: list[VerdictReason] = []
-    excess = summary.mean - 1
-    if excess > rules.miscalibrated_refuse and excess > rules.support_deviations * summary.error:
-        words = (
-            f"the mean weight is {summary.mean:.3f} +- {summary.error:.3f}, expected 1: the logged probabilities are "
-            "not those of the executed actions; log the probability after every wrapper"
-        )
-        reasons.append(_refused("calibration", words))
-    if summary.ess < rules.ess_weak:
-        verdict: Verdict = "refuse" if summary.ess < rules.ess_refuse else "weak"
-        words = (
-            f"effective sample size {summary.ess:.0f} of {summary.n} rows: log more, or a policy nearer to the target"
-        )
-        reasons.append(VerdictReason(rule="sample size", verdict=verdict, words=words))
-    total = summary.mean * summary.n
-    share = summary.largest / total if total > 0 else 0.0
-    if share > rules.largest_share_weak:
-        row = "one row" if summary.largest_row is None else f"row {summary.largest_row}"
-        words = f"{row} has {share:.0%} of all weight ({summary.largest:.3g}): one outcome would decide"
-        reasons.append(VerdictReason(rule="largest weight", verdict="weak", words=words))
-    return reasons
+    return [*reasons, *summary.reasons(rules)], overlap
 
 
 def open_window_reasons(unknown: float, rules: RefusalRules) -> list[VerdictReason]:

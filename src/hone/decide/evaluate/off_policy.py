@@ -43,7 +43,6 @@ from hone.decide.estimators.estimate import (
     WeightTail,
     estimate_values,
     logged_value,
-    paired_difference_of,
     terms_estimate,
     weight_tail,
 )
@@ -86,6 +85,33 @@ class PolicyEstimates:
     def deciding(self) -> OffPolicyEstimate:
         """The estimate that decides."""
         return self.estimates[0]
+
+    def verdict_words(self, report: "OffPolicyReport") -> str:
+        """The judgement of a candidate in one sentence, which stands beside its verdict; figures come second."""
+        found = self.deciding
+        if found.verdict == "refuse":
+            return f"this log cannot tell the value of {self.policy}"
+        against = next(each for each in report.differences if (each.first, each.second) == (LOGGED, self.policy))
+        return (
+            f"{against.words}; its value is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
+            f"{found.level:.0%} by {found.estimator})"
+        )
+
+    def evidence(self, report: "OffPolicyReport", *, made_by: str, at_s: float) -> Evidence:
+        """Evidence of kind `offline` for the registry: the deciding estimate of a candidate."""
+        found = self.deciding
+        reasons = "; ".join(reason.words for reason in found.reasons)
+        return Evidence(
+            kind="offline",
+            verdict=found.verdict,
+            words=self.verdict_words(report) + (f" ({reasons})" if reasons else ""),
+            value=found.value,
+            low=found.low,
+            high=found.high,
+            count=found.n,
+            made_by=made_by,
+            at_s=at_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,35 +251,6 @@ def estimate_policies(
     )
 
 
-def verdict_words(one: PolicyEstimates, report: OffPolicyReport) -> str:
-    """The judgement of a candidate in one sentence, which stands beside its verdict; figures come second."""
-    found = one.deciding
-    if found.verdict == "refuse":
-        return f"this log cannot tell the value of {one.policy}"
-    against = next(each for each in report.differences if (each.first, each.second) == (LOGGED, one.policy))
-    return (
-        f"{against.words}; its value is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
-        f"{found.level:.0%} by {found.estimator})"
-    )
-
-
-def offline_evidence(one: PolicyEstimates, report: OffPolicyReport, *, made_by: str, at_s: float) -> Evidence:
-    """Evidence of kind `offline` for the registry: the deciding estimate of a candidate."""
-    found = one.deciding
-    reasons = "; ".join(reason.words for reason in found.reasons)
-    return Evidence(
-        kind="offline",
-        verdict=found.verdict,
-        words=verdict_words(one, report) + (f" ({reasons})" if reasons else ""),
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        count=found.n,
-        made_by=made_by,
-        at_s=at_s,
-    )
-
-
 # --------------------------------------------------------------------------------------------------- parts
 
 
@@ -352,7 +349,7 @@ def _differences(
     own: EstimatedTerms, deciding: Mapping[str, EstimatedTerms], unit: Ints, level: float
 ) -> tuple[_PolicyDifference, ...]:
     def between(first: EstimatedTerms, second: EstimatedTerms) -> OffPolicyEstimate:
-        return paired_difference_of(first, second, unit, level=level)
+        return first.paired_difference(second, unit, level=level)
 
     names = list(deciding)
     against = [_PolicyDifference(first=LOGGED, second=name, estimate=between(own, deciding[name])) for name in names]

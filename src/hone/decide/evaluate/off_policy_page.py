@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hone.decide.estimators.estimate import OffPolicyEstimate
-from hone.decide.evaluate.off_policy import LOGGED, OffPolicyReport, PolicyEstimates, verdict_words
+from hone.decide.evaluate.off_policy import LOGGED, OffPolicyReport, PolicyEstimates
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text, with_minus_sign
 from hone.run.report.svg import IntervalRow, interval_plot
 from hone.run.report.svg_bars import LabelledBar, histogram, horizontal_bars
@@ -43,7 +43,7 @@ def _verdicts(report: OffPolicyReport) -> Html:
     parts: list[Html] = []
     for one in report.policies:
         parts.append(
-            styled("p", "verdict", element("b", text(one.deciding.verdict)), text(f": {verdict_words(one, report)}."))
+            styled("p", "verdict", element("b", text(one.deciding.verdict)), text(f": {one.verdict_words(report)}."))
         )
         parts += [
             styled("p", "note", text(f"{reason.verdict}, {reason.rule}: {reason.words}."))

@@ -27,8 +27,6 @@ from hone.decide.gateway.access import (
     CallerAccess,
     HeldRefusals,
     TenantLimits,
-    require_scope,
-    tenant_of,
 )
 from hone.decide.gateway.requests import (
     ActionInput,
@@ -278,7 +276,7 @@ class GatewayRoutes:
     async def metrics(self, call: Request) -> Response:
         """Prometheus's text."""
         try:
-            require_scope(self.access.caller(call.headers.get("authorization", "")), "read")
+            self.access.caller(call.headers.get("authorization", "")).require_scope("read")
         except RequestError as fault:
             return Response(_to_json(_answer_body(fault)), fault.status, media_type="application/json")
         return Response(self.service.counters_text(), media_type="text/plain; version=0.0.4")
@@ -372,7 +370,7 @@ class _PostEndpoint:
         self, caller: CallerAccess, headers: Mapping[bytes, bytes], receive: Receive
     ) -> tuple[int, object]:
         routes = self._routes
-        require_scope(caller, self._scope)
+        caller.require_scope(self._scope)
         if caller.tenant:
             routes.limit(caller.tenant, 1)
         fields = _read_object(await _body(headers, receive, routes.max_body_bytes))
@@ -412,7 +410,7 @@ def _bound(
     if isinstance(entry, RequestError):
         return entry
     try:
-        tenant_of(caller, entry.tenant, tenants)
+        caller.tenant_of(entry.tenant, tenants)
     except RequestError as fault:
         return fault
     return entry

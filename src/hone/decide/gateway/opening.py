@@ -90,7 +90,7 @@ from hone.decide.log.protocol import DecisionLog, LoggedRecord
 from hone.decide.monitor.alarms import AlarmLog
 from hone.decide.monitor.monitor import ServiceMonitor, resident_bytes
 from hone.decide.monitor.response import DriftAction, DriftResponder, RegistryLibrary
-from hone.decide.monitor.retraining import JobQueue, submit_retraining
+from hone.decide.monitor.retraining import JobQueue
 from hone.decide.registry import VersionRegistry
 from hone.decide.shield.guard import GuardedShield
 from hone.decide.shield.service import open_shield
@@ -331,7 +331,7 @@ class _DriftWatch:
             words = action.evidence.words
             registry.recall(self.service, action.version, at_s=now_s, made_by="monitor", reason=words)
         elif action.kind == "retrain":
-            submit_retraining(JobQueue(self.jobs), action, service=self.service, at_s=now_s)
+            JobQueue(self.jobs).submit_retraining(action, service=self.service, at_s=now_s)
 
 
 # -------------------------------------------------------------------------------------------------------------- opening

@@ -15,7 +15,7 @@ from hone.decide.gateway.opening import (
     service_folder,
 )
 from hone.decide.gateway.service_config import FolderServiceConfig, LearningServiceConfig, ServiceFileConfig
-from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, plan_warnings, preview, stage_name
+from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, stage_name
 from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.service import open_shield
 
@@ -130,10 +130,10 @@ def _rollout_lines(config: ServiceFileConfig) -> Iterator[str]:
         history = GuardrailHistory(kind=one.kind, mean=one.mean, sd=one.sd, worth=one.worth)
         found = (
             f"{stage.stage} {'nothing' if stage.detectable is None else format(stage.detectable, '.1%')}"
-            for stage in preview(plan, history)
+            for stage in plan.preview(history)
         )
         yield f"detects    loss of {one.kind!r} with probability 80% by the end of: {', '.join(found)}"
-        yield from (f"note       {words}" for words in plan_warnings(plan, history))
+        yield from (f"note       {words}" for words in plan.warnings(history))
 
 
 def _memory_lines(config: ServiceFileConfig) -> Iterator[str]:

@@ -28,7 +28,7 @@ from hone.decide.log.protocol import DecisionLog
 from hone.decide.monitor.config import RetrainConfig
 from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts, work_once
 from hone.decide.registry import PolicyVersion, VersionOrigin, VersionRegistry, files_of, open_registry, version_id
-from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, start_rollout
+from hone.decide.rollout.driver import RolloutDriver, RolloutTools
 from hone.decide.rollout.plan import GuardrailConfig, GuardrailHistory, RolloutGuardrail, RolloutPlan
 from hone.decide.rollout.router import BUCKETS, end_position
 from hone.decide.rollout.watcher import RolloutWatcher
@@ -126,11 +126,11 @@ class ServiceRollouts:
 
     def start(self, plan: RolloutPlan) -> RolloutDriver:
         """Begin a rollout. Raises ConfigError with everything that is in its way."""
-        return start_rollout(self.tools(), plan)
+        return self.tools().start(plan)
 
     def resume(self, name: str) -> RolloutDriver:
         """Continue a rollout from its journal."""
-        return resume_rollout(self.tools(), self.service, name)
+        return self.tools().resume(self.service, name)
 
     def histories(self) -> list[GuardrailHistory]:
         """Mean and spread of each guardrail's outcome: as the file says, else as the latest records say."""

@@ -27,7 +27,6 @@ from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
     decode_labels,
-    decode_record,
     encode_actions,
     encode_batch,
     encode_labels,
@@ -40,7 +39,6 @@ from hone.decide.log.protocol import (
     SourceProgress,
     SourceWatermark,
     StoredRow,
-    differing_fields,
     erasure_digest,
     refusal,
 )
@@ -349,7 +347,7 @@ class _RedisLog:
             marks = tuple(self._progress(number).public for number in numbers)
         results = [bytes(one) for one in results]
         refused = [
-            refusal(one, differing_fields(_stored_row(held), _stored_row(_pack_record(one)[0])))
+            refusal(one, _stored_row(held).differing_fields(_stored_row(_pack_record(one)[0])))
             for one, held in zip(encoded, results, strict=True)
             if held not in {b"stored", b"repeated", b"erased"}
         ]
@@ -366,14 +364,14 @@ class _RedisLog:
                 if len(found) >= limit:
                     break
                 if tenant is None or record.tenant == tenant:
-                    found.append(LoggedRecord(position, decode_record(record)))
+                    found.append(LoggedRecord(position, record.decode()))
         return found
 
     def read_day(self, tenant: str, day: int) -> list[LoggedRecord]:
         """Records of a tenant's day; see `DecisionLog`."""
         with self.talking():
             return [
-                LoggedRecord(position, decode_record(record))
+                LoggedRecord(position, record.decode())
                 for position, record in self._scan()
                 if record.tenant == tenant and int(record.at_s // DAY_S) == day
             ]

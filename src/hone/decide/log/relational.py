@@ -15,7 +15,6 @@ from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
     decode_labels,
-    decode_record,
     encode_actions,
     encode_batch,
     encode_labels,
@@ -29,7 +28,6 @@ from hone.decide.log.protocol import (
     SourceProgress,
     SourceWatermark,
     StoredRow,
-    differing_fields,
     erasure_digest,
     refusal,
 )
@@ -351,7 +349,7 @@ class RelationalLog:
         actions = None if one.actions is None else self.parts.known_actions(one.actions)
         labels = self.parts.known_labels(one.labels)
         arrived = StoredRow(stored.source, one.seq, one.at_s, one.decision, one.unit, actions, labels, one.body)
-        return differing_fields(stored, arrived)
+        return stored.differing_fields(arrived)
 
     def _read(self, where: str, values: Sequence[object]) -> list[LoggedRecord]:
         statement = (
@@ -365,7 +363,7 @@ class RelationalLog:
         for position, tenant, source, seq, at_s, decision, unit, actions, labels, body in rows:
             shared = None if actions is None else actions_of[actions]
             one = EncodedRecord(tenant, source, seq, at_s, decision, unit, shared, labels_of[labels], bytes(body))
-            records.append(LoggedRecord(position, decode_record(one)))
+            records.append(LoggedRecord(position, one.decode()))
         return records
 
     # ---- sources

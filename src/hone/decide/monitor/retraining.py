@@ -18,7 +18,7 @@ from hone.core.decisions import DecisionPolicy, DecisionTable, Evidence, Verdict
 from hone.core.errors import DataError, HoneError, ResourceError
 from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.estimators.terms import LoggedFeedback
-from hone.decide.evaluate.off_policy import LOGGED, estimate_policies, logged_feedback, offline_evidence
+from hone.decide.evaluate.off_policy import LOGGED, estimate_policies, logged_feedback
 from hone.decide.joins.parquet import freeze_view, frozen_hash, is_frozen_view
 from hone.decide.joins.view import DecisionView, take_decisions
 from hone.decide.monitor.config import RetrainConfig
@@ -126,6 +126,12 @@ class JobQueue:
         finally:
             connection.close()
 
+    def submit_retraining(self, action: DriftAction, *, service: str, at_s: float) -> bool:
+        """Queue the retraining that drift asks for; False if the tenant waits for one already."""
+        job = f"{service}-{action.tenant}-{int(at_s * 1000)}"
+        work = {"since_s": repr(action.since_s), "words": action.evidence.words}
+        return self.submit(job, tenant=action.tenant, work=work, at_s=at_s)
+
 
 def _job(row: tuple[str, str, str, JobState, int, str, float, str]) -> QueuedJob:
     return QueuedJob(
@@ -157,7 +163,7 @@ def candidate_evidence(
     except HoneError as error:
         return (_row("sound", "refuse", f"the candidate cannot be judged: {error}", made_by, at_s),)
     sound = _soundness(logged, made_by, at_s)
-    offline = offline_evidence(report.of(NAME), report, made_by=made_by, at_s=at_s)
+    offline = report.of(NAME).evidence(report, made_by=made_by, at_s=at_s)
     difference = next(one for one in report.differences if (one.first, one.second) == (LOGGED, NAME))
     found = difference.estimate
     verdict: Verdict = "weak"
@@ -266,13 +272,6 @@ class RetrainResult:
         """The judgement in one sentence."""
         refused = refusal_words(self.evidence)
         return f"version {self.version} is refused: {refused}" if refused else f"version {self.version} may be shipped"
-
-
-def submit_retraining(queue: JobQueue, action: DriftAction, *, service: str, at_s: float) -> bool:
-    """Queue the retraining that drift asks for; False if the tenant waits for one already."""
-    job = f"{service}-{action.tenant}-{int(at_s * 1000)}"
-    work = {"since_s": repr(action.since_s), "words": action.evidence.words}
-    return queue.submit(job, tenant=action.tenant, work=work, at_s=at_s)
 
 
 def work_once(queue: JobQueue, parts: RetrainParts, *, worker: str) -> QueuedJob | None:

@@ -2,7 +2,7 @@
 
     candidate -> shadow -> 1% -> 5% -> 25% -> 50% -> 100%        each of them -> rolled_back
 
-`next_transition` decides, `apply_transition` does; between the two a driver writes the transition, with its evidence,
+`next_transition` decides, `RolloutState.after` does; between the two a driver writes the transition, with its evidence,
 into the journal. The whole state is in the journal's last entry, so a restart continues with the same state.
 """
 
@@ -218,6 +218,16 @@ class RolloutState:
         """True at 100% and after a rollback."""
         return self.stage in ("100%", ROLLED_BACK)
 
+    def back(self, at_s: float, cause: TransitionCause, words: str) -> "StageTransition":
+        """The transition back to the live version."""
+        return StageTransition(
+            before=self.stage, after=ROLLED_BACK, at_s=at_s, cause=cause, words=words, seen=self.in_stage
+        )
+
+    def after(self, transition: "StageTransition") -> "RolloutState":
+        """State after a transition; the evidence goes on, as alpha is spent once for all stages."""
+        return replace(self, stage=transition.after, since_s=transition.at_s, in_stage=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTransition:
@@ -255,7 +265,7 @@ def next_transition(plan: RolloutPlan, state: RolloutState, at_s: float) -> Stag
         return None
     alarm = _alarm(plan, state.evidence)
     if alarm is not None:
-        return back(state, at_s, *alarm)
+        return state.back(at_s, *alarm)
     if state.in_stage < plan.units_needed(state.stage):
         return None
     after = plan.ladder[plan.ladder.index(state.stage) + 1]
@@ -263,18 +273,6 @@ def next_transition(plan: RolloutPlan, state: RolloutState, at_s: float) -> Stag
     return StageTransition(
         before=state.stage, after=after, at_s=at_s, cause=cause, words=_onward(plan, state), seen=state.in_stage
     )
-
-
-def back(state: RolloutState, at_s: float, cause: TransitionCause, words: str) -> StageTransition:
-    """The transition back to the live version."""
-    return StageTransition(
-        before=state.stage, after=ROLLED_BACK, at_s=at_s, cause=cause, words=words, seen=state.in_stage
-    )
-
-
-def apply_transition(state: RolloutState, transition: StageTransition) -> RolloutState:
-    """State after a transition; the evidence goes on, as alpha is spent once for all stages."""
-    return replace(state, stage=transition.after, since_s=transition.at_s, in_stage=0)
 
 
 def _alarm(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[TransitionCause, str] | None:

@@ -38,8 +38,6 @@ from hone.decide.rollout.controller import (
     RolloutEvidence,
     RolloutState,
     StageTransition,
-    apply_transition,
-    back,
     begin,
     evidence_row,
     look,
@@ -217,10 +215,54 @@ class RolloutTools:
     open_policy: Callable[[str], DecisionPolicy] | None = None
     """The policy of a version as the service would serve it, which scores shadows; None: they are counted alone."""
 
+    def start(self, plan: RolloutPlan) -> "RolloutDriver":
+        """Begin a rollout: its plan is the journal's first entry. Raises ConfigError with all that is in its way."""
+        registry = self.registry
+        running = [name for name in registry.rollouts(plan.service) if name != plan.name]
+        others = [one for name in running if not (one := read_rollout(registry, plan.service, name)).state.finished]
+        before = [kind for kind in plan.needs if kind != KIND or not plan.shadow_requests]  # the shadow makes its own
+        missing = missing_evidence(registry.evidence(plan.version), before)
+        faults = [f"evidence {one}" for one in missing]
+        if missing:
+            faults.append(
+                f"version {plan.version} may not answer requests: service {plan.service!r} asks for "
+                f"{', '.join(plan.needs)}"
+            )
+        if plan.name in registry.rollouts(plan.service):
+            faults.append(f"service {plan.service!r} has a rollout {plan.name!r} already; name this one otherwise")
+        if plan.version == plan.control:
+            faults.append(f"version {plan.version} is live already")
+        faults += [
+            f"rollout {one.plan.name!r} is at {one.state.stage} in the same part of the layer: rollouts that run at "
+            "the same time need disjoint parts (`range` in [rollout]); wait for it, or take it back"
+            for one in others
+            if one.plan.first < plan.last and plan.first < one.plan.last
+        ]
+        if faults:
+            raise ConfigError(*faults)
+        at_s, position = self.clock.now_s(), end_position(self.log)
+        state = begin(plan, at_s, position)
+        first = plan_to_json(plan, at_s) | state_entry(state, at_s, None) | {"kind": "plan"}
+        retired = registry.stage(plan.service, plan.version) == "retired"
+        again = [StageMove(version=plan.version, stage="candidate", reason=f"{plan.name} begins")] if retired else []
+        entry = JournalEntry(service=plan.service, rollout=plan.name, seq=0, content=first, moves=again)
+        registry.append(entry, at_s=at_s, made_by=self.made_by)
+        feed = ExposureFeed(plan, self.join, position=position)
+        return RolloutDriver(tools=self, plan=plan, state=state, feed=feed, seq=1)
+
+    def resume(self, service: str, name: str) -> "RolloutDriver":
+        """Continue a rollout from its journal: the same state, to the bit, and the same units still to be looked at."""
+        recorded = read_rollout(self.registry, service, name)
+        feed = ExposureFeed(recorded.plan, self.join, position=recorded.position)
+        if not recorded.state.finished:
+            feed.reread(self.log, recorded.state.position)
+            feed.due(recorded.state.stage, recorded.state.until_s)
+        return RolloutDriver(tools=self, plan=recorded.plan, state=recorded.state, feed=feed, seq=recorded.entries)
+
 
 @dataclass(slots=True)
 class RolloutDriver:
-    """One rollout in progress. Made by `start_rollout` or `resume_rollout`; one driver a rollout."""
+    """One rollout in progress. Made by `RolloutTools.start` or `resume`; one driver a rollout."""
 
     tools: RolloutTools
     plan: RolloutPlan
@@ -262,7 +304,7 @@ class RolloutDriver:
             raise ConfigError(
                 f"rollout {self.plan.name} has ended at {self.state.stage}: there is nothing to take back"
             )
-        transition = back(self.state, self.tools.clock.now_s(), "person", words)
+        transition = self.state.back(self.tools.clock.now_s(), "person", words)
         self._write(transition)
         return transition
 
@@ -299,9 +341,9 @@ class RolloutDriver:
             words = (
                 f"the live version is {live or 'none'} now, not {self.plan.control}: the comparison lost its control"
             )
-            return back(self.state, now_s, "control_changed", words)
+            return self.state.back(now_s, "control_changed", words)
         if self.score is not None and self.score.verdict == "refuse":
-            return back(self.state, now_s, "shadow", self.score.words)
+            return self.state.back(now_s, "shadow", self.score.words)
         return next_transition(self.plan, self.state, now_s)
 
     def _write(self, transition: StageTransition | None) -> None:
@@ -309,7 +351,7 @@ class RolloutDriver:
         tools, plan, at_s = self.tools, self.plan, self.tools.clock.now_s()
         after, moves, rows = self.state, list[StageMove](), list[tuple[str, Evidence]]()
         if transition is not None:
-            after = apply_transition(self.state, transition)
+            after = self.state.after(transition)
             if (stage := version_stage(transition.after)) != version_stage(transition.before):
                 reason = f"{plan.name}: {transition.words}"
                 moves = [StageMove(version=plan.version, stage=stage, needs=plan.needs, reason=reason)]
@@ -320,41 +362,6 @@ class RolloutDriver:
         )  # fmt: skip
         tools.registry.append(entry, at_s=at_s, made_by=tools.made_by)
         self.state, self.seq = after, self.seq + 1
-
-
-def start_rollout(tools: RolloutTools, plan: RolloutPlan) -> RolloutDriver:
-    """Begin a rollout: its plan is the journal's first entry. Raises ConfigError with everything that is in its way."""
-    registry = tools.registry
-    running = [name for name in registry.rollouts(plan.service) if name != plan.name]
-    others = [one for name in running if not (one := read_rollout(registry, plan.service, name)).state.finished]
-    before = [kind for kind in plan.needs if kind != KIND or not plan.shadow_requests]  # the shadow makes its own
-    missing = missing_evidence(registry.evidence(plan.version), before)
-    faults = [f"evidence {one}" for one in missing]
-    if missing:
-        faults.append(
-            f"version {plan.version} may not answer requests: service {plan.service!r} asks for {', '.join(plan.needs)}"
-        )
-    if plan.name in registry.rollouts(plan.service):
-        faults.append(f"service {plan.service!r} has a rollout {plan.name!r} already; name this one otherwise")
-    if plan.version == plan.control:
-        faults.append(f"version {plan.version} is live already")
-    faults += [
-        f"rollout {one.plan.name!r} is at {one.state.stage} in the same part of the layer: rollouts that run at the "
-        "same time need disjoint parts (`range` in [rollout]); wait for it, or take it back"
-        for one in others
-        if one.plan.first < plan.last and plan.first < one.plan.last
-    ]
-    if faults:
-        raise ConfigError(*faults)
-    at_s, position = tools.clock.now_s(), end_position(tools.log)
-    state = begin(plan, at_s, position)
-    first = plan_to_json(plan, at_s) | state_entry(state, at_s, None) | {"kind": "plan"}
-    retired = registry.stage(plan.service, plan.version) == "retired"
-    again = [StageMove(version=plan.version, stage="candidate", reason=f"{plan.name} begins")] if retired else []
-    entry = JournalEntry(service=plan.service, rollout=plan.name, seq=0, content=first, moves=again)
-    registry.append(entry, at_s=at_s, made_by=tools.made_by)
-    feed = ExposureFeed(plan, tools.join, position=position)
-    return RolloutDriver(tools=tools, plan=plan, state=state, feed=feed, seq=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,16 +386,6 @@ def read_rollout(registry: VersionRegistry, service: str, name: str) -> Recorded
     plan, begun = plan_from_json(first, where), state_from_json(first, where)
     state = state_from_json(last, where)
     return RecordedRollout(plan=plan, state=state, begun_s=begun.since_s, position=begun.position, entries=count)
-
-
-def resume_rollout(tools: RolloutTools, service: str, name: str) -> RolloutDriver:
-    """Continue a rollout from its journal: the same state, to the bit, and the same units still to be looked at."""
-    recorded = read_rollout(tools.registry, service, name)
-    feed = ExposureFeed(recorded.plan, tools.join, position=recorded.position)
-    if not recorded.state.finished:
-        feed.reread(tools.log, recorded.state.position)
-        feed.due(recorded.state.stage, recorded.state.until_s)
-    return RolloutDriver(tools=tools, plan=recorded.plan, state=recorded.state, feed=feed, seq=recorded.entries)
 
 
 def running_rollouts(registry: VersionRegistry, service: str) -> Sequence[RecordedRollout]:

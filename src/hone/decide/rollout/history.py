@@ -83,6 +83,23 @@ class RolloutHistory:
         what = "requests scored" if self.state.stage == "shadow" else "units exposed"
         return f"{name} is at {self.state.stage}, {self.state.in_stage:,} of {needed:,} {what}; no alarm"
 
+    def json(self) -> dict[str, Json]:
+        """The history as JSON, for programs; null stands for numbers that are not known."""
+        table = {
+            "words": self.words,
+            "plan": asdict(self.plan),
+            "stage": self.state.stage,
+            "since_s": self.state.since_s,
+            "in_stage": self.state.in_stage,
+            "units": self.state.evidence.count,
+            "both_arms": self.state.evidence.both_arms,
+            "e_value": math.exp(min(self.state.evidence.log_e, 700.0)),
+            "limit": 1 / self.plan.guardrail_alpha,
+            "effects": [asdict(one) for one in self.looks[-1].effects],
+            "transitions": [asdict(one) for one in self.transitions],
+        }
+        return cast("dict[str, Json]", _finite(table))
+
 
 def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutHistory:
     """Read a rollout's journal. Raises DataError for an unknown rollout or a damaged journal."""
@@ -133,24 +150,6 @@ def _rungs(
             )
         )  # fmt: skip
     return tuple(rungs)
-
-
-def history_json(history: RolloutHistory) -> dict[str, Json]:
-    """The history as JSON, for programs; null stands for numbers that are not known."""
-    table = {
-        "words": history.words,
-        "plan": asdict(history.plan),
-        "stage": history.state.stage,
-        "since_s": history.state.since_s,
-        "in_stage": history.state.in_stage,
-        "units": history.state.evidence.count,
-        "both_arms": history.state.evidence.both_arms,
-        "e_value": math.exp(min(history.state.evidence.log_e, 700.0)),
-        "limit": 1 / history.plan.guardrail_alpha,
-        "effects": [asdict(one) for one in history.looks[-1].effects],
-        "transitions": [asdict(one) for one in history.transitions],
-    }
-    return cast("dict[str, Json]", _finite(table))
 
 
 def _finite(value: object) -> object:

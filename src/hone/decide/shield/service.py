@@ -11,7 +11,7 @@ from hone.core.clock import Clock
 from hone.core.config import Config
 from hone.core.decisions import ActionSet, ActionShield
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
-from hone.decide.shield.certificate import open_certificate, read_certificate
+from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.guard import (
     DEADLINE_S,
     ActionMatcher,
@@ -133,6 +133,6 @@ def _opened(config: ShieldConfig, folder: Path, features: Sequence[str]) -> Acti
         return rule_shield(config.rules, features)
     path = folder / config.certificate
     try:
-        return open_certificate(read_certificate(path), features, expected=config.sha256)
+        return read_certificate(path).open(features, expected=config.sha256)
     except DataError as error:
         raise DataError(*(line if str(path) in line else f"{path}: {line}" for line in error.messages)) from error

@@ -13,7 +13,7 @@ from hone.control.tables.learn import QLearningRule
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.decisions import ActionSet, Floats
 from hone.core.episodes import Episodes
-from hone.decide.shield.certificate import certify, open_certificate
+from hone.decide.shield.certificate import certify
 from hone.decide.shield.guard import project_action
 from hone.decide.shield.model import GameShieldConfig, shield_spec
 from hone.decide.simulators.car_following import LATTICE_ROAD, SENSORS, CarFollowingEnv, lattice_states, shield_tables
@@ -35,7 +35,7 @@ def shielded_process(brake: float, env: CarFollowingEnv, table: GymnasiumTable) 
     """The exact process in which a shield that assumes these brakes replaces unsafe actions."""
     spec = shield_spec(shield_tables(replace(LATTICE_ROAD, lead_low=-brake)), place="road")
     assert isinstance(spec, GameShieldConfig)
-    shield = open_certificate(certify(spec), SENSORS)
+    shield = certify(spec).open(SENSORS)
     actions = ActionSet(names=LATTICE_ROAD.actions, features=np.array(LATTICE_ROAD.accelerations)[:, None])
     replaced = {
         number: {

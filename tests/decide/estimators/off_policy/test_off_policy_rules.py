@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hone.core.decisions import ActionSet, DecisionTable
-from hone.decide.estimators.estimate import EstimateSettings, estimate_values, paired_difference_of, weight_tail
+from hone.decide.estimators.estimate import EstimateSettings, estimate_values, weight_tail
 from hone.decide.estimators.rules import (
     RefusalRules,
     VerdictReason,
@@ -234,7 +234,7 @@ def test_a_paired_difference_is_narrower_than_two_intervals() -> None:
     log = good_log()
     near = replace(log, target_logp=np.log(np.roll(log.target, 1, axis=1) * 0.1 + log.target * 0.9))
     first, second = (estimate_values(one, ["dr"], EstimateSettings())["dr"] for one in (log, near))
-    paired = paired_difference_of(first, second, log.unit, level=0.95)
+    paired = first.paired_difference(second, log.unit, level=0.95)
     assert paired.value == pytest.approx(second.estimate.value - first.estimate.value)
     assert paired.standard_error < 0.3 * math.hypot(first.estimate.standard_error, second.estimate.standard_error)
 
