@@ -103,7 +103,7 @@ class DriveRecord:
 
 def car_spec(kind: str = "game", **constants: float) -> ShieldSpec:
     """The open road's shield, with other constants."""
-    tables = shield_tables(OPEN_ROAD)
+    tables = OPEN_ROAD.shield_tables()
     tables["model"]["constants"] |= constants
     more = {"invariant": list(INVARIANT)} if kind == "invariant" else {}
     return shield_spec({**tables, "kind": kind, **more}, place=kind)
@@ -194,7 +194,7 @@ def shielded_lattice(shield: ActionShield) -> FiniteMdp:
         number: {
             action: table[number][project_action(shield, state, actions, action)] for action in range(len(actions))
         }
-        for number, state in enumerate(lattice_states(LATTICE_ROAD))
+        for number, state in enumerate(LATTICE_ROAD.lattice_states())
     }
     return mdp_from_table(replaced, start=env.initial_state_distrib, discount=0.95)
 
@@ -232,7 +232,7 @@ def learned_table(certificate: ShieldCertificate, *, steps: int, seed: int) -> F
 
 def training_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Share of the best safe policy's value that training under the shield reaches."""
-    certificate = certify(shield_spec(shield_tables(LATTICE_ROAD), place="lattice"))
+    certificate = certify(shield_spec(LATTICE_ROAD.shield_tables(), place="lattice"))
     mdp = shielded_lattice(certificate.open(SENSORS))
     best = start_value(mdp, policy_iteration(mdp).value)
     steps, seeds = (400, 1) if fast else (1_500, 5)
@@ -349,7 +349,7 @@ def highway_certificate() -> ShieldCertificate:
         top=32.0, sight=500.0,
     )  # fmt: skip
     conditions = [*INVARIANT[:3], "gap + lead**2 / 12 >= speed**2 / 12"]
-    return certify(shield_spec({**shield_tables(road), "kind": "invariant", "invariant": conditions}, place="highway"))
+    return certify(shield_spec({**road.shield_tables(), "kind": "invariant", "invariant": conditions}, place="highway"))
 
 
 def highway_lines() -> Iterator[AcceptanceLine]:

@@ -559,7 +559,7 @@ class VersionRegistry:
         A holder whose lease has run out loses it to whoever asks first. Raises DataError and ResourceError.
         """
         with _transaction(self.database) as connection:
-            connection.execute(_TABLE)  # a self of an earlier hone has none
+            connection.execute(_TABLE)  # a registry of an earlier hone has none
             connection.execute(
                 "insert into leases values (?, ?, ?) on conflict (work) do update set holder = excluded.holder, "
                 "until_s = excluded.until_s where leases.holder = excluded.holder or leases.until_s < ?",

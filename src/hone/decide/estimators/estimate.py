@@ -17,11 +17,6 @@ from hone.decide.estimators.rules import (
     RefusalRules,
     VerdictReason,
     WeightSummary,
-    audit_halves,
-    audit_rewards,
-    audit_weights,
-    drift_reasons,
-    support_reasons,
     worst_verdict,
 )
 from hone.decide.estimators.terms import (
@@ -363,14 +358,14 @@ def estimate_values(
 ) -> dict[EstimatorName, EstimatedTerms]:
     """Estimates of one target by several estimators. Rows are in the order of time.
 
-    `log_reasons`: those of `audit_table`. `version` `[n]`: number of the version that decided, to test its
+    `log_reasons`: those of `RefusalRules.audit_table`. `version` `[n]`: number of the version that decided, to test its
     propensities. Raises DataError where a model cannot be fitted, ValueError without rows or with an interval that the
     estimator does not have.
     """
     if not len(logged):
         raise ValueError("no rows to estimate from")
-    reasons, overlap = audit_weights(logged, settings.rules, version=version)
-    common = [*log_reasons, *reasons, *audit_rewards(logged.reward, settings.rules)]
+    reasons, overlap = settings.rules.audit_weights(logged, version=version)
+    common = [*log_reasons, *reasons, *settings.rules.rewards(logged.reward)]
     return {
         name: _judged(name, parts, logged, settings, common, overlap)
         for name, parts in estimator_terms(logged, names, settings).items()
@@ -381,8 +376,8 @@ def terms_estimate(
     name: EstimatorName, parts: EstimatorTerms, logged: LoggedFeedback, settings: EstimateSettings
 ) -> EstimatedTerms:
     """Estimate from terms that exist: those of a segment's rows, say. `logged` holds the same rows."""
-    reasons, overlap = audit_weights(logged, settings.rules)
-    return _judged(name, parts, logged, settings, [*reasons, *audit_rewards(logged.reward, settings.rules)], overlap)
+    reasons, overlap = settings.rules.audit_weights(logged)
+    return _judged(name, parts, logged, settings, [*reasons, *settings.rules.rewards(logged.reward)], overlap)
 
 
 def logged_value(
@@ -419,7 +414,7 @@ def _judged(
 ) -> EstimatedTerms:
     influence, own = parts.influence, list(reasons)
     if np.isfinite(influence).all():
-        own += audit_halves(influence, logged.unit, settings.rules)
+        own += settings.rules.halves(influence, logged.unit)
     own += _model_reasons(name)
     interval = _interval_of(name, parts, logged, settings)
     weight = logged.weight
@@ -555,7 +550,7 @@ class StreamedEstimates:
         summary = WeightSummary(
             n=n, mean=mean, error=error, ess=total**2 / self.squares if self.squares else 0.0, largest=self.largest
         )
-        common = [*log_reasons, *support_reasons(lost, where, rules), *summary.reasons(rules)]
+        common = [*log_reasons, *rules.support(lost, where), *summary.reasons(rules)]
         return {name: self._estimate(name, summary, 1 - lost, common) for name in self.names}
 
     def _estimate(
@@ -567,7 +562,7 @@ class StreamedEstimates:
         reasons = [*common, *_model_reasons(name)]
         if all(math.isfinite(error) for _, error in halves):
             spread = math.hypot(*(error for _, error in halves))
-            reasons += drift_reasons(halves[0][0], halves[1][0], spread, self.settings.rules)
+            reasons += self.settings.rules.drift(halves[0][0], halves[1][0], spread)
         value, error = whole
         half_width = NormalDist().inv_cdf(0.5 + self.settings.level / 2) * error
         return OffPolicyEstimate(

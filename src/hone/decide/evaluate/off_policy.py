@@ -46,7 +46,7 @@ from hone.decide.estimators.estimate import (
     terms_estimate,
     weight_tail,
 )
-from hone.decide.estimators.rules import VerdictReason, audit_table, open_window_reasons, usable_rows
+from hone.decide.estimators.rules import VerdictReason, usable_rows
 from hone.decide.estimators.terms import LoggedFeedback
 from hone.decide.joins.columns import log_columns
 from hone.decide.joins.join import build_view
@@ -216,7 +216,7 @@ def estimate_policies(
     """
     chosen = settings or EstimateSettings()
     _require_names(policies, estimators, chosen)
-    reasons = audit_table(table, chosen.rules)
+    reasons = chosen.rules.audit_table(table)
     used = take_decisions(table, np.flatnonzero(usable_rows(table)))
     if not len(used):
         raise DataError(f"none of the {len(table)} rows can be used", *(reason.words for reason in reasons))
@@ -502,7 +502,7 @@ def _facts(connection: Any, paths: Sequence[Path]) -> _StreamFacts:  # noqa: ANN
 
 
 def _log_reasons(facts: _StreamFacts, settings: EstimateSettings) -> list[VerdictReason]:
-    reasons = open_window_reasons(facts.open_rows / facts.rows, settings.rules)
+    reasons = settings.rules.open_windows(facts.open_rows / facts.rows)
     unsound = facts.rows - facts.sound - facts.open_rows
     if unsound:
         words = f"{unsound} rows have no probability within 0 and 1, or no finite reward: `hone log` names them"

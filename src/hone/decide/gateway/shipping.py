@@ -26,7 +26,7 @@ from hone.decide.joins.view import DecisionView
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
 from hone.decide.monitor.config import RetrainConfig
-from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts, work_once
+from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts
 from hone.decide.registry import PolicyVersion, VersionOrigin, VersionRegistry, files_of, open_registry, version_id
 from hone.decide.rollout.driver import RolloutDriver, RolloutTools
 from hone.decide.rollout.plan import GuardrailConfig, GuardrailHistory, RolloutGuardrail, RolloutPlan
@@ -223,7 +223,7 @@ class RetrainWorker:
 
     def work(self) -> QueuedJob | None:
         """Carry out the oldest job that nobody works at -> the job with its result; None: there was none."""
-        claimed = work_once(self.queue, self.parts, worker=process_name())
+        claimed = self.parts.work_once(self.queue, worker=process_name())
         if claimed is None:
             return None
         return next(job for job in self.queue.jobs() if job.id == claimed.id)

@@ -220,12 +220,12 @@ class DecisionView:
         if not len(table):
             raise DataError(
                 f"no reward is final: all {self.counts.decisions} windows of {self.join.window_s:g} s are open at "
-                f"{self.as_of_s:.15g}; make a later self"
+                f"{self.as_of_s:.15g}; make a later view"
             )
         if len(self.table.action_sets) > 1:
             few = "; ".join(", ".join(one.names[:5]) for one in self.table.action_sets[:3])
             raise DataError(
-                f"{len(self.table.action_sets)} sets of actions in one self ({few}): a learner needs one; join the "
+                f"{len(self.table.action_sets)} sets of actions in one view ({few}): a learner needs one; join the "
                 "decisions of each by themselves"
             )
         count, numbers = len(table), {name: number for number, name in enumerate(dict.fromkeys(table.versions))}

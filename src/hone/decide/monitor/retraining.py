@@ -259,6 +259,57 @@ class RetrainParts:
     """The joined log of a tenant as it is known now."""
     clock: Clock
 
+    def work_once(self, queue: JobQueue, *, worker: str) -> QueuedJob | None:
+        """Claim a job, carry it out and write its result; None: there was none. A failure is the result of its job."""
+        job = queue.claim(worker, now_s=self.clock.now_s(), lease_s=LEASE_S)
+        if job is None:
+            return None
+        lease = _JobLease(queue, job, self.clock)
+        try:
+            done = self.retrain(job, abandoned=lease.lost)
+            result = {"version": done.version, "words": done.words}
+            refused = any(row.verdict != "ok" for row in done.evidence)
+            queue.finish(job, {**result, "refused": "yes" if refused else "no"})
+        except HoneError as error:
+            if not lease.lost():
+                queue.finish(job, {"words": str(error)}, failed=True)
+        return job
+
+    def retrain(self, job: QueuedJob, *, abandoned: Callable[[], bool] = lambda: False) -> "RetrainResult":
+        """Train a candidate on the decisions since the change and judge it on those of other units.
+
+        Raises DataError for too few decisions and for a training that does not finish, with its last output.
+        """
+        folder = self.folder / job.id
+        trained, judged = split_view(self.view(job.tenant), since_s=float(job.work["since_s"]))
+        if min(len(trained.closed()), len(judged.closed())) < 2:
+            raise DataError(
+                f"job {job.id}: {len(trained.table)} decisions to train on and {len(judged.table)} to judge by since "
+                f"{job.work['since_s']} s are too few; wait for more rewards"
+            )
+        view, runs = folder / "view", folder / f"attempt-{job.attempt}"
+        digest = frozen_hash(view) if is_frozen_view(view) else freeze_view(trained, view)
+        resumed = _take_over_run(folder, job.attempt, self.clock)
+        config = self.config
+        end = run_training(
+            (config.config, "--runs", str(runs), "--name", RUN, f"{config.log_key}={view}", *resumed),
+            timeout_s=config.timeout_s, memory_bytes=config.memory_bytes, clock=self.clock, abandoned=abandoned,
+        )  # fmt: skip
+        if end.state != "finished":
+            raise DataError(f"job {job.id}: training on {len(trained.table)} decisions failed: {end.words}")
+        run, at_s = runs / RUN, self.clock.now_s()
+        origin = VersionOrigin(
+            config=Path(config.config).read_text(encoding="utf-8"), parent=self.registry.live(self.service), view=digest
+        )  # fmt: skip
+        files = _policy_folder(run, self.clock)
+        version = self.registry.add(files, origin, at_s=at_s, made_by=job.id).id
+        evidence = candidate_evidence(
+            judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
+        )  # fmt: skip
+        for row in evidence:
+            self.registry.add_evidence(version, row)
+        return RetrainResult(version=version, evidence=evidence)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainResult:
@@ -272,59 +323,6 @@ class RetrainResult:
         """The judgement in one sentence."""
         refused = refusal_words(self.evidence)
         return f"version {self.version} is refused: {refused}" if refused else f"version {self.version} may be shipped"
-
-
-def work_once(queue: JobQueue, parts: RetrainParts, *, worker: str) -> QueuedJob | None:
-    """Claim a job, carry it out and write its result; None: there was none. A failure is the result of its job."""
-    job = queue.claim(worker, now_s=parts.clock.now_s(), lease_s=LEASE_S)
-    if job is None:
-        return None
-    lease = _JobLease(queue, job, parts.clock)
-    try:
-        done = retrain(job, parts, abandoned=lease.lost)
-        result = {"version": done.version, "words": done.words}
-        refused = any(row.verdict != "ok" for row in done.evidence)
-        queue.finish(job, {**result, "refused": "yes" if refused else "no"})
-    except HoneError as error:
-        if not lease.lost():
-            queue.finish(job, {"words": str(error)}, failed=True)
-    return job
-
-
-def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool] = lambda: False) -> RetrainResult:
-    """Train a candidate on the decisions since the change and judge it on those of other units.
-
-    Raises DataError for too few decisions and for a training that does not finish, with its last output.
-    """
-    folder = parts.folder / job.id
-    trained, judged = split_view(parts.view(job.tenant), since_s=float(job.work["since_s"]))
-    if min(len(trained.closed()), len(judged.closed())) < 2:
-        raise DataError(
-            f"job {job.id}: {len(trained.table)} decisions to train on and {len(judged.table)} to judge by since "
-            f"{job.work['since_s']} s are too few; wait for more rewards"
-        )
-    view, runs = folder / "view", folder / f"attempt-{job.attempt}"
-    digest = frozen_hash(view) if is_frozen_view(view) else freeze_view(trained, view)
-    resumed = _take_over_run(folder, job.attempt, parts.clock)
-    config = parts.config
-    end = run_training(
-        (config.config, "--runs", str(runs), "--name", RUN, f"{config.log_key}={view}", *resumed),
-        timeout_s=config.timeout_s, memory_bytes=config.memory_bytes, clock=parts.clock, abandoned=abandoned,
-    )  # fmt: skip
-    if end.state != "finished":
-        raise DataError(f"job {job.id}: training on {len(trained.table)} decisions failed: {end.words}")
-    run, at_s = runs / RUN, parts.clock.now_s()
-    origin = VersionOrigin(
-        config=Path(config.config).read_text(encoding="utf-8"), parent=parts.registry.live(parts.service), view=digest
-    )  # fmt: skip
-    files = open_run(run, clock=parts.clock).checkpoints().newest_policy().policy_folder
-    version = parts.registry.add(files, origin, at_s=at_s, made_by=job.id).id
-    evidence = candidate_evidence(
-        judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
-    )  # fmt: skip
-    for row in evidence:
-        parts.registry.add_evidence(version, row)
-    return RetrainResult(version=version, evidence=evidence)
 
 
 def _take_over_run(folder: Path, attempt: int, clock: Clock) -> tuple[str, ...]:
@@ -380,3 +378,8 @@ class _JobLease:
             except DataError:
                 self._lost = True
         return self._lost
+
+
+def _policy_folder(run: Path, clock: Clock) -> Path:
+    """Files of a run's newest policy, which become the version."""
+    return open_run(run, clock=clock).checkpoints().newest_policy().policy_folder

@@ -39,9 +39,6 @@ from hone.decide.rollout.controller import (
     RolloutState,
     StageTransition,
     begin,
-    evidence_row,
-    look,
-    next_transition,
     version_stage,
 )
 from hone.decide.rollout.plan import RolloutGuardrail, RolloutPlan
@@ -313,7 +310,7 @@ class RolloutDriver:
         closed_s = self.tools.clock.now_s() - self.tools.join.window_s - self.tools.slack_s
         until_s = max(self.state.until_s, closed_s)  # a clock that jumps back opens no window again
         batch = self.feed.due(self.state.stage, until_s)
-        self.state = look(self.plan, self.state, batch, until_s, self.feed.position)
+        self.state = self.state.look(self.plan, batch, until_s, self.feed.position)
 
     def _score(self) -> None:
         """Score the version by its shadow, once the windows of the shadow's decisions have closed."""
@@ -344,7 +341,7 @@ class RolloutDriver:
             return self.state.back(now_s, "control_changed", words)
         if self.score is not None and self.score.verdict == "refuse":
             return self.state.back(now_s, "shadow", self.score.words)
-        return next_transition(self.plan, self.state, now_s)
+        return self.state.next_transition(self.plan, now_s)
 
     def _write(self, transition: StageTransition | None) -> None:
         """Write the journal's next entry, with the move that it means; then go on from it."""
@@ -355,7 +352,7 @@ class RolloutDriver:
             if (stage := version_stage(transition.after)) != version_stage(transition.before):
                 reason = f"{plan.name}: {transition.words}"
                 moves = [StageMove(version=plan.version, stage=stage, needs=plan.needs, reason=reason)]
-            rows = [(plan.version, evidence_row(plan, after, at_s))] if after.finished else []
+            rows = [(plan.version, after.evidence_row(plan, at_s))] if after.finished else []
         entry = JournalEntry(
             service=plan.service, rollout=plan.name, seq=self.seq, content=state_entry(after, at_s, transition),
             moves=moves, evidence=rows,

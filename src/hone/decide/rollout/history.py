@@ -17,7 +17,6 @@ from hone.decide.rollout.controller import (
     EffectReport,
     RolloutState,
     StageTransition,
-    effects,
     format_e_value,
 )
 from hone.decide.rollout.driver import RecordedRollout, read_rollout, state_from_json, transition_from_json
@@ -126,7 +125,7 @@ def _look(plan: RolloutPlan, state: RolloutState, at_s: float) -> _RolloutLook:
     evidence = state.evidence
     return _RolloutLook(
         at_s=at_s, stage=state.stage, units=evidence.count, log_e=evidence.log_e, peak=evidence.peak,
-        effects=effects(plan, evidence),
+        effects=evidence.effects(plan),
     )  # fmt: skip
 
 
