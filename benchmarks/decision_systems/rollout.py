@@ -21,7 +21,7 @@ from decision_systems import AcceptanceLine, cpu_seconds, slack
 from hone.core.decisions import Floats
 from hone.core.random import generator
 from hone.decide.estimators.sequential import asymptotic_width, matched_scores, mixture_paths, ratio_paths
-from hone.decide.rollout.controller import ROLLED_BACK, begin, look, next_transition
+from hone.decide.rollout.controller import ROLLED_BACK, begin
 from hone.decide.rollout.plan import RolloutPlan, stage_name
 from hone.decide.rollout.router import BUCKETS, ExposureBatch, RolloutRouter, RolloutSlice, make_router
 from hone.decide.simulators.drifting import StagedTraffic

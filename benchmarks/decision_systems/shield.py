@@ -39,8 +39,6 @@ from hone.decide.simulators.car_following import (
     OPEN_ROAD,
     SENSORS,
     CarFollowingEnv,
-    lattice_states,
-    shield_tables,
 )
 from hone.recipes.tabular.q_learning import ENTRY
 from hone.run.loop import train
