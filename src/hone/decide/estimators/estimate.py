@@ -1,4 +1,16 @@
-"""Off-policy estimates: a value with its interval, its diagnostics, its assumptions and a verdict."""
+"""Off-policy estimates: a value with its interval, its diagnostics, its assumptions and a verdict.
+
+Cross-fitted models of the reward: each row is predicted by a model that was fitted on other units.
+
+A model has a common part, fitted on all rows, and a part of each action, fitted on what the common part leaves over. An
+action without rows is predicted by the common part alone.
+
+Off-policy estimates of a stream of rows, in memory that does not grow: sums by bucket of units.
+
+Units fall into a fixed number of buckets by a hash. A unit is in one bucket as a whole, so that sums by bucket give
+standard errors that allow for dependence within a unit, as sums by unit do. The rows are read once, or twice with a
+reward model: first its sums are taken, then every row is predicted by the model of the other folds.
+"""
 
 import math
 from collections.abc import Sequence
@@ -392,16 +404,16 @@ def logged_value(
         target_logp=np.zeros((len(reward), 1)),
         unit=unit,
     )
-    found = terms_estimate("ips", forms.inverse_propensity(same), same, settings)
-    reasons = (*log_reasons, *found.estimate.reasons)
+    logged_terms = terms_estimate("ips", forms.inverse_propensity(same), same, settings)
+    reasons = (*log_reasons, *logged_terms.estimate.reasons)
     estimate = replace(
-        found.estimate,
+        logged_terms.estimate,
         estimator="mean",
         assumptions=(UNITS_ASSUMPTION,),
         reasons=reasons,
         verdict=worst_verdict(reasons),
     )
-    return replace(found, estimate=estimate)
+    return replace(logged_terms, estimate=estimate)
 
 
 def _judged(

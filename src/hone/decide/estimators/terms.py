@@ -15,6 +15,12 @@ paired comparison therefore serve all of them. With w = target probability / pro
     sndr      dm + w (r - q) / mean(w)           the same, self-normalised
     switch    dm + [w <= M] w (r - q)            Wang, Agarwal and Dudik, 2017
     mrdr      dr, q fitted with the rows' weights w^2      Farajtabar, Chow and Ghavamzadeh, 2018
+
+Confidence intervals of off-policy estimates. Rows of one unit may depend on each other; units are independent.
+
+normal      estimate +- z s.e., the variance over sums of units (Liang and Zeger, 1986): right for large samples
+bernstein   empirical Bernstein bound of Maurer and Pontil (2009): holds for every n, several times as wide
+bootstrap   percentiles over units drawn with replacement (Efron, 1979; Field and Welsh, 2007)
 """
 
 import math

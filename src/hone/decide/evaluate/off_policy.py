@@ -88,27 +88,27 @@ class PolicyEstimates:
 
     def verdict_words(self, report: "OffPolicyReport") -> str:
         """The judgement of a candidate in one sentence, which stands beside its verdict; figures come second."""
-        found = self.deciding
-        if found.verdict == "refuse":
+        estimate = self.deciding
+        if estimate.verdict == "refuse":
             return f"this log cannot tell the value of {self.policy}"
         against = next(each for each in report.differences if (each.first, each.second) == (LOGGED, self.policy))
         return (
-            f"{against.words}; its value is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
-            f"{found.level:.0%} by {found.estimator})"
+            f"{against.words}; its value is {estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g}, "
+            f"{estimate.level:.0%} by {estimate.estimator})"
         )
 
     def evidence(self, report: "OffPolicyReport", *, made_by: str, at_s: float) -> Evidence:
         """Evidence of kind `offline` for the registry: the deciding estimate of a candidate."""
-        found = self.deciding
-        reasons = "; ".join(reason.words for reason in found.reasons)
+        estimate = self.deciding
+        reasons = "; ".join(reason.words for reason in estimate.reasons)
         return Evidence(
             kind="offline",
-            verdict=found.verdict,
+            verdict=estimate.verdict,
             words=self.verdict_words(report) + (f" ({reasons})" if reasons else ""),
-            value=found.value,
-            low=found.low,
-            high=found.high,
-            count=found.n,
+            value=estimate.value,
+            low=estimate.low,
+            high=estimate.high,
+            count=estimate.n,
             made_by=made_by,
             at_s=at_s,
         )
@@ -363,9 +363,9 @@ def _differences(
 
 def _ranking(deciding: Mapping[str, EstimatedTerms]) -> tuple[str, ...]:
     def worth(name: str) -> tuple[bool, float]:
-        found = deciding[name].estimate
-        refused = found.verdict == "refuse" or math.isnan(found.value)
-        return (refused, -found.value if math.isfinite(found.value) else math.inf)
+        estimate = deciding[name].estimate
+        refused = estimate.verdict == "refuse" or math.isnan(estimate.value)
+        return (refused, -estimate.value if math.isfinite(estimate.value) else math.inf)
 
     return tuple(sorted(deciding, key=worth))
 

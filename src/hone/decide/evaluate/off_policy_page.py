@@ -55,7 +55,9 @@ def _verdicts(report: OffPolicyReport) -> Html:
 def _forest(report: OffPolicyReport) -> Html:
     rows = [_interval_row(LOGGED, report.logged)]
     rows += [
-        _interval_row(f"{one.policy}, {found.estimator}", found) for one in report.policies for found in one.estimates
+        _interval_row(f"{one.policy}, {estimate.estimator}", estimate)
+        for one in report.policies
+        for estimate in one.estimates
     ]
     words = (
         f"Value of each candidate by each estimator, {report.logged.level:.0%} intervals. The blue one of a "
@@ -66,9 +68,9 @@ def _forest(report: OffPolicyReport) -> Html:
     plot = interval_plot(rows, unit_axis=False, level=report.logged.value, emphasised=deciding)
     heads = ("policy", "estimator", "value", "low", "high", "effective rows", "largest weight", "overlap", "verdict")
     lines = [
-        [text(one.policy), text(found.estimator), *_numbers(found), text(found.verdict)]
+        [text(one.policy), text(estimate.estimator), *_numbers(estimate), text(estimate.verdict)]
         for one in report.policies
-        for found in one.estimates
+        for estimate in one.estimates
     ]
     return join(
         [

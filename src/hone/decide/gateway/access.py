@@ -37,17 +37,17 @@ class CallerAccess:
     def require_scope(self, scope: AccessScope) -> None:
         """Raise RequestError (403) if the caller lacks a scope."""
         if scope not in self.scopes:
-            told = (
+            message = (
                 f"the token of client {self.client!r} lacks the scope {scope}; it has {', '.join(sorted(self.scopes))}"
             )
-            raise RequestError(told, status=403, code="wrong_scope")
+            raise RequestError(message, status=403, code="wrong_scope")
 
     def tenant_of(self, asked: str, tenants: Sequence[str]) -> str:
         """The tenant of a request: the caller's own, or the one that it names. Raises RequestError (403, 404)."""
         if self.tenant:
             if asked and asked != self.tenant:
-                told = f"the token of client {self.client!r} belongs to another tenant than {asked!r:.60}"
-                raise RequestError(told, status=403, code="wrong_tenant", field="tenant")
+                message = f"the token of client {self.client!r} belongs to another tenant than {asked!r:.60}"
+                raise RequestError(message, status=403, code="wrong_tenant", field="tenant")
             return self.tenant
         tenant = asked or tenants[0]
         if tenant not in tenants:
@@ -78,11 +78,11 @@ class AccessList:
             return ANYBODY
         kind, _, token = authorization.partition(" ")
         digest = token_digest(token.strip())
-        found = self._clients.get(digest)
-        if kind.lower() != "bearer" or found is None:
-            told = "this service wants a token: Authorization: Bearer TOKEN"
-            raise RequestError(told, status=401, code="unauthorized")
-        return found
+        client = self._clients.get(digest)
+        if kind.lower() != "bearer" or client is None:
+            message = "this service wants a token: Authorization: Bearer TOKEN"
+            raise RequestError(message, status=401, code="unauthorized")
+        return client
 
 
 def token_digest(token: str) -> str:

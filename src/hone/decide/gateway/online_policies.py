@@ -2,6 +2,11 @@
 
 Each tenant has a learner of its own: nobody's rewards change the decisions of another. A snapshot of the learner is
 published every `publish_every` rewards, as a version named by its content; the one before stays as the last good one.
+
+Rewards joined to recent decisions as they arrive, for learning while serving. Pure: a test drives it with a clock.
+
+The log's view (`hone log --view`) joins exactly and for ever; this one holds a bounded number of decisions in memory. A
+reward for a decision that is no longer held is in the log, is counted here, and is learnt from the next view.
 """
 
 import shutil

@@ -477,8 +477,8 @@ def _parts(
             lines.fault("records_lost", f"{lost} records waited when the process was killed", {"tenant": tenant})
     writer: LogWriter = WriteBefore(log)
     if after:
-        told = partial(_told, lines)
-        writer = WriteAfter(log, capacity=config.log.buffer, tell=told).start()
+        tell = partial(_told, lines)
+        writer = WriteAfter(log, capacity=config.log.buffer, tell=tell).start()
     return ServiceParts(
         rules=ServiceRules(
             source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s
@@ -538,8 +538,10 @@ def _locked(folder: Path, clock: Clock) -> RunLock:
     try:
         lock = RunLock.acquire(folder / "lock", folder.name)
     except ResourceError as error:
-        told = f"service {folder.name} is served by another process ({error}); stop it, or give [service] another name"
-        raise ResourceError(told) from None
+        message = (
+            f"service {folder.name} is served by another process ({error}); stop it, or give [service] another name"
+        )
+        raise ResourceError(message) from None
     lock.write_holder(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock.now_s())))
     return lock
 

@@ -128,11 +128,11 @@ def _rollout_lines(config: ServiceFileConfig) -> Iterator[str]:
             yield f"missing    mean and sd of guardrail {one.kind!r}: `hone ship --dry-run` reads them from the log"
             continue
         history = GuardrailHistory(kind=one.kind, mean=one.mean, sd=one.sd, worth=one.worth)
-        found = (
+        effects = (
             f"{stage.stage} {'nothing' if stage.detectable is None else format(stage.detectable, '.1%')}"
             for stage in plan.preview(history)
         )
-        yield f"detects    loss of {one.kind!r} with probability 80% by the end of: {', '.join(found)}"
+        yield f"detects    loss of {one.kind!r} with probability 80% by the end of: {', '.join(effects)}"
         yield from (f"note       {words}" for words in plan.warnings(history))
 
 

@@ -1,6 +1,6 @@
-"""Rollouts of the service in a service file: its registry, its log, and the plan that its tables make.
+"""Rollouts and retraining of the service in a service file: its registry, its log, and the plan of its tables.
 
-Belongs here: wiring of the service file (`serve.gateway`) with rollouts (`serve.rollout`). Does not: what is printed.
+Belongs here: wiring of the file with `decide.rollout` and `decide.monitor`. Does not: what is printed.
 """
 
 from collections.abc import Callable, Iterator
@@ -114,7 +114,7 @@ class ServiceRollouts:
         )
 
     def next_name(self) -> str:
-        """Name of the next rollout: `r1`, `r2`, ..."""
+        """Name of the next rollout: r1, r2, ..."""
         return f"r{len(self.registry.rollouts(self.service)) + 1}"
 
     def latest(self) -> str:
@@ -135,15 +135,15 @@ class ServiceRollouts:
     def histories(self) -> list[GuardrailHistory]:
         """Mean and spread of each guardrail's outcome: as the file says, else as the latest records say."""
         measured: tuple[float, float] | None = None
-        found: list[GuardrailHistory] = []
+        histories: list[GuardrailHistory] = []
         for one in self.config.rollout.guardrails:
             mean, sd = one.mean, one.sd
             if (mean is None or sd is None) and one.kind == self.config.join.kind:
                 measured = measured or self._measured()
                 mean, sd = (measured[0] if mean is None else mean), (measured[1] if sd is None else sd)
             if mean is not None and sd is not None and sd > 0 and mean != 0:
-                found.append(GuardrailHistory(kind=one.kind, mean=mean, sd=sd, worth=one.worth))
-        return found
+                histories.append(GuardrailHistory(kind=one.kind, mean=mean, sd=sd, worth=one.worth))
+        return histories
 
     def _measured(self) -> tuple[float, float]:
         """Mean and standard deviation of the rewards of the latest decisions; 0 and 0 without any."""

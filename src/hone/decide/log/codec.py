@@ -188,8 +188,8 @@ def encode_batch(batch: Sequence[DecisionRecord]) -> list[EncodedRecord]:
             one = _encode_decision(record) if isinstance(record, Decision) else _encode_outcome(record)
             _check_parts(one, sound)
         except _UNREADABLE as error:
-            found = _decision_faults(record) if isinstance(record, Decision) else _outcome_faults(record)
-            faults += [f"record {row}, {named(record)}: {fault}" for fault in found or [str(error)]]
+            reasons = _decision_faults(record) if isinstance(record, Decision) else _outcome_faults(record)
+            faults += [f"record {row}, {named(record)}: {fault}" for fault in reasons or [str(error)]]
             continue
         encoded.append(one)
     if faults:

@@ -4,6 +4,13 @@ A batch is one script, which runs whole or not at all. It takes a record's seq w
 with an id that the server gives: ids made of seqs would lose records that arrive out of order, without an error. The
 server must write each command to its append-only file before it answers (`appendonly yes`, `appendfsync always`), and
 have rewritten that file since it started (`redis_connection.py`).
+
+Scripts that a Redis server runs, each as one transaction.
+
+Keys, after the prefix in `KEYS[1]`: `meta`; `stream`, entries with `k` = `source number:seq`, their ids always given by
+the server; `sources`, tenant and name -> number; `source:<number>`, its progress and counts; `records:<number>`,
+seq -> record, empty once erased or moved; `actions` and `labels`, digest -> part; `uses`, digest -> decisions that use
+the part; `erased`, digest -> number.
 """
 
 import secrets
@@ -319,11 +326,11 @@ class _RedisLog:
         """Check the server's settings, and make or check the log's format. Raises ResourceError, DataError."""
         for setting, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
             value = self._ask("CONFIG GET", setting)
-            found = value.get(setting, "unknown")
-            if found != wanted:
+            setting_value = value.get(setting, "unknown")
+            if setting_value != wanted:
                 raise ResourceError(
-                    f"the Redis server {self.name} has {setting} {found}, so it could lose acknowledged records; set "
-                    f"{setting} {wanted} (redis.conf, or CONFIG SET)"
+                    f"the Redis server {self.name} has {setting} {setting_value}, so it could lose acknowledged "
+                    f"records; set {setting} {wanted} (redis.conf, or CONFIG SET)"
                 )
         for field_name, value in (("format", str(FORMAT).encode()), ("salt", secrets.token_bytes(16))):
             self._ask("HSETNX", f"{PREFIX}meta", field_name, value)
@@ -358,14 +365,14 @@ class _RedisLog:
 
     def read(self, after: int = 0, limit: int = 1000, *, tenant: str | None = None) -> list[LoggedRecord]:
         """Records above a position; see `DecisionLog`."""
-        found: list[LoggedRecord] = []
+        records: list[LoggedRecord] = []
         with self.talking():
             for position, record in self._scan(after):
-                if len(found) >= limit:
+                if len(records) >= limit:
                     break
                 if tenant is None or record.tenant == tenant:
-                    found.append(LoggedRecord(position, record.decode()))
-        return found
+                    records.append(LoggedRecord(position, record.decode()))
+        return records
 
     def read_day(self, tenant: str, day: int) -> list[LoggedRecord]:
         """Records of a tenant's day; see `DecisionLog`."""
@@ -396,8 +403,10 @@ class _RedisLog:
     def decision_ids(self, tenant: str, unit: str) -> tuple[str, ...]:
         """Ids of a unit's decisions; see `DecisionLog`."""
         with self.talking():
-            found = {record.decision for _, record in self._scan() if (record.tenant, record.unit) == (tenant, unit)}
-        return tuple(sorted(found))
+            decisions = {
+                record.decision for _, record in self._scan() if (record.tenant, record.unit) == (tenant, unit)
+            }
+        return tuple(sorted(decisions))
 
     def erase(self, tenant: str, unit: str, *, decision_ids: Iterable[str] = ()) -> int:
         """Erase a unit; see `DecisionLog`. The append-only file is rewritten without it."""

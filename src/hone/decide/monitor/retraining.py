@@ -165,16 +165,16 @@ def candidate_evidence(
     sound = _soundness(logged, made_by, at_s)
     offline = report.of(NAME).evidence(report, made_by=made_by, at_s=at_s)
     difference = next(one for one in report.differences if (one.first, one.second) == (LOGGED, NAME))
-    found = difference.estimate
+    estimate = difference.estimate
     verdict: Verdict = "weak"
-    if found.verdict == "refuse" or found.high < minimum_gain:
+    if estimate.verdict == "refuse" or estimate.high < minimum_gain:
         verdict = "refuse"
-    elif found.low >= minimum_gain:
+    elif estimate.low >= minimum_gain:
         verdict = "ok"
     words = f"{difference.words}; at least {minimum_gain:+.4g} is wanted"
     paired = Evidence(
-        kind="paired", verdict=verdict, words=words, value=found.value, low=found.low, high=found.high, count=found.n,
-        made_by=made_by, at_s=at_s,
+        kind="paired", verdict=verdict, words=words, value=estimate.value, low=estimate.low, high=estimate.high,
+        count=estimate.n, made_by=made_by, at_s=at_s,
     )  # fmt: skip
     return (sound, offline, paired)
 

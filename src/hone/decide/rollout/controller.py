@@ -4,6 +4,11 @@
 
 `next_transition` decides, `RolloutState.after` does; between the two a driver writes the transition, with its evidence,
 into the journal. The whole state is in the journal's last entry, so a restart continues with the same state.
+
+Evidence of a rollout: e-processes of its guardrails, the sample ratio, and intervals for display.
+
+Pure: a batch of exposed units in, the next evidence out. One e-process a guardrail runs through all stages, so that
+alpha is spent once; their mean is an e-process again, however the outcomes depend on each other.
 """
 
 import math

@@ -2,6 +2,11 @@
 
 Every transition is one transaction of the registry: the entry with its evidence, and the version's move. Gateways read
 the journal (`watch`), so a transition acts when it is written, and a driver that is killed has written it or has not.
+
+Score of a version in the shadow: an off-policy estimate from the requests that the live version answered.
+
+A version's distribution is a function of the context and the actions, so the log has everything: which action was
+executed, with which probability, and what came of it. The estimate is doubly robust, with IPS and SNIPS in its report.
 """
 
 import math
@@ -99,14 +104,14 @@ def _shadow_evidence(
     except (ConfigError, DataError) as error:
         return _row("weak", f"its value cannot be estimated: {error!s:.300}", made_by, at_s)
     except Exception as error:  # noqa: BLE001 - a version is anybody's code
-        told = f"it cannot decide what the live version decided: {type(error).__name__}: {error!s:.300}"
-        return _row("refuse", told, made_by, at_s)
+        message = f"it cannot decide what the live version decided: {type(error).__name__}: {error!s:.300}"
+        return _row("refuse", message, made_by, at_s)
     difference = next(one for one in report.differences if one.first == LOGGED)
-    found = difference.estimate
-    sound = report.of(_NAME).deciding.verdict == found.verdict == "ok" and found.high >= 0
+    estimate = difference.estimate
+    sound = report.of(_NAME).deciding.verdict == estimate.verdict == "ok" and estimate.high >= 0
     return Evidence(
-        kind=KIND, verdict="ok" if sound else "weak", words=difference.words, value=found.value, low=found.low,
-        high=found.high, count=found.n, made_by=made_by, at_s=at_s,
+        kind=KIND, verdict="ok" if sound else "weak", words=difference.words, value=estimate.value, low=estimate.low,
+        high=estimate.high, count=estimate.n, made_by=made_by, at_s=at_s,
     )  # fmt: skip
 
 

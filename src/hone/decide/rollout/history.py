@@ -106,11 +106,10 @@ def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutH
     entries = registry.entries(service, name)
     where = f"the journal of rollout {name!r} of service {service!r}"
     states = [state_from_json(entry, where) for entry in entries]
-    found = [transition_from_json(entry) for entry in entries]
     looks = [
         _look(recorded.plan, state, cast("float", entry["at_s"])) for state, entry in zip(states, entries, strict=True)
     ]
-    transitions = tuple(one for one in found if one is not None)
+    transitions = tuple(one for one in map(transition_from_json, entries) if one is not None)
     return RolloutHistory(
         plan=recorded.plan,
         state=recorded.state,

@@ -367,13 +367,13 @@ def _prove_region(
     fallback = model.actions.index(spec.fallback)
     faults = made.game.region_faults(region, fallback=fallback)
     if len(faults):
-        found = _game_counterexample(model, made, solved or made.game.winning_region(), region)
+        counterexample = _game_counterexample(model, made, solved or made.game.winning_region(), region)
         raise UnprovedShieldError(
             _failed(
                 f"{spec.fallback} may leave the region of {int(region.sum())} states from {len(faults)} of them, for "
-                f"example {describe_values(made.grid.state(int(faults[0])))}", found
+                f"example {describe_values(made.grid.state(int(faults[0])))}", counterexample
             ),
-            counterexample=found,
+            counterexample=counterexample,
         )  # fmt: skip
     return (
         f"{int(region.sum())} of {len(region)} states are safe forever, whatever others do within their bounds",
@@ -391,10 +391,10 @@ def _prove_conditions(
     proof = asked.prove()
     last = proof.claims[-1]
     if not last.proved:
-        found = _invariant_counterexample(model, last)
+        counterexample = _invariant_counterexample(model, last)
         words = f"not proved: {last.claim}"
         raise UnprovedShieldError(
-            f"{words} ({last.reason})" if last.reason else _failed(words, found), counterexample=found
+            f"{words} ({last.reason})" if last.reason else _failed(words, counterexample), counterexample=counterexample
         )
     return tuple(claim.claim for claim in proof.claims), proof.worst
 

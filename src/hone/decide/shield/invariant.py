@@ -200,12 +200,12 @@ def _prove(z3: Z3Module, asked: InvariantModel, claim: _Claim, timeout_s: float)
         return ClaimResult(claim=claim.words, proved=True)
     if verdict == z3.unknown:
         return ClaimResult(claim=claim.words, proved=False, reason=f"z3 gave up: {solver.reason_unknown()}")
-    found = solver.model()
+    solution = solver.model()
     return ClaimResult(
         claim=claim.words, proved=False, action=claim.action,
-        state={name: _as_float(z3, found, term) for name, term in of.state.items()},
-        disturbance={name: _as_float(z3, found, term) for name, term in of.disturbance.items()},
-        duration_s=_as_float(z3, found, of.duration),
+        state={name: _as_float(z3, solution, term) for name, term in of.state.items()},
+        disturbance={name: _as_float(z3, solution, term) for name, term in of.disturbance.items()},
+        duration_s=_as_float(z3, solution, of.duration),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """HTML page of a shield: the verdict, the map of its region, interventions in a rehearsal, the counterexample.
 
-Belongs here: the sections of the page and the frames of the animation. `hone.decide.shield` proves and rehearses.
+Belongs here: the rehearsal, the sections of the page and the frames of the animation.
 """
 
 import base64
@@ -232,22 +232,27 @@ def _rehearsal(found: _ShieldRehearsal | None) -> Html:
 
 
 def _counterexample(shown: ShieldPageData) -> Html:
-    found = shown.counterexample
-    if found is None:
+    counterexample = shown.counterexample
+    if counterexample is None:
         return EMPTY
-    source = f"data:image/png;base64,{base64.b64encode(counterexample_png(found, shown.model)).decode()}"
-    picture = element("img", attributes={"src": source, "alt": found.summary(), "style": "max-width: 100%"})
+    source = f"data:image/png;base64,{base64.b64encode(counterexample_png(counterexample, shown.model)).decode()}"
+    picture = element("img", attributes={"src": source, "alt": counterexample.summary(), "style": "max-width: 100%"})
     bars = ", ".join(f"{name} ({one.low:g} to {one.high:g})" for name, one in shown.model.config.variables.items())
     rows = [
         [text(str(step)), *(text(format_number(value)) for value in row), text(move)]
-        for step, (row, move) in enumerate(zip(found.states, [*found.actions, "end"], strict=True))
+        for step, (row, move) in enumerate(zip(counterexample.states, [*counterexample.actions, "end"], strict=True))
     ]
     return join(
         [
             element("h2", text("Counterexample")),
-            styled("p", "note", text(f"{found.summary()}. Bars, from above: {bars}; red: unsafe.")),
+            styled("p", "note", text(f"{counterexample.summary()}. Bars, from above: {bars}; red: unsafe.")),
             styled("div", "card", picture),
-            table(["step", *found.variables, "action"], rows, style="plain", numeric=range(len(found.variables) + 1)),
+            table(
+                ["step", *counterexample.variables, "action"],
+                rows,
+                style="plain",
+                numeric=range(len(counterexample.variables) + 1),
+            ),
         ]
     )
 
