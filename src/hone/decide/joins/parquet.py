@@ -16,10 +16,6 @@ The rows and counts are those of `build_view`, but for the last bit of sums. The
 import hashlib
 import secrets
 from collections.abc import Sequence
-
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-# (duckdb's types are partial)
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast

@@ -5,6 +5,10 @@ adversary chooses a disturbance; the player loses in an unsafe state (McNaughton
 al., "Safe reinforcement learning via shielding", 2018).
 
     W_0 = safe states,   W_{k+1} = {s in W_k: some action leads into W_k whatever the disturbance}
+
+A model of a system is made a game on a grid: every state is a cell, rounded to the dangerous side. The rounding is
+sound where a more dangerous state leads to a more dangerous one under the same action and disturbance;
+`StateGrid.order_faults` checks that at every cell.
 """
 
 import math
