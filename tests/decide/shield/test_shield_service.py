@@ -13,7 +13,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.random import key
 from hone.decide.bandits.wrappers import Shielded
 from hone.decide.shield.guard import GuardedShield
-from hone.decide.shield.service import ShieldConfig, open_shield
+from hone.decide.shield.service import ShieldConfig
 from hone.decide.simulators.car_following import CarFollowingEnv
 
 RULES = {
@@ -31,23 +31,23 @@ def folder(tmp_path: Path) -> Path:
 def test_a_service_opens_the_certificate_that_was_approved(folder: Path) -> None:
     approved = car_certificate().sha256
     config = ShieldConfig(certificate="car.json", sha256=approved, deadline_s=0.005)
-    shield = open_shield(config, folder, FEATURES, ManualClock())
+    shield = config.open(folder, FEATURES, ManualClock())
     assert (shield.certificate, shield.deadline_s) == (approved, 0.005)
     assert shield.allowed(np.array([60.0, 0.0, 0.0]), ACTIONS).any()
     other = ShieldConfig(certificate="car.json", sha256="0" * 64)
     with pytest.raises(DataError, match=r"car\.json: the certificate has sha256"):
-        open_shield(other, folder, FEATURES, ManualClock())
+        other.open(folder, FEATURES, ManualClock())
     missing = ShieldConfig(certificate="none.json")
     with pytest.raises(DataError, match=r"none\.json.*hone shield"):
-        open_shield(missing, folder, FEATURES, ManualClock())
+        missing.open(folder, FEATURES, ManualClock())
     with pytest.raises(ConfigError, match="the fallback full_brake is none of the actions"):
-        open_shield(config, folder, FEATURES, ManualClock(), actions=ActionSet(names=("brake", "keep")))
+        config.open(folder, FEATURES, ManualClock(), actions=ActionSet(names=("brake", "keep")))
     with pytest.raises(ConfigError, match="sensor lead"):
-        open_shield(config, folder, ("gap", "speed"), ManualClock())
+        config.open(folder, ("gap", "speed"), ManualClock())
 
 
 def test_a_service_takes_rules_or_a_certificate_and_not_both(folder: Path) -> None:
-    shield = open_shield(ShieldConfig.model_validate({"rules": RULES}), folder, ("gap",), ManualClock())
+    shield = ShieldConfig.model_validate({"rules": RULES}).open(folder, ("gap",), ManualClock())
     assert shield.allowed(np.array([4.0]), ActionSet(names=("full_brake", "keep"))).tolist() == [True, False]
     for wrong in ({}, {"certificate": "car.json", "rules": RULES}, {"certificate": "car.json", "sha256": "abc"}):
         with pytest.raises(ValidationError):

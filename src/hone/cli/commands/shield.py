@@ -19,7 +19,7 @@ from hone.decide.shield.certificate import (
     read_certificate,
 )
 from hone.decide.shield.model import ControlModel, GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
-from hone.decide.shield.page import ShieldPageData, rehearse_shield, write_shield_page
+from hone.decide.shield.page import ShieldPageData, rehearse_shield
 from hone.decide.shield.service import rule_shield
 from hone.run.store.durable import replace_file
 
@@ -133,5 +133,5 @@ def _constants(texts: list[str], model: ControlModel) -> dict[str, float]:
 
 def _write_page(call: CommandCall, shown: ShieldPageData, screen: TerminalScreen) -> None:
     if target := call.text("html"):
-        write_shield_page(Path(target), shown)
+        shown.write(Path(target))
         screen.line(f"page: {target}")

@@ -18,7 +18,7 @@ from hone.core.strict_json import Json
 from hone.decide.gateway.shipping import ServiceRollouts, open_rollouts
 from hone.decide.rollout.controller import EffectReport, format_e_value
 from hone.decide.rollout.driver import RolloutDriver
-from hone.decide.rollout.history import RolloutHistory, read_history, write_rollout_page
+from hone.decide.rollout.history import RolloutHistory, read_history
 from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan
 from hone.decide.rollout.watcher import RolloutWatcher
 from hone.run.store.durable import to_json
@@ -140,7 +140,7 @@ def _show(screen: TerminalScreen, rollouts: ServiceRollouts, name: str, call: Co
         return 0
     _show_history(screen, history)
     page = Path(call.text("html") or rollouts.folder / f"rollout_{name}.html")
-    write_rollout_page(page, history, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
+    history.write_page(page, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
     screen.line(f"stages, evidence and lineage in {page}")
     return 0
 

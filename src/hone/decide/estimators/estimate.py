@@ -336,7 +336,7 @@ def estimator_terms(
     bound = settings.max_weight or math.sqrt(len(logged))
     made: dict[EstimatorName, EstimatorTerms] = {}
     for name in names:
-        own = fit(row_weight=forms.more_robust_weights(logged)) if name == "mrdr" else predicted
+        own = fit(row_weight=logged.more_robust_weights()) if name == "mrdr" else predicted
         made[name] = _terms_of(name, logged, own, bound)
     return made
 

@@ -82,6 +82,14 @@ class LoggedFeedback:
             behaviour_logp=None if known is None else known[chosen],
         )
 
+    def more_robust_weights(self) -> Floats:
+        """Weights `[n]` of the rows in the fit of MRDR's model: w^2.
+
+        The variance of DR given the contexts is E[w^2 (r - q)^2] less the square of the correction's mean; the model
+        that minimises the first term minimises this upper bound (Farajtabar, Chow and Ghavamzadeh, 2018).
+        """
+        return self.weight**2
+
 
 def effective_sample_size(weight: Floats) -> float:
     """Effective sample size (sum w)^2 / sum w^2 of weights `[n]`: the rows of equal weight that are worth as much
@@ -183,15 +191,6 @@ def switch_doubly_robust(logged: LoggedFeedback, predicted: Floats, *, max_weigh
     weight = logged.weight
     corrected = weight * _residual(logged, predicted) * (weight <= max_weight)
     return _terms(_expected(logged, predicted), corrected, None)
-
-
-def more_robust_weights(logged: LoggedFeedback) -> Floats:
-    """Weights `[n]` of the rows in the fit of MRDR's model: w^2.
-
-    The variance of DR given the contexts is E[w^2 (r - q)^2] less the square of the correction's mean; the model that
-    minimises the first term minimises this upper bound (Farajtabar, Chow and Ghavamzadeh, 2018).
-    """
-    return logged.weight**2
 
 
 def _expected(logged: LoggedFeedback, predicted: Floats) -> Floats:

@@ -93,7 +93,6 @@ from hone.decide.monitor.response import DriftAction, DriftResponder, RegistryLi
 from hone.decide.monitor.retraining import JobQueue
 from hone.decide.registry import VersionRegistry
 from hone.decide.shield.guard import GuardedShield
-from hone.decide.shield.service import open_shield
 from hone.run.store.lock import RunLock
 
 # ----------------------------------------------------------------------------------------------------------- named arms
@@ -203,7 +202,7 @@ def _make_policies(
 
 
 def make_wrapper(beside: Path, config: ServiceFileConfig, clock: Clock) -> PolicyWrapper:
-    """Wrapper of every version of a service: names of actions, shield. Raises as `open_shield`."""
+    """Wrapper of every version of a service: names of actions, shield. Raises as `ShieldConfig.open`."""
     return partial(_wrapped, make_catalogue(config.service).declared, _open_shield(beside, config, clock))
 
 
@@ -212,7 +211,7 @@ def _open_shield(beside: Path, config: ServiceFileConfig, clock: Clock) -> Guard
     declared = make_catalogue(service).declared
     if config.shield is None:
         return None
-    return open_shield(config.shield, beside, service.features, clock, actions=declared)
+    return config.shield.open(beside, service.features, clock, actions=declared)
 
 
 def _server_of(

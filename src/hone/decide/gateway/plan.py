@@ -17,7 +17,6 @@ from hone.decide.gateway.opening import (
 from hone.decide.gateway.service_config import FolderServiceConfig, LearningServiceConfig, ServiceFileConfig
 from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, stage_name
 from hone.decide.shield.certificate import read_certificate
-from hone.decide.shield.service import open_shield
 
 ANSWER_BYTES: Final = 900
 """Memory of a remembered answer."""
@@ -86,11 +85,11 @@ def _policy_words(config: ServiceFileConfig) -> str:
 
 
 def _shield_lines(path: Path, config: ServiceFileConfig, clock: Clock) -> Iterator[str]:
-    """What the shield holds. Raises as `open_shield`: a claim that does not hold comes with its counterexample."""
+    """What the shield holds. Raises as `ShieldConfig.open`: a claim that fails comes with its counterexample."""
     if config.shield is None:
         return
     names = config.service.features
-    open_shield(config.shield, path.parent, names, clock, actions=make_catalogue(config.service).declared)
+    config.shield.open(path.parent, names, clock, actions=make_catalogue(config.service).declared)
     rules, deadline_ms = config.shield.rules, 1000 * config.shield.deadline_s
     if rules is not None:
         count = "one rule" if len(rules.rules) == 1 else f"{len(rules.rules)} rules"

@@ -114,8 +114,10 @@ def write_records(path: Path, records: Iterable[DecisionRecord]) -> None:
 
 def read_records(path: Path) -> list[DecisionRecord]:
     """Records of one file, sorted by source and seq. Raises DataError naming the file."""
-    read = _read_outcomes if path.name == OUTCOMES else _read_decisions
-    return [record for batch in _read_table(path).to_batches(max_chunksize=10_000) for record in read(batch)]
+    batches = _read_table(path).to_batches(max_chunksize=10_000)
+    if path.name == OUTCOMES:
+        return [Outcome(**one) for batch in batches for one in batch.to_pylist()]
+    return [record for batch in batches for record in _read_decisions(batch)]
 
 
 def _unit_decision_ids(path: Path, unit: str) -> set[str]:
@@ -241,10 +243,6 @@ def _read_decisions(batch: pa.RecordBatch) -> list[DecisionRecord]:
             )
         )  # fmt: skip
     return records
-
-
-def _read_outcomes(batch: pa.RecordBatch) -> list[DecisionRecord]:
-    return [Outcome(**one) for one in batch.to_pylist()]
 
 
 # ------------------------------------------------------------------------------------------------------------ retention

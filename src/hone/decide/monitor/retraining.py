@@ -345,13 +345,9 @@ def split_view(view: DecisionView, *, since_s: float) -> tuple[DecisionView, Dec
     A unit's side is a hash of its name, so that it is the same in every view.
     """
     recent = view.table.at_s >= since_s
-    judged = np.array([_hash_share(unit) < JUDGED_SHARE for unit in view.table.units], np.bool_)
+    hashes = (blake2b(unit.encode(), digest_size=8, person=b"hone-retrain").digest() for unit in view.table.units)
+    judged = np.array([int.from_bytes(one, "big") * 2.0**-64 < JUDGED_SHARE for one in hashes], np.bool_)
     return _rows_of(view, np.flatnonzero(recent & ~judged)), _rows_of(view, np.flatnonzero(recent & judged))
-
-
-def _hash_share(unit: str) -> float:
-    """A number in [0, 1) that is the hash of a unit."""
-    return int.from_bytes(blake2b(unit.encode(), digest_size=8, person=b"hone-retrain").digest(), "big") * 2.0**-64
 
 
 def _rows_of(view: DecisionView, rows: np.ndarray) -> DecisionView:

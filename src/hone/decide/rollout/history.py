@@ -99,6 +99,30 @@ class RolloutHistory:
         }
         return cast("dict[str, Json]", _finite(table))
 
+    def write_page(self, path: Path, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
+        """Write the page of a rollout in the service of `file`. Raises ResourceError."""
+        plan = self.plan
+        headline = "rolled back" if self.state.stage == ROLLED_BACK else f"at {self.state.stage}"
+        moves = [
+            [text(_moment(one.at_s)), text(one.before), text(one.after), text(one.words)] for one in self.transitions
+        ]
+        parts = [
+            styled("p", "kicker", text(f"rollout of service {plan.service}, begun {_moment(self.begun_s)}")),
+            element("h1", text(f"{plan.name}: {headline}")),
+            styled("p", "verdict", text(f"{self.words}.")),
+            styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
+            _tiles(self),
+            element("h2", text("Stages")),
+            styled("div", "card", _ladder_plot(self)),
+            table(("when", "from", "to", "reason"), moves, style="fit"),
+            element("h2", text("Evidence that the new version is worse")),
+            styled("div", "card", _e_value_plot(self)),
+            *(_effect(self, number) for number in range(len(plan.guardrails))),
+            element("h2", text("Lineage")),
+            _lineage(lineage, plan.control),
+        ]
+        replace_file(path, page(f"rollout {plan.name}", *parts).encode())
+
 
 def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutHistory:
     """Read a rollout's journal. Raises DataError for an unknown rollout or a damaged journal."""
@@ -162,31 +186,6 @@ def _finite(value: object) -> object:
 
 
 _WIDTH = 960.0
-
-
-def write_rollout_page(path: Path, history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
-    """Write the page of a rollout in the service of `file`. Raises ResourceError."""
-    plan = history.plan
-    headline = "rolled back" if history.state.stage == ROLLED_BACK else f"at {history.state.stage}"
-    moves = [
-        [text(_moment(one.at_s)), text(one.before), text(one.after), text(one.words)] for one in history.transitions
-    ]
-    parts = [
-        styled("p", "kicker", text(f"rollout of service {plan.service}, begun {_moment(history.begun_s)}")),
-        element("h1", text(f"{plan.name}: {headline}")),
-        styled("p", "verdict", text(f"{history.words}.")),
-        styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
-        _tiles(history),
-        element("h2", text("Stages")),
-        styled("div", "card", _ladder_plot(history)),
-        table(("when", "from", "to", "reason"), moves, style="fit"),
-        element("h2", text("Evidence that the new version is worse")),
-        styled("div", "card", _e_value_plot(history)),
-        *(_effect(history, number) for number in range(len(plan.guardrails))),
-        element("h2", text("Lineage")),
-        _lineage(lineage, plan.control),
-    ]
-    replace_file(path, page(f"rollout {plan.name}", *parts).encode())
 
 
 def _moment(at_s: float) -> str:

@@ -99,22 +99,21 @@ class ShieldPageData:
     reasons: Sequence[str] = ()
     counterexample: Counterexample | None = None
 
-
-def write_shield_page(path: Path, shown: ShieldPageData) -> None:
-    """Write a shield as an HTML document, atomically. Raises ResourceError."""
-    tried = "proved, but not with other constants" if shown.certificate is not None else "not proved"
-    title = f"{shown.name}: {tried if shown.reasons else 'proved'}"
-    html = page(
-        title,
-        element("header", styled("p", "kicker", text("shield")), element("h1", text(title))),
-        join(styled("p", "verdict", element("b", text("Refused: ")), text(reason)) for reason in shown.reasons),
-        _verdict(shown.certificate),
-        _counterexample(shown),
-        _region(shown),
-        _rehearsal(shown.rehearsal),
-        _claims(shown.certificate),
-    )
-    replace_file(path, html.encode("utf-8", "replace"))
+    def write(self, path: Path) -> None:
+        """Write a shield as an HTML document, atomically. Raises ResourceError."""
+        tried = "proved, but not with other constants" if self.certificate is not None else "not proved"
+        title = f"{self.name}: {tried if self.reasons else 'proved'}"
+        html = page(
+            title,
+            element("header", styled("p", "kicker", text("shield")), element("h1", text(title))),
+            join(styled("p", "verdict", element("b", text("Refused: ")), text(reason)) for reason in self.reasons),
+            _verdict(self.certificate),
+            _counterexample(self),
+            _region(self),
+            _rehearsal(self.rehearsal),
+            _claims(self.certificate),
+        )
+        replace_file(path, html.encode("utf-8", "replace"))
 
 
 def _verdict(certificate: ShieldCertificate | None) -> Html:

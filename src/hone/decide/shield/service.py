@@ -113,19 +113,18 @@ class ShieldConfig(Config):
             raise ValueError("give exactly one of certificate and [shield.rules]")
         return self
 
+    def open(
+        self, folder: Path, features: Sequence[str], clock: Clock, *, actions: ActionSet | None = None
+    ) -> GuardedShield:
+        """Shield for contexts with these features, behind its deadline; paths start from `folder`.
 
-def open_shield(
-    config: ShieldConfig, folder: Path, features: Sequence[str], clock: Clock, *, actions: ActionSet | None = None
-) -> GuardedShield:
-    """Shield for contexts with these features, behind its deadline; paths start from `folder`.
-
-    Raises DataError for a certificate that is damaged, is not the approved one, or whose proof fails, ConfigError for
-    missing sensors and a fallback that is none of `actions`, ResourceError without z3 where an invariant needs it.
-    """
-    shield = GuardedShield(inner=_opened(config, folder, features), clock=clock, deadline_s=config.deadline_s)
-    if actions is not None:
-        shield.fallback(np.zeros(len(features)), actions)
-    return shield
+        Raises DataError for a certificate that is damaged, is not the approved one, or whose proof fails, ConfigError
+        for missing sensors and a fallback that is none of `actions`, ResourceError where an invariant lacks z3.
+        """
+        shield = GuardedShield(inner=_opened(self, folder, features), clock=clock, deadline_s=self.deadline_s)
+        if actions is not None:
+            shield.fallback(np.zeros(len(features)), actions)
+        return shield
 
 
 def _opened(config: ShieldConfig, folder: Path, features: Sequence[str]) -> ActionShield:
