@@ -21,7 +21,7 @@ from decision_systems import AcceptanceLine, cpu_seconds, slack
 from hone.core.decisions import Floats
 from hone.core.random import generator
 from hone.decide.estimators.sequential import asymptotic_width, matched_scores, mixture_paths, ratio_paths
-from hone.decide.rollout.controller import ROLLED_BACK, apply_transition, begin, look, next_transition
+from hone.decide.rollout.controller import ROLLED_BACK, begin
 from hone.decide.rollout.plan import RolloutPlan, stage_name
 from hone.decide.rollout.router import BUCKETS, ExposureBatch, RolloutRouter, RolloutSlice, make_router
 from hone.decide.simulators.drifting import StagedTraffic
@@ -154,14 +154,14 @@ def controlled(traffic: StagedTraffic, random: np.random.Generator) -> str:
     stages = np.array([stage_name(share) for share in traffic.stages])[requests // traffic.requests]
     state, looks = begin(PLAN, 0.0), np.searchsorted(requests, np.arange(500, 20_001, 500))
     for first, last in zip([0, *looks[:-1]], looks, strict=True):
-        while (transition := next_transition(PLAN, state, 0.0)) is not None:
-            state = apply_transition(state, transition)
+        while (transition := state.next_transition(PLAN, 0.0)) is not None:
+            state = state.after(transition)
         rows = slice(first, last)
         counted = int((stages[rows] == state.stage).sum())
         batch = ExposureBatch(is_new=is_new[rows], values=values[rows, None], in_stage=counted)
-        state = look(PLAN, state, batch, float(last), int(last))
+        state = state.look(PLAN, batch, float(last), int(last))
     # the number of exposed units is random: the last stage may want a few more than there were
-    transition = next_transition(PLAN, state, 0.0)
+    transition = state.next_transition(PLAN, 0.0)
     return ROLLED_BACK if ROLLED_BACK in (state.stage, transition.after if transition else "") else "100%"
 
 

@@ -30,10 +30,7 @@ from hone.decide.bandits.wrappers import Shielded
 from hone.decide.shield.certificate import (
     ShieldCertificate,
     UnprovedShieldError,
-    certificate_text,
     certify,
-    check_certificate,
-    open_certificate,
 )
 from hone.decide.shield.guard import GuardedShield, project_action
 from hone.decide.shield.model import ShieldSpec, shield_spec
@@ -42,8 +39,6 @@ from hone.decide.simulators.car_following import (
     OPEN_ROAD,
     SENSORS,
     CarFollowingEnv,
-    lattice_states,
-    shield_tables,
 )
 from hone.recipes.tabular.q_learning import ENTRY
 from hone.run.loop import train
@@ -106,7 +101,7 @@ class DriveRecord:
 
 def car_spec(kind: str = "game", **constants: float) -> ShieldSpec:
     """The open road's shield, with other constants."""
-    tables = shield_tables(OPEN_ROAD)
+    tables = OPEN_ROAD.shield_tables()
     tables["model"]["constants"] |= constants
     more = {"invariant": list(INVARIANT)} if kind == "invariant" else {}
     return shield_spec({**tables, "kind": kind, **more}, place=kind)
@@ -149,7 +144,7 @@ def proof_lines() -> Iterator[AcceptanceLine]:
         with cpu_seconds() as made:
             certificate = certify(car_spec(kind))
         with cpu_seconds() as again:
-            check_certificate(certificate)
+            certificate.check()
         yield AcceptanceLine(figure=f"{kind}: synthesis and proof, CPU s", value=made.spent, at_most=bar,
                              cpu_s=made.spent, words=certificate.proved[0])  # fmt: skip
         yield AcceptanceLine(figure=f"{kind}: proof at load, CPU s", value=again.spent, at_most=bar, cpu_s=again.spent)
@@ -158,7 +153,7 @@ def proof_lines() -> Iterator[AcceptanceLine]:
 def road_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[AcceptanceLine]:
     """Crashes of the reckless driver with and without the shield."""
     steps = 10_000 if fast else 100_000
-    shield = open_certificate(certificate, SENSORS)
+    shield = certificate.open(SENSORS)
     with cpu_seconds() as cpu:
         shielded = drive_road(Shielded(RecklessDriver(), shield), steps=steps, seed=SEED, shield=shield)
     words = f"{steps} steps, mean speed {shielded.mean_speed:.1f} m/s, {shielded.interventions} interventions"
@@ -176,7 +171,7 @@ def road_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[Accept
 
 def latency_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[AcceptanceLine]:
     """Processor time of one verdict, guard included."""
-    shield = GuardedShield(inner=open_certificate(certificate, SENSORS), clock=SteppedClock())
+    shield = GuardedShield(inner=certificate.open(SENSORS), clock=SteppedClock())
     contexts = generator(SEED, "latency").uniform((0, 0, 0), (60, 20, 20), (20_000, 3))
     spent = np.empty(len(contexts))
     with cpu_seconds() as cpu:
@@ -197,7 +192,7 @@ def shielded_lattice(shield: ActionShield) -> FiniteMdp:
         number: {
             action: table[number][project_action(shield, state, actions, action)] for action in range(len(actions))
         }
-        for number, state in enumerate(lattice_states(LATTICE_ROAD))
+        for number, state in enumerate(LATTICE_ROAD.lattice_states())
     }
     return mdp_from_table(replaced, start=env.initial_state_distrib, discount=0.95)
 
@@ -211,7 +206,7 @@ def learned_table(certificate: ShieldCertificate, *, steps: int, seed: int) -> F
     """Action values `[S, A]` of Q-learning in the shielded environment, by its recipe."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shield.json"
-        path.write_text(certificate_text(certificate), encoding="utf-8")
+        path.write_text(certificate.text(), encoding="utf-8")
         inner: dict[str, Any] = {"road": "lattice", "numbered": True}
         config = ENTRY.config.model_validate({
             "recipe": "q_learning", "name": "car", "steps": steps, "seed": seed, "rollout_steps": 16,
@@ -235,8 +230,8 @@ def learned_table(certificate: ShieldCertificate, *, steps: int, seed: int) -> F
 
 def training_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Share of the best safe policy's value that training under the shield reaches."""
-    certificate = certify(shield_spec(shield_tables(LATTICE_ROAD), place="lattice"))
-    mdp = shielded_lattice(open_certificate(certificate, SENSORS))
+    certificate = certify(shield_spec(LATTICE_ROAD.shield_tables(), place="lattice"))
+    mdp = shielded_lattice(certificate.open(SENSORS))
     best = start_value(mdp, policy_iteration(mdp).value)
     steps, seeds = (400, 1) if fast else (1_500, 5)
     with cpu_seconds() as cpu:
@@ -268,13 +263,13 @@ def refused_words(made: ShieldCertificate, spec: ShieldSpec) -> str:
     """Why the claims of a certificate fail for another model, the hash made to fit."""
     forged = replace(made, spec=spec)
     try:
-        check_certificate(forged)
+        forged.check()
     except DataError as error:
         assert "changed after the proof" in str(error)
         found = error.messages[0]
     digest = json_digest(forged)
     try:
-        check_certificate(replace(forged, sha256=digest))
+        replace(forged, sha256=digest).check()
     except UnprovedShieldError as error:
         return error.messages[0].partition("counterexample: ")[2]
     return f"accepted, after {found}"
@@ -282,7 +277,7 @@ def refused_words(made: ShieldCertificate, spec: ShieldSpec) -> str:
 
 def json_digest(certificate: ShieldCertificate) -> str:
     """Hash of a certificate's content, as a forger would compute it."""
-    document = json.loads(certificate_text(certificate))
+    document = json.loads(certificate.text())
     del document["sha256"]
     return sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -311,7 +306,7 @@ def drill_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[Accep
     """Sensor dropout, NaN actions, stalls and exceptions, all at once."""
     steps = 3_000 if fast else 50_000
     clock = SteppedClock()
-    shield = GuardedShield(inner=FaultyShield(open_certificate(certificate, SENSORS), clock), clock=clock)
+    shield = GuardedShield(inner=FaultyShield(certificate.open(SENSORS), clock), clock=clock)
     draws = generator(SEED, "drills")
     env = CarFollowingEnv()
     context, _ = env.reset(seed=SEED)
@@ -352,7 +347,7 @@ def highway_certificate() -> ShieldCertificate:
         top=32.0, sight=500.0,
     )  # fmt: skip
     conditions = [*INVARIANT[:3], "gap + lead**2 / 12 >= speed**2 / 12"]
-    return certify(shield_spec({**shield_tables(road), "kind": "invariant", "invariant": conditions}, place="highway"))
+    return certify(shield_spec({**road.shield_tables(), "kind": "invariant", "invariant": conditions}, place="highway"))
 
 
 def highway_lines() -> Iterator[AcceptanceLine]:
@@ -360,7 +355,7 @@ def highway_lines() -> Iterator[AcceptanceLine]:
     python, script = require_peer("highway"), BENCHMARKS / "foreign_environments" / "highway_drives.py"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "highway.json"
-        path.write_text(certificate_text(highway_certificate()), encoding="utf-8")
+        path.write_text(highway_certificate().text(), encoding="utf-8")
         for kind in ("shield", "none"):
             answer = subprocess.run(
                 [str(python), str(script), "32", str(SEED), str(path), kind], check=True, capture_output=True,

@@ -15,7 +15,7 @@ import highway_env  # noqa: F401 - registers its environments
 import numpy as np
 
 from hone.core.decisions import ActionSet
-from hone.decide.shield.certificate import checked_model, open_certificate, read_certificate
+from hone.decide.shield.certificate import checked_model, read_certificate
 from hone.decide.shield.guard import project_action
 
 LOW, HIGH = -6.0, 3.0
@@ -72,7 +72,7 @@ def main():
     episodes, first, path, shielded = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "shield"
     certificate = read_certificate(Path(path))
     model = checked_model(certificate.spec)
-    judge = open_certificate(certificate, model.variables)
+    judge = certificate.open(model.variables)
     actions = ActionSet(names=model.actions, features=model.action_features())
     env = gymnasium.make("highway-v0", config=SETTINGS)
     drives = [drive(env, judge if shielded else None, judge, actions, seed) for seed in range(first, first + episodes)]

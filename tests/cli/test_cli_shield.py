@@ -13,7 +13,7 @@ from hone.decide.bandits.greedy import EpsilonGreedyPolicy
 from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
 from hone.decide.registry import VersionOrigin, open_registry
-from hone.decide.shield.certificate import checked_model, open_certificate
+from hone.decide.shield.certificate import checked_model
 from hone.decide.shield.game import state_grid
 from hone.decide.shield.page import safe_counts
 from hone.run.store.animation import frame_count
@@ -52,9 +52,8 @@ def test_weaker_brakes_are_refused_and_the_page_shows_the_crash(car: Path, capsy
 
 
 def _text() -> str:
-    from hone.decide.shield.certificate import certificate_text
 
-    return certificate_text(car_certificate())
+    return car_certificate().text()
 
 
 def test_a_proof_becomes_evidence_of_the_version_under_it(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +108,7 @@ def test_rules_are_checked_and_prove_no_more(car: Path, capsys: pytest.CaptureFi
 
 def test_the_map_counts_the_safe_actions_of_each_cell() -> None:
     model = checked_model(car_certificate().spec)
-    shield = open_certificate(car_certificate(), model.variables)
+    shield = car_certificate().open(model.variables)
     counts = safe_counts(shield, model, state_grid(model), np.array([10.0]))
     assert counts.shape == (21, 121)
     assert (np.diff(counts, axis=1) >= 0).all()  # more room, more actions

@@ -9,9 +9,9 @@ import pytest
 from hone.control.environments.option_wrapper import ActionReplacementWrapper
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
-from hone.decide.shield.certificate import certificate_text, certify
+from hone.decide.shield.certificate import certify
 from hone.decide.shield.model import shield_spec
-from hone.decide.simulators.car_following import LATTICE_ROAD, shield_tables
+from hone.decide.simulators.car_following import LATTICE_ROAD
 from hone.recipes.off_policy import discrete_sac, dqn
 from hone.recipes.on_policy.ppo import ENTRY
 from hone.recipes.shielded import make_shielded_env
@@ -20,9 +20,9 @@ from hone.run.loop import train
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> str:
-    spec = shield_spec(shield_tables(LATTICE_ROAD), place="lattice")
+    spec = shield_spec(LATTICE_ROAD.shield_tables(), place="lattice")
     path = tmp_path / "shield.json"
-    path.write_text(certificate_text(certify(spec)))
+    path.write_text(certify(spec).text())
     return str(path)
 
 

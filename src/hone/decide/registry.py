@@ -5,6 +5,17 @@
 
 Safe to kill at any moment: files come first and are renamed into place, rows come last and in one transaction, so a
 reader sees a version whole or not at all. Evidence, moves and journal are append-only by triggers of the database.
+
+Stages of versions in a service: which move is allowed, and the evidence that it needs.
+
+`candidate -> shadow -> canary -> live -> retired`. A service has at most one live version: a move to `live` retires the
+version before it in the same transaction, so that the way back is a pointer.
+
+Leases in the registry: of several processes that could do a work, one does it until it stops or dies.
+
+A lease is a promise for a time, not a lock: a holder that was stopped for longer than its lease may still be at work
+when the next one begins. What a holder writes must therefore be refused by its place, as the journal of a rollout does
+with its numbers.
 """
 
 import hashlib
@@ -195,9 +206,9 @@ def _reading(path: Path, *, create: bool = False) -> Generator[sqlite3.Connectio
             connection.isolation_level = None
             connection.execute("pragma synchronous = full")
             connection.execute("pragma foreign_keys = on")
-            found = connection.execute("pragma user_version").fetchone()[0]
-            if found > FORMAT:
-                raise DataError(f"{path} has format {found}, this hone reads {FORMAT}; use the hone that wrote it")
+            version = connection.execute("pragma user_version").fetchone()[0]
+            if version > FORMAT:
+                raise DataError(f"{path} has format {version}, this hone reads {FORMAT}; use the hone that wrote it")
             yield connection
     except sqlite3.OperationalError as error:
         raise ResourceError(f"cannot reach the registry {path}: {error}; is its disk there and not full?") from error
@@ -281,8 +292,8 @@ def _number(value: float | None) -> float:
 def missing_evidence(rows: Sequence[Evidence], needs: Sequence[str]) -> list[str]:
     """Kinds that stand in a move's way, each with the reason; the latest row of a kind decides."""
     latest = {row.kind: row for row in rows}
-    found = [f"{kind}: none" for kind in needs if kind not in latest]
-    return found + [
+    missing = [f"{kind}: none" for kind in needs if kind not in latest]
+    return missing + [
         f"{kind}: {latest[kind].verdict} ({latest[kind].words}; by {latest[kind].made_by})"
         for kind in needs
         if kind in latest and latest[kind].verdict != "ok"
@@ -553,6 +564,27 @@ class VersionRegistry:
             ).fetchall()
         return [name for name, _ in sorted(rows, key=lambda row: (json.loads(row[1]).get("at_s", 0), row[0]))]
 
+    def take_lease(self, work: str, holder: str, *, now_s: float, lease_s: float) -> str:
+        """Take or extend the lease of a work -> its holder: `holder` itself, or the one that has it.
+
+        A holder whose lease has run out loses it to whoever asks first. Raises DataError and ResourceError.
+        """
+        with _transaction(self.database) as connection:
+            connection.execute(_TABLE)  # a registry of an earlier hone has none
+            connection.execute(
+                "insert into leases values (?, ?, ?) on conflict (work) do update set holder = excluded.holder, "
+                "until_s = excluded.until_s where leases.holder = excluded.holder or leases.until_s < ?",
+                (work, holder, now_s + lease_s, now_s),
+            )
+            row = connection.execute("select holder from leases where work = ?", (work,)).fetchone()
+            return str(row[0])
+
+    def give_lease_back(self, work: str, holder: str) -> None:
+        """End a lease at once; without effect for another's. Raises DataError and ResourceError."""
+        with _transaction(self.database) as connection:
+            connection.execute(_TABLE)
+            connection.execute("delete from leases where work = ? and holder = ?", (work, holder))
+
 
 def open_registry(folder: Path, *, create: bool = False) -> VersionRegistry:
     """Open a registry, or make one with `create`. Raises DataError and ResourceError."""
@@ -600,26 +632,3 @@ _TABLE: Final = (
     "create table if not exists leases (work text primary key, holder text not null, until_s real not null) "
     "without rowid"
 )
-
-
-def take_lease(registry: VersionRegistry, work: str, holder: str, *, now_s: float, lease_s: float) -> str:
-    """Take or extend the lease of a work -> its holder: `holder` itself, or the one that has it.
-
-    A holder whose lease has run out loses it to whoever asks first. Raises DataError and ResourceError.
-    """
-    with _transaction(registry.database) as connection:
-        connection.execute(_TABLE)  # a registry of an earlier hone has none
-        connection.execute(
-            "insert into leases values (?, ?, ?) on conflict (work) do update set holder = excluded.holder, "
-            "until_s = excluded.until_s where leases.holder = excluded.holder or leases.until_s < ?",
-            (work, holder, now_s + lease_s, now_s),
-        )
-        row = connection.execute("select holder from leases where work = ?", (work,)).fetchone()
-        return str(row[0])
-
-
-def give_lease_back(registry: VersionRegistry, work: str, holder: str) -> None:
-    """End a lease at once; without effect for another's. Raises DataError and ResourceError."""
-    with _transaction(registry.database) as connection:
-        connection.execute(_TABLE)
-        connection.execute("delete from leases where work = ? and holder = ?", (work, holder))

@@ -8,7 +8,6 @@ from gymnasium.spaces import Box, Discrete
 from hone.control.logs.parquet import DecisionLog, SpacePair, read_log
 from hone.core.errors import DataError
 from hone.decide.joins.parquet import is_frozen_view, read_frozen_view
-from hone.decide.joins.view import view_episodes
 
 
 def read_decisions(path: Path, *, spaces: SpacePair | None = None) -> DecisionLog:
@@ -23,7 +22,7 @@ def frozen_view_log(folder: Path) -> DecisionLog:
     actions are in it.
     """
     view = read_frozen_view(folder)
-    episodes = view_episodes(view)
+    episodes = view.episodes()
     width = episodes.observations.shape[1]
     if not width:
         raise DataError(f"{folder}: its decisions have no features; a policy that reads none is a bandit over arms")

@@ -19,9 +19,9 @@ from hone.control.environments.option_wrapper import ActionReplacementWrapper
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, ActionShield
 from hone.core.errors import ConfigError
-from hone.decide.shield.certificate import check_certificate, read_certificate
+from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.guard import project_action
-from hone.decide.shield.service import ShieldConfig, open_shield
+from hone.decide.shield.service import ShieldConfig
 
 Floats = NDArray[np.float64]
 
@@ -39,19 +39,19 @@ def make_shielded_env(
 
     `features` name the columns of the observation, or of `info["context"]` (default: the shield's sensors in their
     order); `actions` name the numbered actions (default: the shield's). An unsafe action becomes the safe one whose
-    columns in the shield's model are nearest; a verdict has no deadline here. Raises as `open_shield`, and ConfigError
-    for a wrong number of actions.
+    columns in the shield's model are nearest; a verdict has no deadline here. Raises as `ShieldConfig.open`, and
+    ConfigError for a wrong number of actions.
     """
     path = Path(shield)
     certificate = read_certificate(path)
-    model = check_certificate(certificate)
+    model = certificate.check()
     names = tuple(actions or model.actions)
     inner = env_factory(GymConfig(id=env, kwargs=env_kwargs or {}, max_episode_steps=max_episode_steps)).make_one()
     space = inner.action_space
     if not isinstance(space, spaces.Discrete) or int(space.n) != len(names):
         raise ConfigError(f"{env} has the actions {space}, the shield {path} knows {len(names)}: {', '.join(names)}")
-    opened = open_shield(
-        ShieldConfig(certificate=path.name), path.parent, list(features or model.variables), SystemClock(),
+    opened = ShieldConfig(certificate=path.name).open(
+        path.parent, list(features or model.variables), SystemClock(),
         actions=ActionSet(names=names),
     )  # fmt: skip
     known = model.action_features()

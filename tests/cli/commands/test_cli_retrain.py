@@ -10,7 +10,6 @@ from hone.core.decisions import Evidence
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
 from hone.decide.bandits.models import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
-from hone.decide.monitor import retraining
 from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts, RetrainResult
 from hone.decide.registry import VersionOrigin
 
@@ -42,14 +41,14 @@ def retrain(*arguments: str) -> int:
 def test_a_job_is_carried_out_and_its_candidate_shipped_by_name(
     queue: JobQueue, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trained(job: QueuedJob, parts: RetrainParts, **_: object) -> RetrainResult:
+    def trained(parts: RetrainParts, job: QueuedJob, **_: object) -> RetrainResult:
         assert parts.config.config == "train.toml"
         save_policy(EpsilonGreedyPolicy(BetaBernoulliPosterior(2), 0.1), Path("candidate"))
         version = parts.registry.add(Path("candidate"), VersionOrigin(), at_s=1.0, made_by=job.id).id
         row = Evidence(kind="paired", verdict="ok", words="better", made_by=job.id, at_s=1.0)
         return RetrainResult(version=version, evidence=(row,))
 
-    monkeypatch.setattr(retraining, "retrain", trained)
+    monkeypatch.setattr(RetrainParts, "retrain", trained)
     assert retrain("--once") == 0
     (done,) = queue.jobs()
     version = done.result["version"]

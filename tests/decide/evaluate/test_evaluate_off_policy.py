@@ -13,9 +13,7 @@ from hone.decide.evaluate.off_policy import (
     LOGGED,
     estimate_policies,
     logged_feedback,
-    offline_evidence,
     segment_labels,
-    verdict_words,
 )
 from hone.decide.joins.view import take_decisions
 from hone.decide.simulators.logged_choices import LinearChoicePolicy, LoggedChoiceWorld, logged_choice_world
@@ -45,7 +43,7 @@ def test_a_report_holds_the_true_values_and_orders_the_candidates() -> None:
     assert words["worse", "new"].startswith("new is better than worse by +")
     assert words[LOGGED, "same"].startswith(f"no difference shown between same and {LOGGED}")
     assert sum(report.propensity_counts) == report.used == 3000
-    assert verdict_words(report.of("new"), report).startswith("new is better")
+    assert report.of("new").verdict_words(report).startswith("new is better")
 
 
 def test_a_policy_compared_with_itself_differs_by_exactly_nothing() -> None:
@@ -56,7 +54,7 @@ def test_a_policy_compared_with_itself_differs_by_exactly_nothing() -> None:
 
 def test_evidence_for_the_registry_says_what_was_found() -> None:
     report = estimate_policies(LOG, {"runs/new": WORLD.target}, estimators=["snips"])
-    evidence = offline_evidence(report.policies[0], report, made_by="hone estimate log.db", at_s=12.0)
+    evidence = report.policies[0].evidence(report, made_by="hone estimate log.db", at_s=12.0)
     found = report.policies[0].deciding
     assert (evidence.kind, evidence.verdict, evidence.count, evidence.at_s) == ("offline", "ok", 3000, 12.0)
     assert (evidence.value, evidence.low, evidence.high) == (found.value, found.low, found.high)
@@ -137,7 +135,7 @@ def test_a_broken_log_is_refused_by_name_and_its_sound_rows_are_still_shown(
     assert [reason.rule for reason in found.reasons if reason.verdict == "refuse"] == [rule]
     assert report.used == used
     assert math.isfinite(found.value)
-    assert verdict_words(report.policies[0], report) == "this log cannot tell the value of new"
+    assert report.policies[0].verdict_words(report) == "this log cannot tell the value of new"
     assert "cannot be compared" in report.differences[0].words
 
 

@@ -11,7 +11,6 @@ from shield_cars import car_certificate, car_spec
 from hone.core.errors import ConfigError, DataError
 from hone.decide.gateway.plan import plan_lines
 from hone.decide.shield import certificate
-from hone.decide.shield.certificate import certificate_text
 
 CARS = """
 [service]
@@ -57,7 +56,7 @@ def test_the_plan_tells_rules_and_that_nothing_is_proved(tmp_path: Path) -> None
 
 
 def test_the_plan_proves_a_certificate_again_and_tells_its_claims(tmp_path: Path) -> None:
-    (tmp_path / "car.json").write_text(certificate_text(car_certificate()))
+    (tmp_path / "car.json").write_text(car_certificate().text())
     told = plan(tmp_path, CARS)
     assert told[0] == (
         f"shield     car.json, {car_certificate().sha256[:8]}, a game; any whose proof holds is taken: give its sha256"
@@ -68,13 +67,13 @@ def test_the_plan_proves_a_certificate_again_and_tells_its_claims(tmp_path: Path
 
 def test_a_claim_that_does_not_hold_comes_with_its_counterexample(tmp_path: Path) -> None:
     weak = replace(car_certificate(), spec=car_spec("game", brake=4.0))
-    (tmp_path / "car.json").write_text(certificate_text(replace(weak, sha256=certificate._digest(weak))))
+    (tmp_path / "car.json").write_text(replace(weak, sha256=certificate._digest(weak)).text())
     with pytest.raises(DataError, match="counterexample: from gap"):
         plan(tmp_path, CARS)
 
 
 def test_a_shield_that_does_not_hold_is_refused_with_the_other_faults(tmp_path: Path) -> None:
-    document = json.loads(certificate_text(car_certificate()))
+    document = json.loads(car_certificate().text())
     document["assumed"] = []
     (tmp_path / "car.json").write_text(json.dumps(document))
     with pytest.raises(DataError, match=r"car\.json"):

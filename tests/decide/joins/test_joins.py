@@ -12,7 +12,7 @@ from hone.core.decisions import ActionSet, DecisionRecord, Outcome
 from hone.core.errors import DataError
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import view_bytes
-from hone.decide.joins.view import JoinConfig, changes_between, view_episodes
+from hone.decide.joins.view import JoinConfig
 from support.decision_records import ARMS, decision, outcome, slow_join
 
 TEN = JoinConfig(window_s=10.0)
@@ -89,7 +89,7 @@ def test_rewards_are_those_of_the_slow_join(log: list[DecisionRecord], moment: i
 def test_a_final_reward_is_the_same_in_every_later_view(log: list[DecisionRecord], moment: int, more: int) -> None:
     older = build_view(log, as_of_s=float(moment), join=TEN, tenant="shop")
     newer = build_view(log, as_of_s=float(moment + more), join=TEN, tenant="shop")
-    assert changes_between(older, newer) == ()
+    assert older.changes_to(newer) == ()
     after = dict(zip(newer.table.ids, newer.table.reward.tolist(), strict=True))
     assert [after[name] for name in older.closed().ids] == older.closed().reward.tolist()
 
@@ -128,7 +128,7 @@ def test_an_outcome_that_was_delivered_late_is_a_change_between_two_views() -> N
     log: list[DecisionRecord] = [decision("d0", 0.0, seq=0)]
     older = build_view(log, as_of_s=20.0, join=TEN)
     newer = build_view([*log, outcome("d0", 3.0, seq=0)], as_of_s=20.0, join=TEN)
-    (change,) = changes_between(older, newer)
+    (change,) = older.changes_to(newer)
     assert (change.id, change.before, change.after) == ("d0", 0.0, 1.0)
 
 
@@ -185,7 +185,7 @@ def test_an_empty_log_gives_an_empty_view() -> None:
     view = build_view([], as_of_s=0.0)
     assert (len(view.table), view.counts.decisions, view.open_share) == (0, 0, 0.0)
     with pytest.raises(DataError, match="no reward is final"):
-        view_episodes(view)
+        view.episodes()
 
 
 def test_episodes_hold_the_behaviour_policys_probability_and_one_decision_each() -> None:
@@ -193,7 +193,7 @@ def test_episodes_hold_the_behaviour_policys_probability_and_one_decision_each()
         decision("d0", 0.0, seq=0, executed=1, p=0.25), decision("d1", 1.0, seq=1, version="v2", p=1.0),
         outcome("d1", 2.0, 3.0, seq=0), decision("d2", 30.0, seq=2),
     ]  # fmt: skip
-    episodes = view_episodes(build_view(log, as_of_s=32.0, join=TEN))
+    episodes = build_view(log, as_of_s=32.0, join=TEN).episodes()
     assert (len(episodes), episodes.decisions) == (2, 2)
     assert episodes.logp.tolist() == [np.float32(np.log(0.25)), 0.0]
     assert (episodes.reward.tolist(), episodes.chosen.tolist()) == ([0.0, 3.0], [1, 0])
@@ -207,7 +207,7 @@ def test_a_learner_gets_one_set_of_actions() -> None:
         decision("d1", 0.0, seq=1, actions=ActionSet(names=("x",))),
     ]
     with pytest.raises(DataError, match="2 sets of actions in one view"):
-        view_episodes(build_view(log, as_of_s=32.0, join=TEN))
+        build_view(log, as_of_s=32.0, join=TEN).episodes()
 
 
 def test_sets_of_actions_with_equal_names_and_other_features_stay_apart() -> None:

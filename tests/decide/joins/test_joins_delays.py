@@ -9,7 +9,7 @@ from hone.core.decisions import DecisionRecord
 from hone.core.errors import DataError
 from hone.core.random import generator
 from hone.decide.joins.join import build_view
-from hone.decide.joins.view import JoinConfig, censoring_weights, delay_curve
+from hone.decide.joins.view import JoinConfig, delay_curve
 from support.decision_records import decision, outcome
 
 NONE = float("nan")
@@ -39,14 +39,14 @@ def test_the_curve_is_the_product_over_distinct_delays(rows: list[tuple[int, int
 
 def test_weights_are_one_for_closed_windows_and_the_inverse_share_for_open_ones() -> None:
     curve = delay_curve(np.array([1.0, 2.0, 4.0, NONE]), np.array([9.0, 9.0, 9.0, 9.0]))
-    weights = censoring_weights(curve, np.array([9.0, 2.0, 0.5]), 8.0)
+    weights = curve.censoring_weights(np.array([9.0, 2.0, 0.5]), 8.0)
     assert weights == pytest.approx([1.0, 0.75 / 0.5, 0.0])
 
 
 def test_no_weight_is_made_up_where_no_window_has_closed() -> None:
     curve = delay_curve(np.array([1.0]), np.array([3.0]))
     with pytest.raises(DataError, match="no window has closed: the oldest decision is 3 s old and the window is 8 s"):
-        censoring_weights(curve, np.array([3.0]), 8.0)
+        curve.censoring_weights(np.array([3.0]), 8.0)
 
 
 def _delayed_log(seed: int, count: int = 600) -> list[DecisionRecord]:

@@ -37,8 +37,6 @@ from hone.decide.monitor.retraining import (
     refusal_words,
     run_training,
     split_view,
-    submit_retraining,
-    work_once,
 )
 from hone.decide.registry import StageMove, VersionOrigin, VersionRegistry, open_registry
 from hone.decide.simulators.drifting import DriftingArms, abrupt_changes
@@ -119,7 +117,7 @@ def shop(tmp_path: Path) -> tuple[JobQueue, RetrainParts]:
     queue, clock = JobQueue(tmp_path / "jobs.db"), ManualClock(4900.0)
     evidence = Evidence(kind="monitor", verdict="weak", words="drift", made_by="monitor", at_s=0.0)
     action = DriftAction(kind="retrain", tenant="shop", evidence=evidence, count=3600, since_s=1200.0)
-    assert submit_retraining(queue, action, service="shop", at_s=4900.0)
+    assert queue.submit_retraining(action, service="shop", at_s=4900.0)
     return queue, parts_of(tmp_path, registry, clock)
 
 
@@ -139,8 +137,8 @@ def test_a_good_candidate_comes_back_with_evidence(
 ) -> None:
     queue, parts = shop
     stand_in(monkeypatch, fitted(OLD, 1))
-    job = work_once(queue, parts, worker="w")
-    assert job is not None and work_once(queue, parts, worker="w") is None
+    job = parts.work_once(queue, worker="w")
+    assert job is not None and parts.work_once(queue, worker="w") is None
     (done,) = queue.jobs()
     assert (done.state, done.result["refused"]) == ("done", "no"), done.result
     version = parts.registry.version(done.result["version"])
@@ -166,7 +164,7 @@ def test_a_poisoned_candidate_is_refused_by_evidence(
     if poison == "nan":
         broken = _BrokenPolicy()
         monkeypatch.setattr(retraining, "open_decision_policy", lambda path: broken)
-    work_once(queue, parts, worker="w")
+    parts.work_once(queue, worker="w")
     (done,) = queue.jobs()
     assert (done.state, done.result["refused"]) == ("done", "yes")
     version = done.result["version"]
@@ -211,7 +209,7 @@ def test_evidence_of_the_log_itself_is_no_gain() -> None:
 
 def test_too_few_decisions_are_named(shop: tuple[JobQueue, RetrainParts]) -> None:
     queue, parts = shop
-    work_once(queue, replace(parts, view=lambda tenant: view_of(RECORDS[:4], 2.0)), worker="w")
+    replace(parts, view=lambda tenant: view_of(RECORDS[:4], 2.0)).work_once(queue, worker="w")
     (done,) = queue.jobs()
     assert done.state == "failed" and "too few" in done.result["words"]
 
@@ -260,11 +258,11 @@ def test_two_drifts_end_to_end_with_a_real_training(tmp_path: Path, monkeypatch:
         for record in records:
             monitor.observe(record)
         for action in responder.step(monitor, float(t)):
-            assert submit_retraining(queue, action, service="shop", at_s=float(t))
+            assert queue.submit_retraining(action, service="shop", at_s=float(t))
             now = t + 2.0
             tools = replace(parts, view=lambda tenant, now=now: build_view(
                 log_columns(log, tenant=tenant), as_of_s=now, join=JoinConfig(window_s=1.0)))  # fmt: skip
-            work_once(queue, tools, worker="w")
+            tools.work_once(queue, worker="w")
             done = queue.jobs()[-1]
             if done.state == "done" and done.result["refused"] == "no":
                 live = done.result["version"]
@@ -288,7 +286,7 @@ def test_a_worker_that_is_killed_leaves_a_job_that_another_finishes(
     queue, parts = shop
     child = os.fork()
     if child == 0:  # the first worker, killed while it trains
-        work_once(queue, parts, worker="first")
+        parts.work_once(queue, worker="first")
         os._exit(0)
     time.sleep(1.0)
     os.kill(child, signal.SIGKILL)
@@ -296,7 +294,7 @@ def test_a_worker_that_is_killed_leaves_a_job_that_another_finishes(
     assert [job.state for job in queue.jobs()] == ["leased"]
     parts.clock.advance(60.0)  # type: ignore[attr-defined]
     stand_in(monkeypatch, fitted(OLD, 1))
-    job = work_once(queue, parts, worker="second")
+    job = parts.work_once(queue, worker="second")
     assert job is not None and job.attempt == 2
     assert [one.state for one in queue.jobs()] == ["done"]
 
@@ -315,9 +313,9 @@ def test_a_worker_that_stops_leaves_a_run_that_the_next_goes_on_with(
 
     monkeypatch.setattr(retraining, "run_training", stopped)
     with pytest.raises(KeyboardInterrupt):
-        work_once(queue, parts, worker="first")
+        parts.work_once(queue, worker="first")
     assert isinstance(parts.clock, ManualClock)
-    assert work_once(queue, parts, worker="second") is None  # the lease holds
+    assert parts.work_once(queue, worker="second") is None  # the lease holds
     parts.clock.advance(60.0)
     stand_in(monkeypatch, fitted(OLD, 1))
     finish, asked = retraining.run_training, list[tuple[str, ...]]()
@@ -331,7 +329,7 @@ def test_a_worker_that_stops_leaves_a_run_that_the_next_goes_on_with(
 
     monkeypatch.setattr(retraining, "run_training", resumed)
     later = replace(parts, view=lambda tenant: view_of(RECORDS[:-200], 4900.0))  # it trains on the view of the first
-    job = work_once(queue, later, worker="second")
+    job = later.work_once(queue, worker="second")
     assert job is not None
     (done,) = queue.jobs()
     assert (done.state, done.attempt) == ("done", 2)

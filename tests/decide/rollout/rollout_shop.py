@@ -12,7 +12,7 @@ from hone.decide.gateway.shipped_versions import read_router
 from hone.decide.joins.view import JoinConfig
 from hone.decide.log.protocol import LoggedRecord
 from hone.decide.registry import StageMove, VersionOrigin, VersionRegistry, open_registry
-from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, start_rollout
+from hone.decide.rollout.driver import RolloutDriver, RolloutTools
 from hone.decide.rollout.plan import RolloutPlan
 
 ACTIONS = ActionSet(names=("a", "b"))
@@ -85,10 +85,10 @@ class Shop:
         return RolloutPlan(**settings | {"stages": (0.1, 0.5), "shadow_requests": 50} | changes)
 
     def start(self, **changes) -> RolloutDriver:
-        return start_rollout(self.tools(), self.plan(**changes))
+        return self.tools().start(self.plan(**changes))
 
     def resume(self) -> RolloutDriver:
-        return resume_rollout(self.tools(), "shop", "r1")
+        return self.tools().resume("shop", "r1")
 
     def serve(self, count: int, rates: Callable[[str], float]) -> None:
         """Serve new units for `count` seconds, one a second; `rates` is the probability of a reward by arm."""

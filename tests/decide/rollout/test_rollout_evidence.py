@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rollout_shop import ListLog, decision, outcome
 
 from hone.decide.joins.view import JoinConfig
-from hone.decide.rollout.controller import begin, effects, look, no_evidence, observe
+from hone.decide.rollout.controller import begin, no_evidence
 from hone.decide.rollout.driver import plan_from_json, plan_to_json, state_entry, state_from_json
 from hone.decide.rollout.plan import (
     GuardrailConfig,
@@ -20,8 +20,6 @@ from hone.decide.rollout.plan import (
     RolloutGuardrail,
     RolloutPlan,
     StagedRolloutConfig,
-    plan_warnings,
-    preview,
     stage_name,
 )
 from hone.decide.rollout.router import ExposureBatch, ExposureFeed
@@ -121,8 +119,8 @@ def test_effects_are_told_in_units_of_the_value() -> None:
     new = random.random(4000) < 0.5
     rewards = np.where(new, 0.5, 0.25) + random.uniform(-0.1, 0.1, 4000)
     costs = np.where(new, 1.0, 3.0) + random.uniform(-1, 1, 4000)
-    evidence = observe(TWO, no_evidence(TWO), batch(list(new), list(rewards), list(costs)))
-    reward, cost = effects(TWO, evidence)
+    evidence = no_evidence(TWO).observe(TWO, batch(list(new), list(rewards), list(costs)))
+    reward, cost = evidence.effects(TWO)
     assert (reward.new_mean, reward.control_mean) == pytest.approx((0.5, 0.25), abs=0.01)
     assert (cost.new_mean, cost.control_mean) == pytest.approx((1.0, 3.0), abs=0.1)
     assert reward.low < 0.25 < reward.high
@@ -135,7 +133,7 @@ def test_effects_are_told_in_units_of_the_value() -> None:
 
 
 def test_values_beyond_their_bounds_are_clipped_and_counted_and_missing_ones_stake_nothing() -> None:
-    evidence = observe(PLAN, no_evidence(PLAN), batch([True, False, True], [1.5, math.nan, -1.0]))
+    evidence = no_evidence(PLAN).observe(PLAN, batch([True, False, True], [1.5, math.nan, -1.0]))
     (one,) = evidence.guardrails
     assert (one.clipped, one.missing, one.process.count, evidence.count) == (2, 1, 2, 3)
 
@@ -144,11 +142,11 @@ def test_values_beyond_their_bounds_are_clipped_and_counted_and_missing_ones_sta
 def test_batches_of_looks_make_no_difference(rows, data) -> None:
     new, values = [row[0] for row in rows], [row[1] for row in rows]
     cut = data.draw(st.integers(0, len(rows)))
-    whole = observe(PLAN, no_evidence(PLAN), batch(new, values))
+    whole = no_evidence(PLAN).observe(PLAN, batch(new, values))
     parts = no_evidence(PLAN)
     for piece in (slice(0, cut), slice(cut, None)):
         if new[piece]:
-            parts = observe(PLAN, parts, batch(new[piece], values[piece]))
+            parts = parts.observe(PLAN, batch(new[piece], values[piece]))
     assert parts.log_e == pytest.approx(whole.log_e, abs=1e-9)
     assert parts.peak == pytest.approx(whole.peak, abs=1e-9)
     assert parts.ratio.counts == whole.ratio.counts
@@ -159,7 +157,7 @@ def test_plans_and_states_are_kept_to_the_bit(rows) -> None:
     state = begin(TWO, 12.5, position=7)
     if rows:
         columns = ([row[1] for row in rows], [row[2] for row in rows])
-        state = look(TWO, state, batch([row[0] for row in rows], *columns), 0.1 + 0.2, 10**25)
+        state = state.look(TWO, batch([row[0] for row in rows], *columns), 0.1 + 0.2, 10**25)
     entry = json.loads(to_json(state_entry(state, 1.0, None)))
     assert state_from_json(entry, "x") == state
     assert plan_from_json(json.loads(to_json(plan_to_json(TWO, 1.0))), "x") == TWO
@@ -177,7 +175,7 @@ def test_the_ladder_and_its_units_by_hand() -> None:
 
 
 def test_the_preview_says_what_each_stage_can_find() -> None:
-    rows = preview(PLAN, GuardrailHistory(kind="reward", mean=0.3, sd=0.458))
+    rows = PLAN.preview(GuardrailHistory(kind="reward", mean=0.3, sd=0.458))
     assert [row.exposed for row in rows] == [100, 600, 3100, 8100]
     assert [row.requests for row in rows] == [5000, 10_000, 15_000, 20_000]
     falls = [row.detectable for row in rows]
@@ -188,15 +186,15 @@ def test_the_preview_says_what_each_stage_can_find() -> None:
 
 def test_a_loss_that_nobody_can_find_is_said_with_the_requests_that_would() -> None:
     history = GuardrailHistory(kind="reward", mean=0.02, sd=0.14, worth=0.1)
-    (sentence,) = plan_warnings(PLAN, history)
+    (sentence,) = PLAN.warnings(history)
     assert "a loss of 10% of 0.02 is found with probability" in sentence
     assert "within 20,000 requests" in sentence
     a_stage = int(sentence.split("; ")[1].split(" ")[0].replace(",", ""))
-    assert plan_warnings(replace(PLAN, requests=a_stage), history) == []
-    assert plan_warnings(replace(PLAN, requests=a_stage - a_stage // 20), history) != []
-    assert plan_warnings(PLAN, replace(history, worth=None)) == []
+    assert replace(PLAN, requests=a_stage).warnings(history) == []
+    assert replace(PLAN, requests=a_stage - a_stage // 20).warnings(history) != []
+    assert PLAN.warnings(replace(history, worth=None)) == []
     tolerant = replace(PLAN, guardrails=(RolloutGuardrail(tolerance=0.01),))
-    assert "within the tolerance of 0.01" in plan_warnings(tolerant, history)[0]
+    assert "within the tolerance of 0.01" in tolerant.warnings(history)[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from rollout_shop import Shop, alike, worse
 
 from hone.core.decisions import Choice, Evidence
-from hone.decide.registry import give_lease_back, take_lease
 from hone.decide.rollout.driver import read_rollout
 from hone.decide.rollout.watcher import LEASES, RolloutWatcher
 
@@ -102,14 +101,14 @@ def evidence(verdict) -> Evidence:
 
 def test_a_lease_is_extended_by_its_holder_and_ended_by_nobody_else(tmp_path: Path) -> None:
     registry = Shop(tmp_path).registry
-    assert take_lease(registry, "w", "a", now_s=0.0, lease_s=10.0) == "a"
-    assert take_lease(registry, "w", "b", now_s=10.0, lease_s=10.0) == "a"
-    assert take_lease(registry, "w", "a", now_s=10.0, lease_s=10.0) == "a"
-    give_lease_back(registry, "w", "b")
-    assert take_lease(registry, "w", "b", now_s=20.0, lease_s=10.0) == "a"
-    assert take_lease(registry, "v", "b", now_s=20.0, lease_s=10.0) == "b"
-    give_lease_back(registry, "w", "a")
-    assert take_lease(registry, "w", "b", now_s=20.0, lease_s=10.0) == "b"
+    assert registry.take_lease("w", "a", now_s=0.0, lease_s=10.0) == "a"
+    assert registry.take_lease("w", "b", now_s=10.0, lease_s=10.0) == "a"
+    assert registry.take_lease("w", "a", now_s=10.0, lease_s=10.0) == "a"
+    registry.give_lease_back("w", "b")
+    assert registry.take_lease("w", "b", now_s=20.0, lease_s=10.0) == "a"
+    assert registry.take_lease("v", "b", now_s=20.0, lease_s=10.0) == "b"
+    registry.give_lease_back("w", "a")
+    assert registry.take_lease("w", "b", now_s=20.0, lease_s=10.0) == "b"
 
 
 class FailingPolicy:

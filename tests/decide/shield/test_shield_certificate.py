@@ -16,10 +16,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.decide.shield.certificate import (
     ShieldCertificate,
     UnprovedShieldError,
-    certificate_text,
     certify,
-    check_certificate,
-    open_certificate,
     read_certificate,
 )
 from hone.decide.shield.model import ControlModel, GameShieldConfig, InvariantShieldConfig, control_model
@@ -36,9 +33,9 @@ def _model(kind: str) -> ControlModel:
 def test_a_certificate_is_written_read_and_proved_again(kind: str, tmp_path: Path) -> None:
     made = car_certificate(kind)
     path = tmp_path / "shield.json"
-    path.write_text(certificate_text(made))
+    path.write_text(made.text())
     assert read_certificate(path) == made
-    shield = open_certificate(read_certificate(path), FEATURES, expected=made.sha256)
+    shield = read_certificate(path).open(FEATURES, expected=made.sha256)
     assert shield.certificate == made.sha256
     assert certify(made.spec).sha256 == made.sha256  # the same bytes from the same file
     assert "a is between -8 and 2" in made.assumed[0]
@@ -47,16 +44,16 @@ def test_a_certificate_is_written_read_and_proved_again(kind: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_certificate_is_refused_by_its_hash(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "shield.json"
-    document = json.loads(certificate_text(car_certificate(kind)))
+    document = json.loads(car_certificate(kind).text())
     document["spec"]["model"]["constants"]["brake"] = 7.0
     path.write_text(json.dumps(document))
     with pytest.raises(DataError, match="changed after the proof"):
-        open_certificate(read_certificate(path), FEATURES)
+        read_certificate(path).open(FEATURES)
 
 
 def test_another_certificate_than_the_approved_one_is_refused() -> None:
     with pytest.raises(DataError, match="the service expects 0000"):
-        open_certificate(car_certificate(), FEATURES, expected="0" * 64)
+        car_certificate().open(FEATURES, expected="0" * 64)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +62,7 @@ def test_weaker_brakes_fail_the_proof_with_a_trajectory_into_the_other_car(kind:
     weak = replace(made, spec=car_spec(kind, brake=4.0))
     forged = replace(weak, sha256=_own_digest(weak))
     with pytest.raises(UnprovedShieldError, match="counterexample: from gap") as refused:
-        check_certificate(forged)
+        forged.check()
     found = refused.value.counterexample
     assert found is not None
     assert found.unsafe
@@ -81,7 +78,7 @@ def test_weaker_brakes_fail_the_proof_with_a_trajectory_into_the_other_car(kind:
 
 def _own_digest(certificate: ShieldCertificate) -> str:
     with pytest.raises(DataError) as refused:
-        check_certificate(replace(certificate, sha256="x"))
+        replace(certificate, sha256="x").check()
     assert "its content has" in str(refused.value)
     from hone.decide.shield import certificate as module
 
@@ -94,11 +91,11 @@ def test_a_region_that_was_grown_by_hand_is_refused() -> None:
     made = car_certificate()
     everything = replace(made, region=module._packed(np.ones(53_361, bool)))
     with pytest.raises(UnprovedShieldError, match="may leave the region"):
-        check_certificate(replace(everything, sha256=_own_digest(everything)))
+        replace(everything, sha256=_own_digest(everything)).check()
     for region, why in (("!", "damaged"), (module._packed(np.ones(8, bool)), "1 bytes, its grid")):
         broken = replace(made, region=region)
         with pytest.raises(DataError, match=why):
-            check_certificate(replace(broken, sha256=_own_digest(broken)))
+            replace(broken, sha256=_own_digest(broken)).check()
 
 
 @settings(max_examples=80, deadline=None)
@@ -123,7 +120,7 @@ def test_an_allowed_action_leads_to_a_state_with_an_allowed_action_again(
 
 def _opened(kind: str):
     if kind not in _SHIELDS:
-        _SHIELDS[kind] = open_certificate(car_certificate(kind), FEATURES)
+        _SHIELDS[kind] = car_certificate(kind).open(FEATURES)
     return _SHIELDS[kind]
 
 
@@ -149,10 +146,10 @@ def test_actions_are_found_by_their_names_and_others_are_never_safe() -> None:
 
 
 def test_a_shield_reads_its_sensors_by_name_and_refuses_a_service_without_them() -> None:
-    shield = open_certificate(car_certificate(), ("weather", "lead", "gap", "speed"))
+    shield = car_certificate().open(("weather", "lead", "gap", "speed"))
     assert (shield.allowed(np.array([0, 20, 60, 0.0]), ACTIONS) == [True] * 5).all()
     with pytest.raises(ConfigError, match="sensor lead is none of the features"):
-        open_certificate(car_certificate(), ("gap", "speed"))
+        car_certificate().open(("gap", "speed"))
 
 
 def test_a_model_that_is_less_dangerous_where_it_is_called_worse_makes_no_grid() -> None:

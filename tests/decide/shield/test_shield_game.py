@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.decide.shield.game import NEVER, SafetyGame, losing_play, region_faults, stays_inside, winning_region
+from hone.decide.shield.game import NEVER, SafetyGame
 
 
 @st.composite
@@ -39,20 +39,20 @@ def _survives(game: SafetyGame) -> list[bool]:
 @settings(max_examples=150, deadline=None)
 @given(_games())
 def test_the_region_is_that_of_a_search_over_all_plays(game: SafetyGame) -> None:
-    solved = winning_region(game)
+    solved = game.winning_region()
     assert solved.winning.tolist() == _survives(game)
     assert (solved.allowed.any(axis=1) == solved.winning).all()  # from every safe state a safe action exists
     assert ((solved.rank == NEVER) == solved.winning).all()
     assert ((solved.rank == 0) == ~game.safe).all()
-    assert (stays_inside(game, solved.winning).T[solved.winning] == solved.allowed[solved.winning]).all()
+    assert (game.stays_inside(solved.winning).T[solved.winning] == solved.allowed[solved.winning]).all()
 
 
 @settings(max_examples=80, deadline=None)
 @given(_games())
 def test_a_play_from_a_lost_state_follows_the_game_and_ends_unsafe_after_its_rank(game: SafetyGame) -> None:
-    solved = winning_region(game)
+    solved = game.winning_region()
     for start in np.flatnonzero(~solved.winning):
-        play = losing_play(game, solved.rank, int(start))
+        play = game.losing_play(solved.rank, int(start))
         last = play.states[-1]
         assert last == len(game.safe) or not game.safe[last]
         assert len(play.actions) <= max(solved.rank[start], 1)
@@ -67,14 +67,14 @@ def test_a_play_from_a_lost_state_follows_the_game_and_ends_unsafe_after_its_ran
 def test_a_region_without_faults_is_safe_forever(game: SafetyGame, data: st.DataObject) -> None:
     region = np.array(data.draw(st.lists(st.booleans(), min_size=len(game.safe), max_size=len(game.safe))))
     fallback = data.draw(st.integers(0, len(game.successors) - 1))
-    if not len(region_faults(game, region, fallback=fallback)):
-        assert (winning_region(game).winning | ~region).all()
+    if not len(game.region_faults(region, fallback=fallback)):
+        assert (game.winning_region().winning | ~region).all()
 
 
 def test_a_game_by_hand() -> None:
     # 0 -> 1 by the adversary's second move; 1 has an action to itself; 2 is unsafe.
     successors = np.array([[[0, 1, 2], [1, 1, 2]], [[2, 2, 2], [0, 2, 2]]], np.int32)
-    solved = winning_region(SafetyGame(successors=successors, safe=np.array([True, True, False])))
+    solved = SafetyGame(successors=successors, safe=np.array([True, True, False])).winning_region()
     assert solved.winning.tolist() == [True, True, False]
     assert solved.allowed.tolist() == [[True, False], [True, False], [False, False]]
     assert solved.rank.tolist() == [NEVER, NEVER, 0]
@@ -82,8 +82,8 @@ def test_a_game_by_hand() -> None:
 
 def test_an_empty_region_is_found_and_ranks_count_steps() -> None:
     chain = np.array([[[1, 2, 3]]], np.int32)  # 3 is outside
-    solved = winning_region(SafetyGame(successors=chain, safe=np.ones(3, bool)))
+    solved = SafetyGame(successors=chain, safe=np.ones(3, bool)).winning_region()
     assert solved.rank.tolist() == [3, 2, 1]
     assert not solved.winning.any()
-    assert losing_play(SafetyGame(successors=chain, safe=np.ones(3, bool)), solved.rank, 0).states == (0, 1, 2, 3)
+    assert SafetyGame(successors=chain, safe=np.ones(3, bool)).losing_play(solved.rank, 0).states == (0, 1, 2, 3)
     assert pytest.approx(solved.iterations) == 4

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from shield_cars import car_spec
 
 from hone.core.decisions import ActionSet
-from hone.decide.shield.certificate import certify, checked_model, open_certificate
+from hone.decide.shield.certificate import certify, checked_model
 from hone.decide.shield.game import state_grid
 from hone.decide.shield.model import shield_spec
 
@@ -47,7 +47,7 @@ def test_one_state_and_many_are_rounded_alike_to_the_dangerous_side(gap: float, 
 
 def test_a_walker_on_a_board_by_hand() -> None:
     # The wind may push one place to the right, and 5 is the cliff: from place p the action u needs p + u + 1 < 5.
-    shield = open_certificate(certify(shield_spec(WALKER, place="walker")), ("place",))
+    shield = certify(shield_spec(WALKER, place="walker")).open(("place",))
     actions = ActionSet(names=("left", "stay", "right"))
     for place in range(6):
         expected = [place <= 4 and place + move + 1 <= 4 for move in (-1, 0, 1)]

@@ -9,7 +9,6 @@ from shield_cars import ACTIONS, FEATURES, car_certificate
 
 from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError
-from hone.decide.shield.certificate import open_certificate
 from hone.decide.shield.guard import GuardedShield, project_action
 from hone.decide.shield.model import RuleShieldConfig, shield_spec
 from hone.decide.shield.service import rule_shield
@@ -103,7 +102,7 @@ def test_a_verdict_in_time_passes_the_guard_unchanged() -> None:
 
 
 def test_a_wanted_action_becomes_the_nearest_safe_one() -> None:
-    shield = open_certificate(car_certificate(), FEATURES)
+    shield = car_certificate().open(FEATURES)
     pace = np.array([[-6.0], [-4.0], [-2.0], [0.0], [2.0]])
     actions = ActionSet(names=ACTIONS.names, features=pace)
     near = np.array([27.0, 20.0, 16.0])

@@ -12,9 +12,8 @@ from hone.core.decisions import ActionSet, Choice, draw_action, logp_each
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import key
 from hone.decide.bandits.wrappers import Shielded
-from hone.decide.shield.certificate import certificate_text, open_certificate
 from hone.decide.shield.guard import GuardedShield
-from hone.decide.shield.service import ShieldConfig, open_shield
+from hone.decide.shield.service import ShieldConfig
 from hone.decide.simulators.car_following import CarFollowingEnv
 
 RULES = {
@@ -25,30 +24,30 @@ RULES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "car.json").write_text(certificate_text(car_certificate()))
+    (tmp_path / "car.json").write_text(car_certificate().text())
     return tmp_path
 
 
 def test_a_service_opens_the_certificate_that_was_approved(folder: Path) -> None:
     approved = car_certificate().sha256
     config = ShieldConfig(certificate="car.json", sha256=approved, deadline_s=0.005)
-    shield = open_shield(config, folder, FEATURES, ManualClock())
+    shield = config.open(folder, FEATURES, ManualClock())
     assert (shield.certificate, shield.deadline_s) == (approved, 0.005)
     assert shield.allowed(np.array([60.0, 0.0, 0.0]), ACTIONS).any()
     other = ShieldConfig(certificate="car.json", sha256="0" * 64)
     with pytest.raises(DataError, match=r"car\.json: the certificate has sha256"):
-        open_shield(other, folder, FEATURES, ManualClock())
+        other.open(folder, FEATURES, ManualClock())
     missing = ShieldConfig(certificate="none.json")
     with pytest.raises(DataError, match=r"none\.json.*hone shield"):
-        open_shield(missing, folder, FEATURES, ManualClock())
+        missing.open(folder, FEATURES, ManualClock())
     with pytest.raises(ConfigError, match="the fallback full_brake is none of the actions"):
-        open_shield(config, folder, FEATURES, ManualClock(), actions=ActionSet(names=("brake", "keep")))
+        config.open(folder, FEATURES, ManualClock(), actions=ActionSet(names=("brake", "keep")))
     with pytest.raises(ConfigError, match="sensor lead"):
-        open_shield(config, folder, ("gap", "speed"), ManualClock())
+        config.open(folder, ("gap", "speed"), ManualClock())
 
 
 def test_a_service_takes_rules_or_a_certificate_and_not_both(folder: Path) -> None:
-    shield = open_shield(ShieldConfig.model_validate({"rules": RULES}), folder, ("gap",), ManualClock())
+    shield = ShieldConfig.model_validate({"rules": RULES}).open(folder, ("gap",), ManualClock())
     assert shield.allowed(np.array([4.0]), ActionSet(names=("full_brake", "keep"))).tolist() == [True, False]
     for wrong in ({}, {"certificate": "car.json", "rules": RULES}, {"certificate": "car.json", "sha256": "abc"}):
         with pytest.raises(ValidationError):
@@ -75,7 +74,7 @@ class StallingShield:
     """A shield that takes 20 ms in every ninth call."""
 
     def __init__(self, clock: ManualClock) -> None:
-        self.inner, self.clock, self.calls = open_certificate(car_certificate(), FEATURES), clock, 0
+        self.inner, self.clock, self.calls = car_certificate().open(FEATURES), clock, 0
         self.certificate = self.inner.certificate
 
     def allowed(self, context: np.ndarray, actions: ActionSet) -> np.ndarray:

@@ -16,10 +16,6 @@ from hone.decide.simulators.car_following import (
     LATTICE_ROAD,
     OPEN_ROAD,
     CarFollowingEnv,
-    drive,
-    lattice_number,
-    lattice_states,
-    shield_tables,
     travelled,
 )
 
@@ -31,7 +27,7 @@ register_builtin_envs()
 def test_a_step_is_the_limit_of_many_small_ones(
     gap: float, speed: float, lead: float, own: float, other: float
 ) -> None:
-    after = drive(OPEN_ROAD, (gap, speed, lead), own, other)
+    after = OPEN_ROAD.drive((gap, speed, lead), own, other)
     own = min(own, (20 - speed) / 0.5)
     other = min(other, (20 - lead) / 0.5)
     times = np.linspace(0, 0.5, 401)
@@ -45,15 +41,15 @@ def test_a_step_is_the_limit_of_many_small_ones(
 
 
 def test_a_stop_within_the_step_by_hand() -> None:
-    after = drive(OPEN_ROAD, (10.0, 2.0, 3.0), -6.0, -8.0)  # 2^2 / 12 = 1/3 m of ours, 3^2 / 16 = 9/16 of the other
+    after = OPEN_ROAD.drive((10.0, 2.0, 3.0), -6.0, -8.0)  # 2^2 / 12 = 1/3 m of ours, 3^2 / 16 = 9/16 of the other
     assert after.gap == pytest.approx(10 + 9 / 16 - 1 / 3)
     assert (after.speed, after.lead) == (0.0, 0.0)
 
 
 def test_the_table_of_the_lattice_is_that_of_its_steps() -> None:
     env = CarFollowingEnv("lattice", numbered=True)
-    table, states = env.P, lattice_states(LATTICE_ROAD)
-    assert [lattice_number(LATTICE_ROAD, tuple(row)) for row in states] == list(range(len(states)))
+    table, states = env.P, LATTICE_ROAD.lattice_states()
+    assert [LATTICE_ROAD.lattice_number(tuple(row)) for row in states] == list(range(len(states)))
     seen, info = env.reset(seed=3)
     assert env.initial_state_distrib[int(seen)] == 1.0
     draws = np.random.default_rng(4)
@@ -67,7 +63,7 @@ def test_the_table_of_the_lattice_is_that_of_its_steps() -> None:
 
 def test_the_file_of_the_example_states_the_open_road() -> None:
     path = Path(__file__).resolve().parents[3] / "examples" / "decisions" / "shield" / "car.toml"
-    assert tomllib.loads(path.read_text("utf-8")) == shield_tables(OPEN_ROAD)
+    assert tomllib.loads(path.read_text("utf-8")) == OPEN_ROAD.shield_tables()
 
 
 def test_gymnasium_knows_the_world_and_its_finite_process() -> None:

@@ -8,7 +8,7 @@ from monitor_records import AlarmList, stream
 from hone.decide.estimators.drift.health import FeatureShift
 from hone.decide.monitor.config import MonitorConfig
 from hone.decide.monitor.monitor import ServiceMonitor
-from hone.decide.monitor.page import AlarmMark, DriftPageData, ServedPeriod, render_drift_page, write_monitor_page
+from hone.decide.monitor.page import AlarmMark, DriftPageData, ServedPeriod, write_monitor_page
 
 SHOWN = DriftPageData(
     tenant="<shop>", signal="residual", block=10, means=[0.0, 0.1, -0.4, -0.1],
@@ -26,7 +26,7 @@ SHOWN = DriftPageData(
 
 
 def test_the_page_says_first_what_happened() -> None:
-    page = str(render_drift_page(SHOWN))
+    page = str(SHOWN.render())
     assert "1 alarm of the residual; age moved" in page
     assert "&lt;shop&gt;" in page and "<shop>" not in page
     assert "the residual has changed &amp; more" in page

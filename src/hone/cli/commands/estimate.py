@@ -34,9 +34,7 @@ from hone.decide.evaluate.off_policy import (
     PolicyEstimates,
     estimate_policies,
     named_source,
-    offline_evidence,
     read_decision_table,
-    verdict_words,
 )
 from hone.decide.evaluate.off_policy_page import write_off_policy_page
 from hone.decide.registry import open_registry
@@ -69,13 +67,13 @@ def run(call: CommandCall) -> int:
         since = f" --since {call.text('since')}" if call.text("since") else ""
         made_by = f"hone estimate {source} --estimator {estimators[0]}{since}"
         registry = open_registry(Path(call.text("registry")))
-        evidence = offline_evidence(report.policies[0], report, made_by=made_by, at_s=SystemClock().now_s())
+        evidence = report.policies[0].evidence(report, made_by=made_by, at_s=SystemClock().now_s())
         registry.add_evidence(call.text("version"), evidence)
     if call.switch("json"):
         # A report as JSON: every figure, with the words of the verdicts and comparisons
         made = cast("dict[str, Json]", _finite(asdict(report)))
         made["verdict"] = report.verdict
-        made["words"] = {one.policy: verdict_words(one, report) for one in report.policies}
+        made["words"] = {one.policy: one.verdict_words(report) for one in report.policies}
         made["comparisons"] = [one.words for one in report.differences]
         print(to_json(made, indent=1).decode(), end="")
     else:
@@ -106,7 +104,7 @@ def _show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bo
     """Print verdicts with their reasons, then the figures; `compare`: every pair of candidates too."""
     for one in report.policies:
         screen.title(f"{one.policy}: {one.deciding.verdict}")
-        screen.line(verdict_words(one, report))
+        screen.line(one.verdict_words(report))
         for reason in one.deciding.reasons:
             screen.line(f"  {reason.verdict}, {reason.rule}: {reason.words}")
         screen.line()

@@ -20,7 +20,7 @@ from hone.decide.joins.columns import RecordColumns, distinct_texts, log_columns
 from hone.decide.joins.join import build_view
 from hone.decide.joins.page import write_log_page
 from hone.decide.joins.parquet import LargeJoin, freeze_view, is_frozen_view, read_frozen_view, view_bytes
-from hone.decide.joins.view import DecisionView, JoinConfig, JoinRule, ViewSummary, summarize_view
+from hone.decide.joins.view import DecisionView, JoinConfig, JoinRule, ViewSummary
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
 from hone.decide.log.retention import DECISIONS, erase_unit, retain
@@ -193,14 +193,14 @@ def _tenant_json(judged: _JudgedTenant) -> dict[str, Json]:
 
 def _view_json(view: DecisionView) -> dict[str, Json]:
     return {
-        **record_json(summarize_view(view)),
+        **record_json(view.summary()),
         "counts": record_json(view.counts),
         "join": cast("dict[str, Json]", view.join.model_dump()),
     }
 
 
 def _show_view(screen: TerminalScreen, view: DecisionView) -> None:
-    counts, figures = view.counts, summarize_view(view)
+    counts, figures = view.counts, view.summary()
     screen.line()
     screen.rows(
         [

@@ -14,16 +14,12 @@ from hone.decide.shield.certificate import (
     ProvedSpec,
     ShieldCertificate,
     UnprovedShieldError,
-    certificate_text,
     certify,
-    check_certificate,
     checked_model,
-    open_certificate,
-    prove_claims,
     read_certificate,
 )
 from hone.decide.shield.model import ControlModel, GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
-from hone.decide.shield.page import ShieldPageData, rehearse_shield, write_shield_page
+from hone.decide.shield.page import ShieldPageData, rehearse_shield
 from hone.decide.shield.service import rule_shield
 from hone.run.store.durable import replace_file
 
@@ -40,7 +36,7 @@ def run(call: CommandCall) -> int:
     path, screen = Path(call.text("file")), standard_screen()
     if path.suffix == ".json":
         certificate = read_certificate(path)
-        check_certificate(certificate)
+        certificate.check()
     else:
         # tables of a shield's file. Raises ConfigError with every fault and its line
         document = read_document(path)
@@ -66,14 +62,14 @@ def _certified(spec: ProvedSpec, call: CommandCall, path: Path, screen: Terminal
         ), screen)  # fmt: skip
         raise
     target = Path(call.text("out") or path.with_suffix(".json"))
-    replace_file(target, certificate_text(certificate).encode())
+    replace_file(target, certificate.text().encode())
     screen.line(f"certificate: {target}")
     return certificate
 
 
 def _judged(certificate: ShieldCertificate, call: CommandCall, path: Path, screen: TerminalScreen) -> int:
     model = checked_model(certificate.spec)
-    shield = open_certificate(certificate, model.variables)
+    shield = certificate.open(model.variables)
     screen.line(f"proved: {certificate.proved[0]}")
     for claim in certificate.proved[1:]:
         screen.line(f"  {claim}")
@@ -93,7 +89,7 @@ def _judged(certificate: ShieldCertificate, call: CommandCall, path: Path, scree
     changed = config.model_copy(update={"constants": {**config.constants, **changes}})
     words = ", ".join(f"{name} = {value:g}" for name, value in changes.items())
     try:
-        prove_claims(replace(certificate, spec=certificate.spec.model_copy(update={"model": changed})))
+        replace(certificate, spec=certificate.spec.model_copy(update={"model": changed})).prove_claims()
     except UnprovedShieldError as error:
         reasons = tuple(f"with {words}: {message}" for message in error.messages)
         _write_page(call, replace(shown, reasons=reasons, counterexample=error.counterexample), screen)
@@ -129,5 +125,5 @@ def _constants(texts: list[str], model: ControlModel) -> dict[str, float]:
 
 def _write_page(call: CommandCall, shown: ShieldPageData, screen: TerminalScreen) -> None:
     if target := call.text("html"):
-        write_shield_page(Path(target), shown)
+        shown.write(Path(target))
         screen.line(f"page: {target}")

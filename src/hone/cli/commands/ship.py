@@ -18,8 +18,8 @@ from hone.core.strict_json import Json
 from hone.decide.gateway.shipping import ServiceRollouts, open_rollouts
 from hone.decide.rollout.controller import EffectReport, format_e_value
 from hone.decide.rollout.driver import RolloutDriver
-from hone.decide.rollout.history import history_json, read_history, write_rollout_page
-from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan, plan_warnings, preview
+from hone.decide.rollout.history import read_history
+from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan
 from hone.decide.rollout.watcher import RolloutWatcher
 from hone.run.store.durable import to_json
 
@@ -136,7 +136,7 @@ def _show(screen: TerminalScreen, rollouts: ServiceRollouts, name: str, call: Co
     history = read_history(rollouts.registry, rollouts.service, name)
     if call.switch("json"):
         table: dict[str, Json] = {"service": rollouts.service, "live": rollouts.registry.live(rollouts.service)}
-        print(to_json(table | {"rollout": cast("Json", history_json(history))}, indent=1).decode(), end="")
+        print(to_json(table | {"rollout": cast("Json", history.json())}, indent=1).decode(), end="")
         return 0
     # print the judgement, then stages and effects
     plan = history.plan
@@ -159,7 +159,7 @@ def _show(screen: TerminalScreen, rollouts: ServiceRollouts, name: str, call: Co
     both = history.state.evidence.both_arms
     screen.line(f"units: {new:,} canary, {control:,} control; in both arms: {both:,}")
     page = Path(call.text("html") or rollouts.folder / f"rollout_{name}.html")
-    write_rollout_page(page, history, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
+    history.write_page(page, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
     screen.line(f"stages, evidence and lineage in {page}")
     return 0
 
@@ -168,14 +168,14 @@ def show_plan(screen: TerminalScreen, plan: RolloutPlan, histories: Sequence[Gua
     """Print the plan: first what it cannot find, then its stages."""
     screen.title(f"rollout {plan.name}: version {plan.version} beside {plan.control or 'the service'}")
     for history in histories:
-        for sentence in plan_warnings(plan, history):
+        for sentence in plan.warnings(history):
             screen.line(f"warning: {sentence}")
     unknown = [one.kind for one in plan.guardrails if one.kind not in {each.kind for each in histories}]
     for kind in unknown:
         screen.line(
             f"{kind}: the log has none yet; give mean and sd under [[rollout.guardrails]] to see what can be found"
         )
-    previews = {history.kind: preview(plan, history) for history in histories}
+    previews = {history.kind: plan.preview(history) for history in histories}
     heads = ("stage", "requests until its end", "exposed", *(f"loss of {kind} found (80%)" for kind in previews))
     rows: list[list[str]] = []
     for number, stage in enumerate(plan.ladder[1:-1]):
@@ -202,9 +202,9 @@ def _plan_json(plan: RolloutPlan, histories: Sequence[GuardrailHistory]) -> dict
         {"kind": history.kind, "stage": row.stage, "requests": row.requests, "exposed": row.exposed,
          "detectable": row.detectable}
         for history in histories
-        for row in preview(plan, history)
+        for row in plan.preview(history)
     ]  # fmt: skip
-    warnings: list[Json] = [sentence for history in histories for sentence in plan_warnings(plan, history)]
+    warnings: list[Json] = [sentence for history in histories for sentence in plan.warnings(history)]
     return {
         "rollout": plan.name, "service": plan.service, "version": plan.version, "control": plan.control,
         "alpha": plan.alpha, "ladder": list(plan.ladder), "needs": list(plan.needs), "stages": stages,

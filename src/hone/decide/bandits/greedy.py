@@ -1,4 +1,35 @@
-"""Policies that explore around the greatest expected reward: epsilon-greedy, Boltzmann and SquareCB."""
+"""Rules that explore: epsilon-greedy, Boltzmann and SquareCB, upper confidence bounds, Thompson sampling.
+
+Probability that each arm is the best of independent posteriors: what Thompson sampling is the draw of.
+
+With F(x) the product of the arms' distribution functions F_k,
+
+    P_k = integral of F(x) f_k(x) / F_k(x) dx
+
+For normal scores whose widths are alike this is a sum over an even grid. The integrand is analytic and falls to 0 at
+both ends, so the error falls exponentially with the grid's step: at 0.7 standard deviations of the narrowest arm, and
+4.2 of them beyond the outermost arm, it is below 1e-4 (1.2e-5 against adaptive integration of ten arms). Many contexts
+are summed at once.
+
+Where an arm is much narrower than another an even grid is too long, and for Beta rates it is the wrong one. There
+P(k is best) is the integral of dF(x), shared among the arms by d log F_k / d log F. On a grid x_0 < x_1 < ... it is
+
+    P_k = sum_i (F(x_i+1) - F(x_i)) * (log F_k(x_i+1) - log F_k(x_i)) / (log F(x_i+1) - log F(x_i))
+
+whose sum over k is the mass of F between the grid's ends, and whose error is second order in the grid's step. The grid
+merges `POINTS` points around each arm, so that a very narrow arm has as many as a wide one: a uniform grid would miss
+it. Against adaptive integration the probabilities of ten arms are right to 3e-4 and those of two to 1e-3.
+
+Optimism under uncertainty: policies that take the action with the greatest upper confidence bound.
+
+They are deterministic: all mass is on one action, so that a log of theirs supports no estimate of another policy. A
+served one is wrapped in an `EpsilonFloor`.
+
+Thompson sampling as a distribution: the probability that each arm is the best under the posterior.
+
+An arm is pulled as often as it is believed to be the best (Thompson, 1933). The probabilities come from quadrature,
+and the policy draws from them, so that its log-probabilities are those that it decided by.
+"""
 
 import math
 from functools import lru_cache
@@ -16,7 +47,6 @@ from hone.decide.bandits.policy import (
     best_action,
     log_mass,
     point_mass,
-    repeated_distribution,
 )
 
 
@@ -179,7 +209,7 @@ class Ucb1Policy(BanditPolicy):
         return PolicyDistribution(point_mass(best_action(bound), len(bound)), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        return repeated_distribution(self.distribution(contexts, actions), len(contexts))
+        return self.distribution(contexts, actions).repeated(len(contexts))
 
     def contents(self) -> PolicyContents:
         return PolicyContents(settings={"width": self.width}, parts={"model": self.model})
@@ -401,7 +431,7 @@ class BetaThompsonPolicy(BanditPolicy):
         return PolicyDistribution(log_mass(beta_best(self.model.alpha, self.model.beta)), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        return repeated_distribution(self.distribution(contexts, actions), len(contexts))
+        return self.distribution(contexts, actions).repeated(len(contexts))
 
     def contents(self) -> PolicyContents:
         return PolicyContents(parts={"model": self.model})

@@ -1,4 +1,19 @@
-"""Models of the rewards of a bandit's actions: what a policy's rule explores with, and what learns from rewards."""
+"""Models of the rewards of a bandit's actions: what a policy's rule explores with, and what learns from rewards.
+
+Conjugate posteriors of arms without contexts, and plain means of their rewards.
+
+Thompson sampling acts on a draw from a posterior (Thompson, 1933); UCB1 on counts and means (Auer et al., 2002).
+
+Linear models of rewards with Gaussian posteriors, updated in closed form (ridge regression).
+
+With noise of variance s^2 and a prior N(0, 1 / lambda) of each coefficient, the posterior of theta after rows (x, r, w)
+is N(A^-1 b, A^-1) with A = lambda I + sum w x x' / s^2 and b = sum w x r / s^2. A^-1 is kept, and one row changes it by
+a matrix of rank one (Sherman & Morrison, 1950):
+
+    A^-1 <- A^-1 - u u' v / (1 + v x'u),   u = A^-1 x,   v = w / s^2
+
+Larger batches are solved anew, and so is a table after `REFRESH` rows, which bounds the rounding.
+"""
 
 import math
 from abc import abstractmethod

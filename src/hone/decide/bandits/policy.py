@@ -26,6 +26,11 @@ class PolicyDistribution(NamedTuple):
     scores: Floats | None
     """`[K]` rewards that the policy's model expects; None: it has no model."""
 
+    def repeated(self, rows: int) -> "PolicyDistribution":
+        """The distribution of a policy that ignores contexts, for each of `rows` contexts."""
+        scores = None if self.scores is None else np.broadcast_to(self.scores, (rows, len(self.scores)))
+        return PolicyDistribution(np.broadcast_to(self.logp, (rows, len(self.logp))), scores)
+
 
 class Saveable(ABC):
     """A policy or model that `saving.save_policy` can write."""
@@ -189,12 +194,6 @@ def best_action(scores: Floats) -> int:
     if math.isnan(scores[best]):  # argmax takes the first NaN
         raise DataError(f"the score of action {best} is not a number; look for NaN among the context's features")
     return best
-
-
-def repeated_distribution(one: PolicyDistribution, rows: int) -> PolicyDistribution:
-    """The distribution of a policy that ignores contexts, for each of `rows` contexts."""
-    scores = None if one.scores is None else np.broadcast_to(one.scores, (rows, len(one.scores)))
-    return PolicyDistribution(np.broadcast_to(one.logp, (rows, len(one.logp))), scores)
 
 
 def numbered_actions(count: int) -> ActionSet:

@@ -2,6 +2,12 @@
 
 The hash of the contents stands in the file and is the policy's name wherever versions are compared: equal policies have
 equal hashes, on every machine.
+
+Any saved policy as a decision policy: a bandit's folder, or whatever an installed package knows how to open.
+
+A policy that is no bandit is opened by an entry point of the group `hone.decision_policies`: a function that takes the
+policy's folder and returns a `BanditPolicy`, or raises DataError. hone declares one itself, for networks of control, so
+that a service of a bandit starts without torch and this wing knows nothing of the other.
 """
 
 import json
@@ -82,10 +88,10 @@ def load_policy(folder: Path) -> BanditPolicy:
     arrays, tree = _read_arrays(folder / ARRAYS), _tables(description.get("policy"))
     if tree is None:
         raise DataError(f"{path}: it holds no policy; save it again")
-    found, written = _digest(tree, arrays), description.get("sha256")
-    if found != written:
+    digest, written = _digest(tree, arrays), description.get("sha256")
+    if digest != written:
         raise DataError(
-            f"{path}: the contents have the hash {found}, and {written} was written with them: {DESCRIPTION} or "
+            f"{path}: the contents have the hash {digest}, and {written} was written with them: {DESCRIPTION} or "
             f"{ARRAYS} has changed since; take an undamaged copy"
         )
     policy = _built(tree, arrays, "", path, 0)
@@ -99,8 +105,8 @@ def load_into(model: RewardModel, folder: Path) -> None:
     policy = load_policy(folder)
     saved = policy.contents().parts.get("model")
     if saved is None or saved.kind != model.kind:
-        found = policy.kind if saved is None else saved.kind
-        raise DataError(f"{folder / DESCRIPTION}: a {found} model; this run's is {model.kind}")
+        kind_read = policy.kind if saved is None else saved.kind
+        raise DataError(f"{folder / DESCRIPTION}: a {kind_read} model; this run's is {model.kind}")
     try:
         model.load_contents(saved.contents())
     except DataError as error:
@@ -110,10 +116,10 @@ def load_into(model: RewardModel, folder: Path) -> None:
 def is_policy_folder(folder: Path) -> bool:
     """True for a folder whose `policy.json` is of a bandit policy, readable or not of this version."""
     try:
-        found = _tables(strict_json((folder / DESCRIPTION).read_bytes()))
+        description = _tables(strict_json((folder / DESCRIPTION).read_bytes()))
     except (OSError, ValueError):
         return False
-    return found is not None and (found.get("family") == FAMILY or _is_old(found))
+    return description is not None and (description.get("family") == FAMILY or _is_old(description))
 
 
 def copy_policy(policy: BanditPolicy) -> BanditPolicy:
@@ -139,16 +145,16 @@ def _read_description(folder: Path) -> dict[str, Any]:
     """The contents of `policy.json` of a bandit. Raises DataError for a file that is unreadable, or of another kind."""
     path = folder / DESCRIPTION
     try:
-        found = _tables(strict_json(path.read_bytes()))
+        description = _tables(strict_json(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read the policy: {error}") from error
-    if found is not None and _is_old(found):
-        return found
-    if found is None or found.get("family") != FAMILY:
+    if description is not None and _is_old(description):
+        return description
+    if description is None or description.get("family") != FAMILY:
         raise DataError(f"{path}: not the description of a bandit policy")
-    if found.get("format") != FORMAT:
-        raise DataError(f"{path}: format {found.get('format')}; this version of hone reads {FORMAT}")
-    return found
+    if description.get("format") != FORMAT:
+        raise DataError(f"{path}: format {description.get('format')}; this version of hone reads {FORMAT}")
+    return description
 
 
 def _is_old(description: Mapping[str, Any]) -> bool:

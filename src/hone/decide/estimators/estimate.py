@@ -1,4 +1,16 @@
-"""Off-policy estimates: a value with its interval, its diagnostics, its assumptions and a verdict."""
+"""Off-policy estimates: a value with its interval, its diagnostics, its assumptions and a verdict.
+
+Cross-fitted models of the reward: each row is predicted by a model that was fitted on other units.
+
+A model has a common part, fitted on all rows, and a part of each action, fitted on what the common part leaves over. An
+action without rows is predicted by the common part alone.
+
+Off-policy estimates of a stream of rows, in memory that does not grow: sums by bucket of units.
+
+Units fall into a fixed number of buckets by a hash. A unit is in one bucket as a whole, so that sums by bucket give
+standard errors that allow for dependence within a unit, as sums by unit do. The rows are read once, or twice with a
+reward model: first its sums are taken, then every row is predicted by the model of the other folds.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +29,6 @@ from hone.decide.estimators.rules import (
     RefusalRules,
     VerdictReason,
     WeightSummary,
-    audit_halves,
-    audit_rewards,
-    audit_weights,
-    drift_reasons,
-    support_reasons,
-    weight_reasons,
     worst_verdict,
 )
 from hone.decide.estimators.terms import (
@@ -270,6 +276,30 @@ class EstimatedTerms:
     influence: Floats
     """`[n]`."""
 
+    def paired_difference(self, second: "EstimatedTerms", unit: Ints, *, level: float) -> OffPolicyEstimate:
+        """Estimate of `second` - `self` on the same rows, by unit: rows that both count the same way cancel.
+
+        Its verdict is the worse one of the two.
+        """
+        difference = second.influence - self.influence
+        error = standard_error(difference, unit)
+        half = NormalDist().inv_cdf(0.5 + level / 2) * error
+        centre = float(difference.mean())
+        reasons = tuple(dict.fromkeys((*self.estimate.reasons, *second.estimate.reasons)))
+        return replace(
+            second.estimate,
+            value=centre,
+            low=centre - half,
+            high=centre + half,
+            standard_error=error,
+            interval="normal",
+            ess=min(self.estimate.ess, second.estimate.ess),
+            largest_weight=max(self.estimate.largest_weight, second.estimate.largest_weight),
+            overlap=min(self.estimate.overlap, second.estimate.overlap),
+            verdict=worst_verdict(reasons),
+            reasons=reasons,
+        )
+
 
 def _assumptions_of(name: EstimatorName) -> tuple[str, ...]:
     """Assumptions that an estimator stands on."""
@@ -306,7 +336,7 @@ def estimator_terms(
     bound = settings.max_weight or math.sqrt(len(logged))
     made: dict[EstimatorName, EstimatorTerms] = {}
     for name in names:
-        own = fit(row_weight=forms.more_robust_weights(logged)) if name == "mrdr" else predicted
+        own = fit(row_weight=logged.more_robust_weights()) if name == "mrdr" else predicted
         made[name] = _terms_of(name, logged, own, bound)
     return made
 
@@ -340,14 +370,14 @@ def estimate_values(
 ) -> dict[EstimatorName, EstimatedTerms]:
     """Estimates of one target by several estimators. Rows are in the order of time.
 
-    `log_reasons`: those of `audit_table`. `version` `[n]`: number of the version that decided, to test its
+    `log_reasons`: those of `RefusalRules.audit_table`. `version` `[n]`: number of the version that decided, to test its
     propensities. Raises DataError where a model cannot be fitted, ValueError without rows or with an interval that the
     estimator does not have.
     """
     if not len(logged):
         raise ValueError("no rows to estimate from")
-    reasons, overlap = audit_weights(logged, settings.rules, version=version)
-    common = [*log_reasons, *reasons, *audit_rewards(logged.reward, settings.rules)]
+    reasons, overlap = settings.rules.audit_weights(logged, version=version)
+    common = [*log_reasons, *reasons, *settings.rules.rewards(logged.reward)]
     return {
         name: _judged(name, parts, logged, settings, common, overlap)
         for name, parts in estimator_terms(logged, names, settings).items()
@@ -358,8 +388,8 @@ def terms_estimate(
     name: EstimatorName, parts: EstimatorTerms, logged: LoggedFeedback, settings: EstimateSettings
 ) -> EstimatedTerms:
     """Estimate from terms that exist: those of a segment's rows, say. `logged` holds the same rows."""
-    reasons, overlap = audit_weights(logged, settings.rules)
-    return _judged(name, parts, logged, settings, [*reasons, *audit_rewards(logged.reward, settings.rules)], overlap)
+    reasons, overlap = settings.rules.audit_weights(logged)
+    return _judged(name, parts, logged, settings, [*reasons, *settings.rules.rewards(logged.reward)], overlap)
 
 
 def logged_value(
@@ -374,16 +404,16 @@ def logged_value(
         target_logp=np.zeros((len(reward), 1)),
         unit=unit,
     )
-    found = terms_estimate("ips", forms.inverse_propensity(same), same, settings)
-    reasons = (*log_reasons, *found.estimate.reasons)
+    logged_terms = terms_estimate("ips", forms.inverse_propensity(same), same, settings)
+    reasons = (*log_reasons, *logged_terms.estimate.reasons)
     estimate = replace(
-        found.estimate,
+        logged_terms.estimate,
         estimator="mean",
         assumptions=(UNITS_ASSUMPTION,),
         reasons=reasons,
         verdict=worst_verdict(reasons),
     )
-    return replace(found, estimate=estimate)
+    return replace(logged_terms, estimate=estimate)
 
 
 def _judged(
@@ -396,7 +426,7 @@ def _judged(
 ) -> EstimatedTerms:
     influence, own = parts.influence, list(reasons)
     if np.isfinite(influence).all():
-        own += audit_halves(influence, logged.unit, settings.rules)
+        own += settings.rules.halves(influence, logged.unit)
     own += _model_reasons(name)
     interval = _interval_of(name, parts, logged, settings)
     weight = logged.weight
@@ -437,33 +467,6 @@ def _interval_of(
     plain_span = weight * (max(high, 0.0) - min(low, 0.0))
     span = (high - low) * (1 + 2 * weight) if name in MODEL_BASED else plain_span
     return bernstein_interval(parts.influence, logged.unit, level=settings.level, span=span)
-
-
-def paired_difference_of(
-    first: EstimatedTerms, second: EstimatedTerms, unit: Ints, *, level: float
-) -> OffPolicyEstimate:
-    """Estimate of `second` - `first` on the same rows, by unit: rows that both count the same way cancel.
-
-    Its verdict is the worse one of the two.
-    """
-    difference = second.influence - first.influence
-    error = standard_error(difference, unit)
-    half = NormalDist().inv_cdf(0.5 + level / 2) * error
-    centre = float(difference.mean())
-    reasons = tuple(dict.fromkeys((*first.estimate.reasons, *second.estimate.reasons)))
-    return replace(
-        second.estimate,
-        value=centre,
-        low=centre - half,
-        high=centre + half,
-        standard_error=error,
-        interval="normal",
-        ess=min(first.estimate.ess, second.estimate.ess),
-        largest_weight=max(first.estimate.largest_weight, second.estimate.largest_weight),
-        overlap=min(first.estimate.overlap, second.estimate.overlap),
-        verdict=worst_verdict(reasons),
-        reasons=reasons,
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------ streaming
@@ -559,7 +562,7 @@ class StreamedEstimates:
         summary = WeightSummary(
             n=n, mean=mean, error=error, ess=total**2 / self.squares if self.squares else 0.0, largest=self.largest
         )
-        common = [*log_reasons, *support_reasons(lost, where, rules), *weight_reasons(summary, rules)]
+        common = [*log_reasons, *rules.support(lost, where), *summary.reasons(rules)]
         return {name: self._estimate(name, summary, 1 - lost, common) for name in self.names}
 
     def _estimate(
@@ -571,7 +574,7 @@ class StreamedEstimates:
         reasons = [*common, *_model_reasons(name)]
         if all(math.isfinite(error) for _, error in halves):
             spread = math.hypot(*(error for _, error in halves))
-            reasons += drift_reasons(halves[0][0], halves[1][0], spread, self.settings.rules)
+            reasons += self.settings.rules.drift(halves[0][0], halves[1][0], spread)
         value, error = whole
         half_width = NormalDist().inv_cdf(0.5 + self.settings.level / 2) * error
         return OffPolicyEstimate(

@@ -63,6 +63,96 @@ class RefusalRules:
     drift_weak: float = 0.01
     """Two-sided p-values of equal halves."""
 
+    def open_windows(self, unknown: float) -> "list[VerdictReason]":
+        """A reason against a log in which the share `unknown` of the rewards is not final."""
+        if unknown <= self.open_weak:
+            return []
+        verdict: Verdict = "refuse" if unknown > self.open_refuse else "weak"
+        words = f"{unknown:.1%} of the rewards may still arrive: wait for their windows, or end the log earlier"
+        return [VerdictReason(rule="open windows", verdict=verdict, words=words)]
+
+    def support(self, lost: float, where: str) -> "list[VerdictReason]":
+        """A reason against a log that cannot show the share `lost` of the target's choices; `where` says so."""
+        if lost <= self.unsupported_weak:
+            return []
+        verdict: Verdict = "refuse" if lost > self.unsupported_refuse else "weak"
+        words = f"{where}; add exploration (a floor) to the policy that logs"
+        return [VerdictReason(rule="support", verdict=verdict, words=words)]
+
+    def rewards(self, reward: Floats) -> "list[VerdictReason]":
+        """A reason against rewards `[n]` that are nearly all the same."""
+        _, counts = np.unique(reward, return_counts=True)
+        events = len(reward) - int(counts.max()) if len(reward) else 0
+        if events >= self.events_weak:
+            return []
+        words = f"{events} rows differ from the most frequent reward: too few for an interval to hold its level"
+        return [VerdictReason(rule="events", verdict="weak", words=words)]
+
+    def drift(self, before: float, after: float, spread: float) -> "list[VerdictReason]":
+        """A reason against halves of the values `before` and `after`; `spread`: standard error of their difference."""
+        if not 0 < spread < math.inf:
+            return []
+        p_value = 2 * (1 - NormalDist().cdf(abs(before - after) / spread))
+        if p_value >= self.drift_weak:
+            return []
+        words = (
+            f"the value is {before:.4g} in the first half of the log and {after:.4g} in the second "
+            f"(p = {p_value:.1g}): estimate from the newer part"
+        )
+        verdict: Verdict = "refuse" if p_value < self.drift_refuse else "weak"
+        return [VerdictReason(rule="drift", verdict=verdict, words=words)]
+
+    def halves(self, influence: Floats, unit: Ints) -> "list[VerdictReason]":
+        """A reason against a log whose first and second half (rows in the order of time) differ in the estimated value.
+
+        z = (v1 - v2) / sqrt(se1^2 + se2^2), two-sided.
+        """
+        half = len(influence) // 2
+        first, second = slice(0, half), slice(half, None)
+        errors = [standard_error(influence[part], _renumbered(unit[part])) for part in (first, second)]
+        spread = math.hypot(*errors)
+        before, after = (float(influence[part].mean()) if half else 0.0 for part in (first, second))
+        return self.drift(before, after, spread)
+
+    def audit_table(self, table: DecisionTable) -> "list[VerdictReason]":
+        """Reasons against a log itself, whatever the target: propensities, rewards, duplicates, schemas, windows."""
+        reasons = _bad_rows(table)
+        seen: set[str] = set()
+        twice = [name for name in table.ids if name in seen or seen.add(name)]
+        if twice:
+            reasons.append(
+                _refused("duplicates", f"{len(twice)} ids occur twice, first {twice[0]!r}: each decision is one row")
+            )
+        kinds = sorted(set(table.schemas))
+        if len(kinds) > 1:
+            counts = ", ".join(f"{kind or 'none'} ({table.schemas.count(kind)} rows)" for kind in kinds[:_SHOWN])
+            reasons.append(
+                _refused("schemas", f"contexts have {len(kinds)} schemas, {counts}: estimate the rows of one schema")
+            )
+        unknown = float(np.mean(~table.known)) if len(table) else 0.0
+        return [*reasons, *self.open_windows(unknown)]
+
+    def audit_weights(
+        self, logged: LoggedFeedback, *, version: Ints | None = None
+    ) -> "tuple[list[VerdictReason], float]":
+        """Reasons against the weights, and the overlap: the share of the target's choices that the log can show.
+
+        `version` `[n]`: number of the version that decided. An overlap of a known behaviour policy counts contexts in
+        which the target takes an action that the behaviour policy never takes.
+        """
+        weight = logged.weight
+        reasons, overlap = _support(logged, weight, self, version)
+        row = int(weight.argmax())
+        summary = WeightSummary(
+            n=len(weight),
+            mean=float(weight.mean()),
+            error=standard_error(weight, logged.unit),
+            ess=effective_sample_size(weight),
+            largest=float(weight[row]),
+            largest_row=row,
+        )
+        return [*reasons, *summary.reasons(self)], overlap
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSummary:
@@ -77,6 +167,28 @@ class WeightSummary:
     largest: float
     largest_row: int | None = None
     """Number of the row with the largest weight; None: not known."""
+
+    def reasons(self, rules: RefusalRules) -> "list[VerdictReason]":
+        """Reasons against weights by their summary: calibration, sample size, largest weight."""
+        reasons: list[VerdictReason] = []
+        excess = self.mean - 1
+        if excess > rules.miscalibrated_refuse and excess > rules.support_deviations * self.error:
+            words = (
+                f"the mean weight is {self.mean:.3f} +- {self.error:.3f}, expected 1: the logged probabilities are "
+                "not those of the executed actions; log the probability after every wrapper"
+            )
+            reasons.append(_refused("calibration", words))
+        if self.ess < rules.ess_weak:
+            verdict: Verdict = "refuse" if self.ess < rules.ess_refuse else "weak"
+            words = f"effective sample size {self.ess:.0f} of {self.n} rows: log more, or a policy nearer to the target"
+            reasons.append(VerdictReason(rule="sample size", verdict=verdict, words=words))
+        total = self.mean * self.n
+        share = self.largest / total if total > 0 else 0.0
+        if share > rules.largest_share_weak:
+            row = "one row" if self.largest_row is None else f"row {self.largest_row}"
+            words = f"{row} has {share:.0%} of all weight ({self.largest:.3g}): one outcome would decide"
+            reasons.append(VerdictReason(rule="largest weight", verdict="weak", words=words))
+        return reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,132 +207,10 @@ def worst_verdict(reasons: Sequence[VerdictReason]) -> Verdict:
     return "refuse" if "refuse" in verdicts else "weak" if "weak" in verdicts else "ok"
 
 
-def audit_table(table: DecisionTable, rules: RefusalRules) -> list[VerdictReason]:
-    """Reasons against a log itself, whatever the target: propensities, rewards, duplicates, schemas, open windows."""
-    reasons = _bad_rows(table)
-    seen: set[str] = set()
-    twice = [name for name in table.ids if name in seen or seen.add(name)]
-    if twice:
-        reasons.append(
-            _refused("duplicates", f"{len(twice)} ids occur twice, first {twice[0]!r}: each decision is one row")
-        )
-    kinds = sorted(set(table.schemas))
-    if len(kinds) > 1:
-        counts = ", ".join(f"{kind or 'none'} ({table.schemas.count(kind)} rows)" for kind in kinds[:_SHOWN])
-        reasons.append(
-            _refused("schemas", f"contexts have {len(kinds)} schemas, {counts}: estimate the rows of one schema")
-        )
-    unknown = float(np.mean(~table.known)) if len(table) else 0.0
-    return [*reasons, *open_window_reasons(unknown, rules)]
-
-
 def usable_rows(table: DecisionTable) -> Bools:
     """Rows `[n]` that an estimator can read: a known finite reward and a propensity above 0 and at most 1."""
     with np.errstate(invalid="ignore"):
         return table.known & np.isfinite(table.reward) & np.isfinite(table.logp) & (table.logp <= LOGP_TOLERANCE)
-
-
-def audit_weights(
-    logged: LoggedFeedback, rules: RefusalRules, *, version: Ints | None = None
-) -> tuple[list[VerdictReason], float]:
-    """Reasons against the weights, and the overlap: the share of the target's choices that the log can show.
-
-    `version` `[n]`: number of the version that decided. An overlap of a known behaviour policy counts contexts in which
-    the target takes an action that the behaviour policy never takes.
-    """
-    weight = logged.weight
-    reasons, overlap = _support(logged, weight, rules, version)
-    row = int(weight.argmax())
-    summary = WeightSummary(
-        n=len(weight),
-        mean=float(weight.mean()),
-        error=standard_error(weight, logged.unit),
-        ess=effective_sample_size(weight),
-        largest=float(weight[row]),
-        largest_row=row,
-    )
-    return [*reasons, *weight_reasons(summary, rules)], overlap
-
-
-def weight_reasons(summary: WeightSummary, rules: RefusalRules) -> list[VerdictReason]:
-    """Reasons against weights by their summary: calibration, sample size, largest weight."""
-    reasons: list[VerdictReason] = []
-    excess = summary.mean - 1
-    if excess > rules.miscalibrated_refuse and excess > rules.support_deviations * summary.error:
-        words = (
-            f"the mean weight is {summary.mean:.3f} +- {summary.error:.3f}, expected 1: the logged probabilities are "
-            "not those of the executed actions; log the probability after every wrapper"
-        )
-        reasons.append(_refused("calibration", words))
-    if summary.ess < rules.ess_weak:
-        verdict: Verdict = "refuse" if summary.ess < rules.ess_refuse else "weak"
-        words = (
-            f"effective sample size {summary.ess:.0f} of {summary.n} rows: log more, or a policy nearer to the target"
-        )
-        reasons.append(VerdictReason(rule="sample size", verdict=verdict, words=words))
-    total = summary.mean * summary.n
-    share = summary.largest / total if total > 0 else 0.0
-    if share > rules.largest_share_weak:
-        row = "one row" if summary.largest_row is None else f"row {summary.largest_row}"
-        words = f"{row} has {share:.0%} of all weight ({summary.largest:.3g}): one outcome would decide"
-        reasons.append(VerdictReason(rule="largest weight", verdict="weak", words=words))
-    return reasons
-
-
-def open_window_reasons(unknown: float, rules: RefusalRules) -> list[VerdictReason]:
-    """A reason against a log in which the share `unknown` of the rewards is not final."""
-    if unknown <= rules.open_weak:
-        return []
-    verdict: Verdict = "refuse" if unknown > rules.open_refuse else "weak"
-    words = f"{unknown:.1%} of the rewards may still arrive: wait for their windows, or end the log earlier"
-    return [VerdictReason(rule="open windows", verdict=verdict, words=words)]
-
-
-def support_reasons(lost: float, where: str, rules: RefusalRules) -> list[VerdictReason]:
-    """A reason against a log that cannot show the share `lost` of the target's choices; `where` says so."""
-    if lost <= rules.unsupported_weak:
-        return []
-    verdict: Verdict = "refuse" if lost > rules.unsupported_refuse else "weak"
-    words = f"{where}; add exploration (a floor) to the policy that logs"
-    return [VerdictReason(rule="support", verdict=verdict, words=words)]
-
-
-def audit_rewards(reward: Floats, rules: RefusalRules) -> list[VerdictReason]:
-    """A reason against rewards `[n]` that are nearly all the same."""
-    _, counts = np.unique(reward, return_counts=True)
-    events = len(reward) - int(counts.max()) if len(reward) else 0
-    if events >= rules.events_weak:
-        return []
-    words = f"{events} rows differ from the most frequent reward: too few for an interval to hold its level"
-    return [VerdictReason(rule="events", verdict="weak", words=words)]
-
-
-def audit_halves(influence: Floats, unit: Ints, rules: RefusalRules) -> list[VerdictReason]:
-    """A reason against a log whose first and second half (rows in the order of time) differ in the estimated value.
-
-    z = (v1 - v2) / sqrt(se1^2 + se2^2), two-sided.
-    """
-    half = len(influence) // 2
-    first, second = slice(0, half), slice(half, None)
-    errors = [standard_error(influence[part], _renumbered(unit[part])) for part in (first, second)]
-    spread = math.hypot(*errors)
-    before, after = (float(influence[part].mean()) if half else 0.0 for part in (first, second))
-    return drift_reasons(before, after, spread, rules)
-
-
-def drift_reasons(before: float, after: float, spread: float, rules: RefusalRules) -> list[VerdictReason]:
-    """A reason against halves of the values `before` and `after`; `spread`: standard error of their difference."""
-    if not 0 < spread < math.inf:
-        return []
-    p_value = 2 * (1 - NormalDist().cdf(abs(before - after) / spread))
-    if p_value >= rules.drift_weak:
-        return []
-    words = (
-        f"the value is {before:.4g} in the first half of the log and {after:.4g} in the second (p = {p_value:.1g}): "
-        "estimate from the newer part"
-    )
-    verdict: Verdict = "refuse" if p_value < rules.drift_refuse else "weak"
-    return [VerdictReason(rule="drift", verdict=verdict, words=words)]
 
 
 # --------------------------------------------------------------------------------------------------- support
@@ -245,7 +235,7 @@ def _support(
         where = (
             f"about {lost:.1%} of the target's choices have no support in the log: it never or hardly takes them there"
         )
-    return support_reasons(lost, where, rules), 1 - lost
+    return rules.support(lost, where), 1 - lost
 
 
 def _lost_share(weight: Floats, group: Ints, unit: Ints, least: float, deviations: float) -> float:

@@ -11,6 +11,54 @@ a nonnegative supermartingale under the null for each s in [0, 1), and so is the
 
 By Ville's inequality P(there is a t with e_t >= 1/alpha) <= alpha: the test may be looked at after every event, through
 every stage, and spends alpha once. Nothing is asymptotic; the scores may depend on the past.
+
+Test of the sample ratio that holds at every look: are units assigned in the declared proportions?
+
+A multinomial e-process (Lindon and Malek, "Anytime-valid inference for multinomial count data", 2022): the Bayes factor
+of a Dirichlet distribution around the declared shares theta against theta itself. After counts n_1 ... n_A its next
+factor, for a unit in arm a, is
+
+    (kappa theta_a + n_a) / ((kappa + n) theta_a)
+
+whose mean under theta is 1. A mismatch has a cause in assignment, logging or joining, never in the policies; estimates
+from such data are worth nothing, so a rollout stops.
+
+Difference of two matched arms as one stream of scores for an e-process.
+
+Each exposed unit goes to the new version (arm A = 1) or to the concurrent control slice (A = -1) by a fair coin: equal
+slices of a hash. With a value y in [0, 1], more is better, and a centre c that is known before the coin falls,
+
+    z = -A (y - c) / (1 + m/2) - (m/2) / (1 + m/2),      E[z | past] = (E[y | control] - E[y | new] - m) / (2 + m)
+
+so E[z] <= 0 as long as the new version is worse by no more than the tolerance m. The coin makes it hold for *every*
+predictable c and for values that drift together; a centre near the mean makes z small, which is where the power comes
+from. Here c is the running mean of both arms, beginning at 1/2.
+
+One score a unit: the arm of a unit that returns is known, and no coin falls any more.
+
+Confidence sequences: intervals of a mean that hold at every look at once, for display beside an e-process.
+
+Two kinds. The asymptotic one (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021) is narrow and holds for large
+samples:
+
+    mean +- sd sqrt( 2 (t rho^2 + 1) / (t^2 rho^2) log( sqrt(t rho^2 + 1) / alpha ) )
+
+The empirical Bernstein one (Waudby-Smith and Ramdas, 2020, predictable plug-in) holds from the first event on, for
+values in [0, 1]: with l_t = min(1/2, sqrt(2 log(2/alpha) / (v_{t-1} t log(1 + t)))),
+
+    sum l x / sum l  +-  ( log(2/alpha) + sum 4 (x_i - m_{i-1})^2 (-log(1 - l_i) - l_i) / 4 ) / sum l
+
+A rollout acts on neither: the e-process has the power, and these show the size of an effect.
+
+Smallest fall of a mean that an e-process finds by a given number of events: the preview of a rollout's plan.
+
+With n events of matched arms, a fall d of the mean and a standard deviation sd of the value, the log-wealth of stake s
+is close to a Brownian motion with drift g = n (s d / 2 - s^2 sd^2 / 2) and variance v = n s^2 sd^2. It reaches
+b = log(1/alpha) + cost, the cost of the other stakes, with the probability (Siegmund, 1985)
+
+    Phi((g - b) / sqrt(v)) + exp(2 g b / v) Phi(-(g + b) / sqrt(v))
+
+and the power is that of the best stake. Approximate: within about 5 points of simulated rollouts.
 """
 
 import math

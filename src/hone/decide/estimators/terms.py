@@ -15,6 +15,12 @@ paired comparison therefore serve all of them. With w = target probability / pro
     sndr      dm + w (r - q) / mean(w)           the same, self-normalised
     switch    dm + [w <= M] w (r - q)            Wang, Agarwal and Dudik, 2017
     mrdr      dr, q fitted with the rows' weights w^2      Farajtabar, Chow and Ghavamzadeh, 2018
+
+Confidence intervals of off-policy estimates. Rows of one unit may depend on each other; units are independent.
+
+normal      estimate +- z s.e., the variance over sums of units (Liang and Zeger, 1986): right for large samples
+bernstein   empirical Bernstein bound of Maurer and Pontil (2009): holds for every n, several times as wide
+bootstrap   percentiles over units drawn with replacement (Efron, 1979; Field and Welsh, 2007)
 """
 
 import math
@@ -75,6 +81,14 @@ class LoggedFeedback:
             unit=self.unit[chosen],
             behaviour_logp=None if known is None else known[chosen],
         )
+
+    def more_robust_weights(self) -> Floats:
+        """Weights `[n]` of the rows in the fit of MRDR's model: w^2.
+
+        The variance of DR given the contexts is E[w^2 (r - q)^2] less the square of the correction's mean; the model
+        that minimises the first term minimises this upper bound (Farajtabar, Chow and Ghavamzadeh, 2018).
+        """
+        return self.weight**2
 
 
 def effective_sample_size(weight: Floats) -> float:
@@ -177,15 +191,6 @@ def switch_doubly_robust(logged: LoggedFeedback, predicted: Floats, *, max_weigh
     weight = logged.weight
     corrected = weight * _residual(logged, predicted) * (weight <= max_weight)
     return _terms(_expected(logged, predicted), corrected, None)
-
-
-def more_robust_weights(logged: LoggedFeedback) -> Floats:
-    """Weights `[n]` of the rows in the fit of MRDR's model: w^2.
-
-    The variance of DR given the contexts is E[w^2 (r - q)^2] less the square of the correction's mean; the model that
-    minimises the first term minimises this upper bound (Farajtabar, Chow and Ghavamzadeh, 2018).
-    """
-    return logged.weight**2
 
 
 def _expected(logged: LoggedFeedback, predicted: Floats) -> Floats:

@@ -8,6 +8,11 @@ With rho_t the product of target / behaviour probabilities up to step t, discoun
 
 Each may be self-normalised: rho_t is divided at each t by its mean over the episodes (Thomas and Brunskill, 2016).
 An episode that has ended keeps its last rho, with terms of 0.
+
+Fitted Q evaluation: the action values of a target policy from logged transitions, in tables and linear in features.
+
+Iterates q <- fit of r + g * [not terminated] * sum over a of pi(a|s') q(s', a) until nothing changes (Le, Voloshin and
+Yue, 2019; Ernst, Geurts and Wehenkel, 2005, with the target's expectation instead of the maximum).
 """
 
 from dataclasses import dataclass

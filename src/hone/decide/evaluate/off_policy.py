@@ -43,11 +43,10 @@ from hone.decide.estimators.estimate import (
     WeightTail,
     estimate_values,
     logged_value,
-    paired_difference_of,
     terms_estimate,
     weight_tail,
 )
-from hone.decide.estimators.rules import VerdictReason, audit_table, open_window_reasons, usable_rows
+from hone.decide.estimators.rules import VerdictReason, usable_rows
 from hone.decide.estimators.terms import LoggedFeedback
 from hone.decide.joins.columns import log_columns
 from hone.decide.joins.join import build_view
@@ -86,6 +85,33 @@ class PolicyEstimates:
     def deciding(self) -> OffPolicyEstimate:
         """The estimate that decides."""
         return self.estimates[0]
+
+    def verdict_words(self, report: "OffPolicyReport") -> str:
+        """The judgement of a candidate in one sentence, which stands beside its verdict; figures come second."""
+        estimate = self.deciding
+        if estimate.verdict == "refuse":
+            return f"this log cannot tell the value of {self.policy}"
+        against = next(each for each in report.differences if (each.first, each.second) == (LOGGED, self.policy))
+        return (
+            f"{against.words}; its value is {estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g}, "
+            f"{estimate.level:.0%} by {estimate.estimator})"
+        )
+
+    def evidence(self, report: "OffPolicyReport", *, made_by: str, at_s: float) -> Evidence:
+        """Evidence of kind `offline` for the registry: the deciding estimate of a candidate."""
+        estimate = self.deciding
+        reasons = "; ".join(reason.words for reason in estimate.reasons)
+        return Evidence(
+            kind="offline",
+            verdict=estimate.verdict,
+            words=self.verdict_words(report) + (f" ({reasons})" if reasons else ""),
+            value=estimate.value,
+            low=estimate.low,
+            high=estimate.high,
+            count=estimate.n,
+            made_by=made_by,
+            at_s=at_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +216,7 @@ def estimate_policies(
     """
     chosen = settings or EstimateSettings()
     _require_names(policies, estimators, chosen)
-    reasons = audit_table(table, chosen.rules)
+    reasons = chosen.rules.audit_table(table)
     used = take_decisions(table, np.flatnonzero(usable_rows(table)))
     if not len(used):
         raise DataError(f"none of the {len(table)} rows can be used", *(reason.words for reason in reasons))
@@ -222,35 +248,6 @@ def estimate_policies(
         used=len(used),
         versions=tuple(sorted(set(used.versions))),
         propensity_counts=tuple(np.histogram(probability, bins=_BINS, range=(0.0, 1.0))[0].tolist()),
-    )
-
-
-def verdict_words(one: PolicyEstimates, report: OffPolicyReport) -> str:
-    """The judgement of a candidate in one sentence, which stands beside its verdict; figures come second."""
-    found = one.deciding
-    if found.verdict == "refuse":
-        return f"this log cannot tell the value of {one.policy}"
-    against = next(each for each in report.differences if (each.first, each.second) == (LOGGED, one.policy))
-    return (
-        f"{against.words}; its value is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
-        f"{found.level:.0%} by {found.estimator})"
-    )
-
-
-def offline_evidence(one: PolicyEstimates, report: OffPolicyReport, *, made_by: str, at_s: float) -> Evidence:
-    """Evidence of kind `offline` for the registry: the deciding estimate of a candidate."""
-    found = one.deciding
-    reasons = "; ".join(reason.words for reason in found.reasons)
-    return Evidence(
-        kind="offline",
-        verdict=found.verdict,
-        words=verdict_words(one, report) + (f" ({reasons})" if reasons else ""),
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        count=found.n,
-        made_by=made_by,
-        at_s=at_s,
     )
 
 
@@ -352,7 +349,7 @@ def _differences(
     own: EstimatedTerms, deciding: Mapping[str, EstimatedTerms], unit: Ints, level: float
 ) -> tuple[_PolicyDifference, ...]:
     def between(first: EstimatedTerms, second: EstimatedTerms) -> OffPolicyEstimate:
-        return paired_difference_of(first, second, unit, level=level)
+        return first.paired_difference(second, unit, level=level)
 
     names = list(deciding)
     against = [_PolicyDifference(first=LOGGED, second=name, estimate=between(own, deciding[name])) for name in names]
@@ -366,9 +363,9 @@ def _differences(
 
 def _ranking(deciding: Mapping[str, EstimatedTerms]) -> tuple[str, ...]:
     def worth(name: str) -> tuple[bool, float]:
-        found = deciding[name].estimate
-        refused = found.verdict == "refuse" or math.isnan(found.value)
-        return (refused, -found.value if math.isfinite(found.value) else math.inf)
+        estimate = deciding[name].estimate
+        refused = estimate.verdict == "refuse" or math.isnan(estimate.value)
+        return (refused, -estimate.value if math.isfinite(estimate.value) else math.inf)
 
     return tuple(sorted(deciding, key=worth))
 
@@ -505,7 +502,7 @@ def _facts(connection: Any, paths: Sequence[Path]) -> _StreamFacts:  # noqa: ANN
 
 
 def _log_reasons(facts: _StreamFacts, settings: EstimateSettings) -> list[VerdictReason]:
-    reasons = open_window_reasons(facts.open_rows / facts.rows, settings.rules)
+    reasons = settings.rules.open_windows(facts.open_rows / facts.rows)
     unsound = facts.rows - facts.sound - facts.open_rows
     if unsound:
         words = f"{unsound} rows have no probability within 0 and 1, or no finite reward: `hone log` names them"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hone.decide.estimators.estimate import OffPolicyEstimate
-from hone.decide.evaluate.off_policy import LOGGED, OffPolicyReport, PolicyEstimates, verdict_words
+from hone.decide.evaluate.off_policy import LOGGED, OffPolicyReport, PolicyEstimates
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text, with_minus_sign
 from hone.run.report.svg import IntervalRow, LabelledBar, histogram, horizontal_bars, interval_plot
 from hone.run.store.durable import replace_file
@@ -42,7 +42,7 @@ def _verdicts(report: OffPolicyReport) -> Html:
     parts: list[Html] = []
     for one in report.policies:
         parts.append(
-            styled("p", "verdict", element("b", text(one.deciding.verdict)), text(f": {verdict_words(one, report)}."))
+            styled("p", "verdict", element("b", text(one.deciding.verdict)), text(f": {one.verdict_words(report)}."))
         )
         parts += [
             styled("p", "note", text(f"{reason.verdict}, {reason.rule}: {reason.words}."))
@@ -54,7 +54,9 @@ def _verdicts(report: OffPolicyReport) -> Html:
 def _forest(report: OffPolicyReport) -> Html:
     rows = [_interval_row(LOGGED, report.logged)]
     rows += [
-        _interval_row(f"{one.policy}, {found.estimator}", found) for one in report.policies for found in one.estimates
+        _interval_row(f"{one.policy}, {estimate.estimator}", estimate)
+        for one in report.policies
+        for estimate in one.estimates
     ]
     words = (
         f"Value of each candidate by each estimator, {report.logged.level:.0%} intervals. The blue one of a "
@@ -65,9 +67,9 @@ def _forest(report: OffPolicyReport) -> Html:
     plot = interval_plot(rows, unit_axis=False, level=report.logged.value, emphasised=deciding)
     heads = ("policy", "estimator", "value", "low", "high", "effective rows", "largest weight", "overlap", "verdict")
     lines = [
-        [text(one.policy), text(found.estimator), *_numbers(found), text(found.verdict)]
+        [text(one.policy), text(estimate.estimator), *_numbers(estimate), text(estimate.verdict)]
         for one in report.policies
-        for found in one.estimates
+        for estimate in one.estimates
     ]
     return join(
         [

@@ -34,6 +34,26 @@ class CallerAccess:
     """Tenant that the caller is bound to; empty: any tenant of the service."""
     scopes: frozenset[str]
 
+    def require_scope(self, scope: AccessScope) -> None:
+        """Raise RequestError (403) if the caller lacks a scope."""
+        if scope not in self.scopes:
+            message = (
+                f"the token of client {self.client!r} lacks the scope {scope}; it has {', '.join(sorted(self.scopes))}"
+            )
+            raise RequestError(message, status=403, code="wrong_scope")
+
+    def tenant_of(self, asked: str, tenants: Sequence[str]) -> str:
+        """The tenant of a request: the caller's own, or the one that it names. Raises RequestError (403, 404)."""
+        if self.tenant:
+            if asked and asked != self.tenant:
+                message = f"the token of client {self.client!r} belongs to another tenant than {asked!r:.60}"
+                raise RequestError(message, status=403, code="wrong_tenant", field="tenant")
+            return self.tenant
+        tenant = asked or tenants[0]
+        if tenant not in tenants:
+            raise RequestError(f"no tenant {tenant!r:.60} here", status=404, code="unknown_tenant", field="tenant")
+        return tenant
+
 
 ANYBODY: Final = CallerAccess(client="", tenant="", scopes=frozenset(ALL_SCOPES))
 
@@ -58,38 +78,16 @@ class AccessList:
             return ANYBODY
         kind, _, token = authorization.partition(" ")
         digest = token_digest(token.strip())
-        found = self._clients.get(digest)
-        if kind.lower() != "bearer" or found is None:
-            told = "this service wants a token: Authorization: Bearer TOKEN"
-            raise RequestError(told, status=401, code="unauthorized")
-        return found
+        client = self._clients.get(digest)
+        if kind.lower() != "bearer" or client is None:
+            message = "this service wants a token: Authorization: Bearer TOKEN"
+            raise RequestError(message, status=401, code="unauthorized")
+        return client
 
 
 def token_digest(token: str) -> str:
     """sha256 of a token, as the service keeps it."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def require_scope(caller: CallerAccess, scope: AccessScope) -> None:
-    """Raise RequestError (403) if the caller lacks a scope."""
-    if scope not in caller.scopes:
-        told = (
-            f"the token of client {caller.client!r} lacks the scope {scope}; it has {', '.join(sorted(caller.scopes))}"
-        )
-        raise RequestError(told, status=403, code="wrong_scope")
-
-
-def tenant_of(caller: CallerAccess, asked: str, tenants: Sequence[str]) -> str:
-    """The tenant of a request: the caller's own, or the one that it names. Raises RequestError (403, 404)."""
-    if caller.tenant:
-        if asked and asked != caller.tenant:
-            told = f"the token of client {caller.client!r} belongs to another tenant than {asked!r:.60}"
-            raise RequestError(told, status=403, code="wrong_tenant", field="tenant")
-        return caller.tenant
-    tenant = asked or tenants[0]
-    if tenant not in tenants:
-        raise RequestError(f"no tenant {tenant!r:.60} here", status=404, code="unknown_tenant", field="tenant")
-    return tenant
 
 
 @dataclass(slots=True)

@@ -3,6 +3,18 @@
 Each is asked until one gives a usable choice, so every request is answered. The choice is logged with the distribution
 that it was drawn from: a decision of the last good version has that version's name and log-probability. Whether a
 version fails does not depend on the action that it would have drawn, so the logged propensity is the right one.
+
+Policies that may be late or fail: each acts on a thread of its own, and a caller waits until a deadline.
+
+A late policy's thread cannot be ended. While it is at work, and for a while after, its callers are refused at once: one
+late answer costs one caller one deadline, not every caller. Code that holds Python's global lock for long delays
+everybody; serve such a policy from a process of its own.
+
+Shadows: versions that see the requests of real units after the answer has left, and answer none.
+
+A thread asks them, with a bound on the queue, on a request's wait and on each ask; what is above a bound is dropped and
+counted. Their choices go into the log as outcomes of a kind of their own (`core.decisions.ShadowChoice`), a few in a
+commit, so that an answer waits at most for one such commit.
 """
 
 import math

@@ -27,8 +27,6 @@ from hone.decide.gateway.access import (
     CallerAccess,
     HeldRefusals,
     TenantLimits,
-    require_scope,
-    tenant_of,
 )
 from hone.decide.gateway.requests import (
     ActionInput,
@@ -71,8 +69,8 @@ def _read_decision(fields: Mapping[str, object], key: str = "", tenant: str = ""
     if deadline_s is not None:
         deadline_s = check_number(deadline_s, "deadline_s")
         if not 0 < deadline_s <= MAX_DEADLINE_S:
-            told = f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}, got {deadline_s:g}"
-            raise RequestError(told, code="bad_value", field="deadline_s")
+            message = f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}, got {deadline_s:g}"
+            raise RequestError(message, code="bad_value", field="deadline_s")
     return DecisionRequest(
         unit=check_text(_required(fields, "unit"), "unit"),
         context=cast("ContextInput", fields.get("context")),
@@ -104,8 +102,8 @@ def _read_batch(fields: Mapping[str, object], name: str) -> Sequence[object]:
     _refuse_unknown(fields, (name,))
     entries = _required(fields, name)
     if not isinstance(entries, list) or not 0 < len(cast("list[object]", entries)) <= MAX_BATCH:
-        told = f"{name} must be a list of 1 to {MAX_BATCH} entries, got {shown(entries)}"
-        raise RequestError(told, code="bad_batch", field=name)
+        message = f"{name} must be a list of 1 to {MAX_BATCH} entries, got {shown(entries)}"
+        raise RequestError(message, code="bad_batch", field=name)
     return cast("list[object]", entries)
 
 
@@ -132,8 +130,8 @@ def _to_json(value: object) -> bytes:
 def _refuse_unknown(fields: Mapping[str, object], known: Sequence[str]) -> None:
     if not fields.keys() <= set(known):
         name = min(fields.keys() - set(known))
-        told = f"unknown field {shown(name)}{did_you_mean(name[:60], known)}"
-        raise RequestError(told, code="unknown_field", field=name[:60])
+        message = f"unknown field {shown(name)}{did_you_mean(name[:60], known)}"
+        raise RequestError(message, code="unknown_field", field=name[:60])
 
 
 def _required(fields: Mapping[str, object], name: str) -> object:
@@ -157,8 +155,8 @@ class _RateLimitError(RequestError):
     """A tenant sends more than its rate."""
 
     def __init__(self, tenant: str, retry_after_s: float) -> None:
-        told = f"tenant {tenant!r} sends more than its rate; try again in {retry_after_s:.1f} s"
-        super().__init__(told, status=429, code="rate_limited")
+        message = f"tenant {tenant!r} sends more than its rate; try again in {retry_after_s:.1f} s"
+        super().__init__(message, status=429, code="rate_limited")
         self.tenant = tenant
         self.retry_after_s = retry_after_s
 
@@ -278,7 +276,7 @@ class GatewayRoutes:
     async def metrics(self, call: Request) -> Response:
         """Prometheus's text."""
         try:
-            require_scope(self.access.caller(call.headers.get("authorization", "")), "read")
+            self.access.caller(call.headers.get("authorization", "")).require_scope("read")
         except RequestError as fault:
             return Response(_to_json(_answer_body(fault)), fault.status, media_type="application/json")
         return Response(self.service.counters_text(), media_type="text/plain; version=0.0.4")
@@ -294,8 +292,8 @@ class GatewayRoutes:
 
     async def _not_allowed(self, call: Request, error: Exception) -> Response:
         headers = error.headers if isinstance(error, HTTPException) else None
-        told = f"{call.method:.20} {call.url.path:.100} is not served; served: {_SERVED}"
-        return _refusal(told, 405, "method_not_allowed", headers)
+        message = f"{call.method:.20} {call.url.path:.100} is not served; served: {_SERVED}"
+        return _refusal(message, 405, "method_not_allowed", headers)
 
     def refuse(self, path: str, fault: RequestError, caller: CallerAccess | None) -> None:
         """Count a refused request, and write its line."""
@@ -348,9 +346,9 @@ class _PostEndpoint:
         headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json")]
         caller: CallerAccess | None = None
         try:
-            found = _headers(scope)
-            caller = self._routes.access.caller(found.get(b"authorization", b"").decode("latin-1"))
-            status, value = await self._answer(caller, found, receive)
+            headers_sent = _headers(scope)
+            caller = self._routes.access.caller(headers_sent.get(b"authorization", b"").decode("latin-1"))
+            status, value = await self._answer(caller, headers_sent, receive)
         except RequestError as fault:
             self._routes.refuse(self._path, fault, caller)
             status, value = fault.status, _answer_body(fault)
@@ -372,7 +370,7 @@ class _PostEndpoint:
         self, caller: CallerAccess, headers: Mapping[bytes, bytes], receive: Receive
     ) -> tuple[int, object]:
         routes = self._routes
-        require_scope(caller, self._scope)
+        caller.require_scope(self._scope)
         if caller.tenant:
             routes.limit(caller.tenant, 1)
         fields = _read_object(await _body(headers, receive, routes.max_body_bytes))
@@ -412,7 +410,7 @@ def _bound(
     if isinstance(entry, RequestError):
         return entry
     try:
-        tenant_of(caller, entry.tenant, tenants)
+        caller.tenant_of(entry.tenant, tenants)
     except RequestError as fault:
         return fault
     return entry
@@ -433,9 +431,9 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
 
 async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
     """The body. Raises RequestError (413) as soon as it is known to be too long."""
-    told = headers.get(b"content-length", b"")
-    if told.isdigit() and int(told) > most:
-        raise RequestError(f"the body has {int(told)} bytes, at most {most} are read", status=413, code="too_large")
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > most:
+        raise RequestError(f"the body has {int(length)} bytes, at most {most} are read", status=413, code="too_large")
     pieces: list[bytes] = []
     size = 0
     while True:

@@ -42,8 +42,8 @@ class LogWriter(Protocol):
 
 
 def _unavailable(error: Exception) -> RequestError:
-    told = f"the decision log does not take records ({error!s:.200}): nothing was decided; try again"
-    return RequestError(told, status=503, code="log_unavailable")
+    message = f"the decision log does not take records ({error!s:.200}): nothing was decided; try again"
+    return RequestError(message, status=503, code="log_unavailable")
 
 
 class WriteBefore:

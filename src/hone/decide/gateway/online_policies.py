@@ -2,6 +2,11 @@
 
 Each tenant has a learner of its own: nobody's rewards change the decisions of another. A snapshot of the learner is
 published every `publish_every` rewards, as a version named by its content; the one before stays as the last good one.
+
+Rewards joined to recent decisions as they arrive, for learning while serving. Pure: a test drives it with a clock.
+
+The log's view (`hone log --view`) joins exactly and for ever; this one holds a bounded number of decisions in memory. A
+reward for a decision that is no longer held is in the log, is counted here, and is learnt from the next view.
 """
 
 import shutil
@@ -306,10 +311,12 @@ class OnlinePolicies:
     def _learn(self, tenant: str, learning: TenantLearning, joined: Sequence[_JoinedReward]) -> None:
         for one in joined:
             decision = one.decision
-            numbers = _declared_number(decision, learning.learner.actions)
             action_set = decision.actions if decision.actions.features is not None else None
+            number, declared = decision.executed, learning.learner.actions  # with features, as it stands
+            if action_set is None and decision.actions.names != declared.names:
+                number = declared.names.index(decision.actions.names[number])
             learning.learner.observe(
-                decision.context[None], np.array([numbers]), np.array([one.reward]), action_set=action_set
+                decision.context[None], np.array([number]), np.array([one.reward]), action_set=action_set
             )
         learning.unpublished += len(joined)
         if self.publishing and learning.unpublished >= learning.publish_every:
@@ -335,13 +342,6 @@ class OnlinePolicies:
 def make_serving(live: ServingVersion, default: ServingVersion, clock: Clock) -> TenantServing:
     """Serving of one tenant by a version, without a last good one yet."""
     return TenantServing(live=live, chain=FallbackChain((live, default), clock))
-
-
-def _declared_number(decision: Decision, declared: ActionSet) -> int:
-    """Number of the executed action for the model: among the declared actions, or, with features, as it stands."""
-    if decision.actions.features is not None or decision.actions.names == declared.names:
-        return decision.executed
-    return declared.names.index(decision.actions.names[decision.executed])
 
 
 def _fault_of(policy: BanditPolicy, context: Floats, actions: ActionSet, declared: ActionSet) -> str:

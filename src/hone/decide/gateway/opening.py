@@ -90,10 +90,9 @@ from hone.decide.log.protocol import DecisionLog, LoggedRecord
 from hone.decide.monitor.alarms import AlarmLog
 from hone.decide.monitor.monitor import ServiceMonitor, resident_bytes
 from hone.decide.monitor.response import DriftAction, DriftResponder, RegistryLibrary
-from hone.decide.monitor.retraining import JobQueue, submit_retraining
+from hone.decide.monitor.retraining import JobQueue
 from hone.decide.registry import VersionRegistry
 from hone.decide.shield.guard import GuardedShield
-from hone.decide.shield.service import open_shield
 from hone.run.store.folder import RunLock
 
 # ----------------------------------------------------------------------------------------------------------- named arms
@@ -203,7 +202,7 @@ def _make_policies(
 
 
 def make_wrapper(beside: Path, config: ServiceFileConfig, clock: Clock) -> PolicyWrapper:
-    """Wrapper of every version of a service: names of actions, shield. Raises as `open_shield`."""
+    """Wrapper of every version of a service: names of actions, shield. Raises as `ShieldConfig.open`."""
     return partial(_wrapped, make_catalogue(config.service).declared, _open_shield(beside, config, clock))
 
 
@@ -212,7 +211,7 @@ def _open_shield(beside: Path, config: ServiceFileConfig, clock: Clock) -> Guard
     declared = make_catalogue(service).declared
     if config.shield is None:
         return None
-    return open_shield(config.shield, beside, service.features, clock, actions=declared)
+    return config.shield.open(beside, service.features, clock, actions=declared)
 
 
 def _server_of(
@@ -331,7 +330,7 @@ class _DriftWatch:
             words = action.evidence.words
             registry.recall(self.service, action.version, at_s=now_s, made_by="monitor", reason=words)
         elif action.kind == "retrain":
-            submit_retraining(JobQueue(self.jobs), action, service=self.service, at_s=now_s)
+            JobQueue(self.jobs).submit_retraining(action, service=self.service, at_s=now_s)
 
 
 # -------------------------------------------------------------------------------------------------------------- opening
@@ -477,8 +476,8 @@ def _parts(
             lines.fault("records_lost", f"{lost} records waited when the process was killed", {"tenant": tenant})
     writer: LogWriter = WriteBefore(log)
     if after:
-        told = partial(_told, lines)
-        writer = WriteAfter(log, capacity=config.log.buffer, tell=told).start()
+        tell = partial(_told, lines)
+        writer = WriteAfter(log, capacity=config.log.buffer, tell=tell).start()
     return ServiceParts(
         rules=ServiceRules(
             source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s
@@ -538,8 +537,10 @@ def _locked(folder: Path, clock: Clock) -> RunLock:
     try:
         lock = RunLock.acquire(folder / "lock", folder.name)
     except ResourceError as error:
-        told = f"service {folder.name} is served by another process ({error}); stop it, or give [service] another name"
-        raise ResourceError(told) from None
+        message = (
+            f"service {folder.name} is served by another process ({error}); stop it, or give [service] another name"
+        )
+        raise ResourceError(message) from None
     lock.write_holder(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock.now_s())))
     return lock
 

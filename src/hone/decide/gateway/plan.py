@@ -15,9 +15,8 @@ from hone.decide.gateway.opening import (
     service_folder,
 )
 from hone.decide.gateway.service_config import FolderServiceConfig, LearningServiceConfig, ServiceFileConfig
-from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, plan_warnings, preview, stage_name
+from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, stage_name
 from hone.decide.shield.certificate import read_certificate
-from hone.decide.shield.service import open_shield
 
 ANSWER_BYTES: Final = 900
 """Memory of a remembered answer."""
@@ -86,11 +85,11 @@ def _policy_words(config: ServiceFileConfig) -> str:
 
 
 def _shield_lines(path: Path, config: ServiceFileConfig, clock: Clock) -> Iterator[str]:
-    """What the shield holds. Raises as `open_shield`: a claim that does not hold comes with its counterexample."""
+    """What the shield holds. Raises as `ShieldConfig.open`: a claim that fails comes with its counterexample."""
     if config.shield is None:
         return
     names = config.service.features
-    open_shield(config.shield, path.parent, names, clock, actions=make_catalogue(config.service).declared)
+    config.shield.open(path.parent, names, clock, actions=make_catalogue(config.service).declared)
     rules, deadline_ms = config.shield.rules, 1000 * config.shield.deadline_s
     if rules is not None:
         count = "one rule" if len(rules.rules) == 1 else f"{len(rules.rules)} rules"
@@ -128,12 +127,12 @@ def _rollout_lines(config: ServiceFileConfig) -> Iterator[str]:
             yield f"missing    mean and sd of guardrail {one.kind!r}: `hone ship --dry-run` reads them from the log"
             continue
         history = GuardrailHistory(kind=one.kind, mean=one.mean, sd=one.sd, worth=one.worth)
-        found = (
+        effects = (
             f"{stage.stage} {'nothing' if stage.detectable is None else format(stage.detectable, '.1%')}"
-            for stage in preview(plan, history)
+            for stage in plan.preview(history)
         )
-        yield f"detects    loss of {one.kind!r} with probability 80% by the end of: {', '.join(found)}"
-        yield from (f"note       {words}" for words in plan_warnings(plan, history))
+        yield f"detects    loss of {one.kind!r} with probability 80% by the end of: {', '.join(effects)}"
+        yield from (f"note       {words}" for words in plan.warnings(history))
 
 
 def _memory_lines(config: ServiceFileConfig) -> Iterator[str]:

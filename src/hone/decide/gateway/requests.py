@@ -1,6 +1,6 @@
-"""Requests and answers of a decision service, and the fault that names what is wrong with a request.
+"""Requests and answers of a decision service, their schemas, and the fault that names what is wrong with one.
 
-Belongs here: what a caller sends and gets, in Python and over HTTP. Does not: reading JSON (`bodies`), deciding
+Belongs here: what a caller sends and gets, in Python and over HTTP. Does not: reading JSON (`http_app`), deciding
 (`service`).
 """
 
@@ -118,8 +118,8 @@ def check_text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise RequestError(f"{field} must be text, got {shown(value)}", code="bad_type", field=field)
     if not 0 < len(value) <= MAX_TEXT:
-        told = f"{field} has {len(value)} characters, it must have 1 to {MAX_TEXT}: {shown(value)}"
-        raise RequestError(told, code="bad_length", field=field)
+        message = f"{field} has {len(value)} characters, it must have 1 to {MAX_TEXT}: {shown(value)}"
+        raise RequestError(message, code="bad_length", field=field)
     if _CONTROL.search(value):
         raise RequestError(f"{field} contains control characters: {shown(value)}", code="bad_text", field=field)
     return value
@@ -198,14 +198,14 @@ class FeatureSchema:
 
     def _by_place(self, context: object) -> Floats:
         if isinstance(context, str | bytes) or not isinstance(context, Sequence | np.ndarray):
-            told = f"{self._field} must be an object of features by name, or a list of numbers, got {shown(context)}"
-            raise RequestError(told, code="bad_type", field=self._field)
+            message = f"{self._field} must be an object of features by name, or a list of numbers, got {shown(context)}"
+            raise RequestError(message, code="bad_type", field=self._field)
         if len(context) != len(self.names):
-            told = (
+            message = (
                 f"{self._field} has {len(context)} features, the service has {len(self.names)}: "
                 f"{', '.join(self.names) or 'none'}; send them by name to see which one differs"
             )
-            raise RequestError(told, code="schema_drift", field=self._field)
+            raise RequestError(message, code="schema_drift", field=self._field)
         if isinstance(context, np.ndarray) and context.ndim == 1 and np.isfinite(context).all():
             return context.astype(np.float64)
         items = cast("Sequence[object]", context)
@@ -242,11 +242,11 @@ class ActionCatalogue:
         if isinstance(actions, str) or not isinstance(actions, Sequence):
             raise RequestError(f"actions must be a list, got {shown(actions)}", code="bad_type", field="actions")
         if not actions:
-            told = "actions is empty: offer at least one, or leave the field out to offer all declared ones"
-            raise RequestError(told, code="no_actions", field="actions")
+            message = "actions is empty: offer at least one, or leave the field out to offer all declared ones"
+            raise RequestError(message, code="no_actions", field="actions")
         if len(actions) > MAX_ACTIONS:
-            told = f"actions has {len(actions)} entries, at most {MAX_ACTIONS} are read"
-            raise RequestError(told, code="too_many_actions", field="actions")
+            message = f"actions has {len(actions)} entries, at most {MAX_ACTIONS} are read"
+            raise RequestError(message, code="too_many_actions", field="actions")
         return self._with_features(actions, self.features) if self.features is not None else self._by_name(actions)
 
     def _by_name(self, actions: Sequence[ActionInput]) -> ActionSet:
@@ -262,8 +262,8 @@ class ActionCatalogue:
         if self.declared is not None:
             for place, name in enumerate(names):
                 if name not in self.declared.names:
-                    told = f"actions.{place} {shown(name)} is not declared{did_you_mean(name, self.declared.names)}"
-                    raise RequestError(told, code="unknown_action", field=f"actions.{place}")
+                    message = f"actions.{place} {shown(name)} is not declared{did_you_mean(name, self.declared.names)}"
+                    raise RequestError(message, code="unknown_action", field=f"actions.{place}")
         made = ActionSet(names=names)
         self._interned[names] = made
         if len(self._interned) > _INTERNED:
@@ -274,13 +274,13 @@ class ActionCatalogue:
         rows: list[Floats] = []
         for place, action in enumerate(actions):
             if not isinstance(action, Mapping):
-                told = f'actions.{place} must be {{"name": ..., "features": {{...}}}}, got {shown(action)}'
-                raise RequestError(told, code="bad_type", field=f"actions.{place}")
+                message = f'actions.{place} must be {{"name": ..., "features": {{...}}}}, got {shown(action)}'
+                raise RequestError(message, code="bad_type", field=f"actions.{place}")
             try:
                 rows.append(schema.read(cast("ContextInput", action.get("features"))))
             except RequestError as fault:
-                told = f"actions.{place}: {fault}"
-                raise RequestError(told, code=fault.code, field=f"actions.{place}.features") from None
+                message = f"actions.{place}: {fault}"
+                raise RequestError(message, code=fault.code, field=f"actions.{place}.features") from None
         return ActionSet(names=self._names(actions), features=np.array(rows))
 
     def _names(self, actions: Sequence[ActionInput]) -> tuple[str, ...]:
@@ -316,11 +316,11 @@ class RecentRequests:
         if known is None:
             return None
         if known[0] != digest:
-            told = (
+            message = (
                 f"id {shown(decision_id)} was used for another request (unit, context or actions differ): give each "
                 "decision an id of its own"
             )
-            raise RequestError(told, status=409, code="id_reused", field="id")
+            raise RequestError(message, status=409, code="id_reused", field="id")
         return known[1]
 
     def knows(self, tenant: str, decision_id: str) -> bool:
@@ -337,8 +337,8 @@ class RecentRequests:
         """True if this reward was taken under its key. Raises RequestError (409) for another content if `strict`."""
         known = self._rewarded.get((tenant, key))
         if strict and known is not None and known != digest:
-            told = f"key {shown(key)} was used for another reward: give each reward a key of its own"
-            raise RequestError(told, status=409, code="key_reused", field="key")
+            message = f"key {shown(key)} was used for another reward: give each reward a key of its own"
+            raise RequestError(message, status=409, code="key_reused", field="key")
         return known == digest
 
     def remember_reward(self, tenant: str, key: str, digest: bytes) -> None:

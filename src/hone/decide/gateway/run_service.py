@@ -133,7 +133,7 @@ def _answers(name: str) -> Schema:
 
 
 def _post(words: str, body: Schema, answer: Schema) -> Schema:
-    faults = {status: {"description": told, "content": _json(_named("Fault"))} for status, told in _STATUSES.items()}
+    faults = {status: {"description": text, "content": _json(_named("Fault"))} for status, text in _STATUSES.items()}
     return {
         "summary": words,
         "requestBody": {"required": True, "content": _json(body)},
@@ -178,7 +178,7 @@ class JoinedWrites(asyncio.Transport):
         return self._inner.is_closing()
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        """What the connection knows of itself: `socket`, `peername` ..."""
+        """What the connection knows of itself: its socket, the address of its peer ..."""
         return self._inner.get_extra_info(name, default)
 
     def pause_reading(self) -> None:

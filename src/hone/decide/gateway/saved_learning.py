@@ -158,15 +158,15 @@ class LearningCheckpoints:
         self._before, self._erased = _records(self.log)
         for folder in reversed(self._folders()):
             try:
-                found = self._fitting(read_state(folder))
+                saved = self._fitting(read_state(folder))
             except HoneError as error:
                 self.tell("learning_unreadable", f"{folder}: {error}; an older one, or the whole log, is read")
                 continue
-            if found is None:
+            if saved is None:
                 return None
-            self.marks, self._next_seq = list(found.marks), dict(found.marks[-1].next_seq)
-            self.decisions = found.marks[-1].decisions
-            return found
+            self.marks, self._next_seq = list(saved.marks), dict(saved.marks[-1].next_seq)
+            self.decisions = saved.marks[-1].decisions
+            return saved
         return None
 
     def _state(self) -> "State | None":
@@ -178,8 +178,10 @@ class LearningCheckpoints:
         if self.waiting() or held != self._before + self.observed:
             if not self.waiting() and not self._disagrees:
                 self._disagrees = True
-                told = f"the log has {held} records, {self._before + self.observed} were learnt from: another process "
-                self.tell("learning_unsaved", told + "writes to it, or a reward was repeated; a restart reads more")
+                message = (
+                    f"the log has {held} records, {self._before + self.observed} were learnt from: another process "
+                )
+                self.tell("learning_unsaved", message + "writes to it, or a reward was repeated; a restart reads more")
             return None
         position = end_position(self.log)
         last = self.log.read(position - 1, 1) if position else []

@@ -109,12 +109,12 @@ class _GatewayCounters:
             ("hone_rewards_total", "Rewards by tenant and status.", ("tenant", "status"), self.rewards),
             ("hone_shadow_total", "Requests shown to versions in the shadow.", ("version", "result"), self.shadows),
         )
-        for name, told, labels, counter in families:
-            yield from _head(name, "counter", told)
+        for name, words, labels, counter in families:
+            yield from _head(name, "counter", words)
             for values, count in sorted(counter.copy().items()):
                 pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
                 yield f"{name}{{{pairs}}} {count}"
-        for name, told, label, counted in (
+        for name, words, label, counted in (
             (
                 "hone_fallbacks_total",
                 "Decisions that the served policy did not make, by reason.",
@@ -123,10 +123,10 @@ class _GatewayCounters:
             ),
             ("hone_refused_total", "Refused requests by code.", "code", self.faults),
         ):
-            yield from _head(name, "counter", told)
+            yield from _head(name, "counter", words)
             yield from (f'{name}{{{label}="{_escaped(key)}"}} {count}' for key, count in sorted(counted.items()))
-        for name, told, value in gauges:
-            yield from _head(name, "gauge", told)
+        for name, words, value in gauges:
+            yield from _head(name, "gauge", words)
             yield f"{name} {value:g}"
         yield from _head("hone_gateway_seconds", "histogram", "Seconds from a request's first byte to its answer.")
         yield from self.latency.lines("hone_gateway_seconds")
@@ -375,8 +375,8 @@ class DecisionService:
     ) -> "_PreparedAnswer | ServiceAnswer | int":
         """What a request becomes: a record with its answer, the answer that it got before, or one of this batch."""
         if request.tenant not in self.parts.rules.tenants:
-            told = f"no tenant {request.tenant!r:.60} here"
-            raise RequestError(told, status=404, code="unknown_tenant", field="tenant")
+            message = f"no tenant {request.tenant!r:.60} here"
+            raise RequestError(message, status=404, code="unknown_tenant", field="tenant")
         if isinstance(request, RewardRequest):
             return self._prepare_reward(request)
         check_text(request.unit, "unit")
@@ -393,8 +393,8 @@ class DecisionService:
             if first is not None and prepared[first][1].digest == digest:
                 return first
             if first is not None:
-                told = f"id {request.id!r:.60} stands twice in one batch, with different requests"
-                raise RequestError(told, status=409, code="id_reused", field="id")
+                message = f"id {request.id!r:.60} stands twice in one batch, with different requests"
+                raise RequestError(message, status=409, code="id_reused", field="id")
         return self._decide(request, context, actions, digest)
 
     def _decide(self, request: DecisionRequest, context: Floats, actions: ActionSet, digest: bytes) -> _PreparedAnswer:
@@ -422,19 +422,21 @@ class DecisionService:
         value = check_number(request.value, "value")
         check_text(request.kind, "kind")
         if is_shadow_kind(request.kind):
-            told = f"kind {request.kind!r:.60} is for choices of versions in the shadow, which the gateway logs itself"
-            raise RequestError(told, code="reserved_kind", field="kind")
+            message = (
+                f"kind {request.kind!r:.60} is for choices of versions in the shadow, which the gateway logs itself"
+            )
+            raise RequestError(message, code="reserved_kind", field="kind")
         now_s = parts.clock.now_s()
         at_s = now_s if request.at_s is None else check_number(request.at_s, "at_s")
         if at_s < 0.0:
-            told = f"at_s must be seconds since 1970, got {at_s:g}"
-            raise RequestError(told, code="bad_value", field="at_s")
+            message = f"at_s must be seconds since 1970, got {at_s:g}"
+            raise RequestError(message, code="bad_value", field="at_s")
         if at_s > now_s + rules.max_skew_s:
-            told = (
+            message = (
                 f"at_s is {at_s - now_s:.0f} s ahead of the gateway's clock, at most {rules.max_skew_s:g} s are "
                 "accepted; set the clock of the source, or leave at_s out; nothing was stored"
             )
-            raise RequestError(told, code="clock_skew", field="at_s")
+            raise RequestError(message, code="clock_skew", field="at_s")
         digest = reward_digest(request.id, request.kind, value, request.at_s)
         numbered = _own_number(request, rules.source)
         if request.key:
@@ -499,11 +501,11 @@ def _own_number(request: RewardRequest, own: str) -> tuple[str, int] | None:
         return None
     check_text(request.source, "source")
     if isinstance(request.seq, bool) or not isinstance(request.seq, int) or not 0 <= request.seq <= MAX_SEQ:
-        told = f"seq must be a whole number from 0 to {MAX_SEQ}, got {shown(request.seq)}"
-        raise RequestError(told, code="bad_type", field="seq")
+        message = f"seq must be a whole number from 0 to {MAX_SEQ}, got {shown(request.seq)}"
+        raise RequestError(message, code="bad_type", field="seq")
     if request.at_s is None:
-        told = "a reward with source and seq needs at_s, too: sent again, it must be the same record"
-        raise RequestError(told, code="missing_field", field="at_s")
+        message = "a reward with source and seq needs at_s, too: sent again, it must be the same record"
+        raise RequestError(message, code="missing_field", field="at_s")
     if request.source == own:
         raise RequestError(f"source {own!r} is the gateway's own name", code="reserved_source", field="source")
     return request.source, request.seq

@@ -1,7 +1,7 @@
 """The service file: `[service] [policy] [log] [join] [rollout] [monitor] [shield]`, every table optional.
 
-Belongs here: the tables of the gateway itself, and the file as a whole. The other tables' classes live with the parts
-that they configure.
+Belongs here: the tables of the gateway itself, the kinds of `[policy]`, and the file as a whole. The
+other tables' classes live with the parts that they configure.
 """
 
 import re

@@ -20,7 +20,7 @@ from hone.decide.gateway.fallback_chain import GuardedPolicy, ServingVersion
 from hone.decide.gateway.service_config import ServiceFileConfig
 from hone.decide.log.opening import open_decision_log
 from hone.decide.registry import VersionRegistry
-from hone.decide.rollout.controller import StageTransition, rollout_slice
+from hone.decide.rollout.controller import StageTransition
 from hone.decide.rollout.driver import RolloutTools, running_rollouts
 from hone.decide.rollout.router import RolloutRouter, UnitRoute, make_router
 from hone.decide.rollout.watcher import RolloutWatcher
@@ -63,7 +63,7 @@ class RouterWatch:
 
 def read_router(registry: VersionRegistry, service: str, layer: str) -> RolloutRouter:
     """Router of a service as the registry says. Raises DataError and ResourceError."""
-    slices = [rollout_slice(one.plan, one.state) for one in running_rollouts(registry, service)]
+    slices = [one.state.slice(one.plan) for one in running_rollouts(registry, service)]
     return make_router(live=registry.live(service), salt=layer, slices=[one for one in slices if one is not None])
 
 

@@ -1,6 +1,6 @@
-"""Rollouts of the service in a service file: its registry, its log, and the plan that its tables make.
+"""Rollouts and retraining of the service in a service file: its registry, its log, and the plan of its tables.
 
-Belongs here: wiring of the service file (`serve.gateway`) with rollouts (`serve.rollout`). Does not: what is printed.
+Belongs here: wiring of the file with `decide.rollout` and `decide.monitor`. Does not: what is printed.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,9 +26,9 @@ from hone.decide.joins.view import DecisionView
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
 from hone.decide.monitor.config import RetrainConfig
-from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts, work_once
+from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts
 from hone.decide.registry import PolicyVersion, VersionOrigin, VersionRegistry, files_of, open_registry, version_id
-from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, start_rollout
+from hone.decide.rollout.driver import RolloutDriver, RolloutTools
 from hone.decide.rollout.plan import GuardrailConfig, GuardrailHistory, RolloutGuardrail, RolloutPlan
 from hone.decide.rollout.router import BUCKETS, end_position
 from hone.decide.rollout.watcher import RolloutWatcher
@@ -114,7 +114,7 @@ class ServiceRollouts:
         )
 
     def next_name(self) -> str:
-        """Name of the next rollout: `r1`, `r2`, ..."""
+        """Name of the next rollout: r1, r2, ..."""
         return f"r{len(self.registry.rollouts(self.service)) + 1}"
 
     def latest(self) -> str:
@@ -126,24 +126,24 @@ class ServiceRollouts:
 
     def start(self, plan: RolloutPlan) -> RolloutDriver:
         """Begin a rollout. Raises ConfigError with everything that is in its way."""
-        return start_rollout(self.tools(), plan)
+        return self.tools().start(plan)
 
     def resume(self, name: str) -> RolloutDriver:
         """Continue a rollout from its journal."""
-        return resume_rollout(self.tools(), self.service, name)
+        return self.tools().resume(self.service, name)
 
     def histories(self) -> list[GuardrailHistory]:
         """Mean and spread of each guardrail's outcome: as the file says, else as the latest records say."""
         measured: tuple[float, float] | None = None
-        found: list[GuardrailHistory] = []
+        histories: list[GuardrailHistory] = []
         for one in self.config.rollout.guardrails:
             mean, sd = one.mean, one.sd
             if (mean is None or sd is None) and one.kind == self.config.join.kind:
                 measured = measured or self._measured()
                 mean, sd = (measured[0] if mean is None else mean), (measured[1] if sd is None else sd)
             if mean is not None and sd is not None and sd > 0 and mean != 0:
-                found.append(GuardrailHistory(kind=one.kind, mean=mean, sd=sd, worth=one.worth))
-        return found
+                histories.append(GuardrailHistory(kind=one.kind, mean=mean, sd=sd, worth=one.worth))
+        return histories
 
     def _measured(self) -> tuple[float, float]:
         """Mean and standard deviation of the rewards of the latest decisions; 0 and 0 without any."""
@@ -223,7 +223,7 @@ class RetrainWorker:
 
     def work(self) -> QueuedJob | None:
         """Carry out the oldest job that nobody works at -> the job with its result; None: there was none."""
-        claimed = work_once(self.queue, self.parts, worker=process_name())
+        claimed = self.parts.work_once(self.queue, worker=process_name())
         if claimed is None:
             return None
         return next(job for job in self.queue.jobs() if job.id == claimed.id)

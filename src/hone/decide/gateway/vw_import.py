@@ -181,7 +181,7 @@ def _label(text: str) -> tuple[int, float, float]:
 
 def _features(text: str) -> SparseFeatures:
     """`|ns a b:0.5 |other c`: values by `ns.name`; names without a namespace stand as they are."""
-    found: SparseFeatures = {}
+    features: SparseFeatures = {}
     for part in text.split("|")[1:]:
         words = part.split()
         space = ""
@@ -193,8 +193,8 @@ def _features(text: str) -> SparseFeatures:
         for word in words:
             name, colon, value = word.rpartition(":") if ":" in word else (word, "", "")
             key = f"{space}.{name}" if space else name
-            found[key] = found.get(key, 0.0) + factor * (_value(value) if colon else 1.0)
-    return found
+            features[key] = features.get(key, 0.0) + factor * (_value(value) if colon else 1.0)
+    return features
 
 
 def _flattened(value: object, name: str) -> SparseFeatures:

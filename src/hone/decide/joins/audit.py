@@ -64,15 +64,15 @@ class LogAudit:
     @property
     def words(self) -> str:
         """The verdict in one sentence."""
-        said = f"{self.decisions:,} decisions and {self.outcomes:,} outcomes"
+        words_of_counts = f"{self.decisions:,} decisions and {self.outcomes:,} outcomes"
         faults = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
         match self.verdict:
             case "ok":
-                return f"sound: {said}"
+                return f"sound: {words_of_counts}"
             case "weak":
-                return f"usable with care: {faults} in {said}"
+                return f"usable with care: {faults} in {words_of_counts}"
             case "refuse":
-                return f"not sound: {faults} in {said}"
+                return f"not sound: {faults} in {words_of_counts}"
 
 
 def audit_log(
@@ -171,12 +171,12 @@ def _mixed_schemas(decisions: pa.Table, named: Mapping[str, tuple[str, ...]]) ->
     for place in range(1, len(begins)):
         older, newer = begins[place - 1], begins[place]
         rows = [np.flatnonzero((rank == rank[one]) & (width == width[one])) for one in (older, newer)]
-        told = _schema_change(hashes[place - 1], hashes[place], named) or _numbered_change(decisions, rows)
+        change = _schema_change(hashes[place - 1], hashes[place], named) or _numbered_change(decisions, rows)
         yield _LogFault(
             kind="schema",
             verdict="refuse",
             words=f"the schema of the features changes at decision {_id(decisions, int(newer))} "
-            f"({at_s[newer]:.15g} s): {told}. Join the decisions of each schema by themselves (--schema)",
+            f"({at_s[newer]:.15g} s): {change}. Join the decisions of each schema by themselves (--schema)",
         )
 
 
@@ -186,10 +186,10 @@ def _schema_change(before: str, after: str, named: Mapping[str, tuple[str, ...]]
         return ""
     old, new = named[before], named[after]
     gone, came = [name for name in old if name not in new], [name for name in new if name not in old]
-    told = [f"{name} is gone" for name in gone] + [f"{name} is new" for name in came]
+    changes = [f"{name} is gone" for name in gone] + [f"{name} is new" for name in came]
     kept_old, kept_new = [name for name in old if name in new], [name for name in new if name in old]
-    told += [f"{one} is where {other} was" for other, one in zip(kept_old, kept_new, strict=True) if one != other]
-    return ", ".join(told)
+    changes += [f"{one} is where {other} was" for other, one in zip(kept_old, kept_new, strict=True) if one != other]
+    return ", ".join(changes)
 
 
 def _numbered_change(decisions: pa.Table, rows: Sequence[Ints]) -> str:

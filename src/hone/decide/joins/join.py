@@ -147,11 +147,11 @@ def _of_schema(decisions: "pa.Table", outcomes: "pa.Table", schema: str | None) 
     if len(names) > 1:
         rank, ids, at_s = column_ranks(decisions, "schema"), decisions["id"], column_floats(decisions, "at_s")
         first = {name: int(np.argmax(rank == place)) for place, name in enumerate(names)}
-        said = "; ".join(
+        counts = "; ".join(
             f"{name or '(none)'} from decision {ids[row].as_py()!r} at {at_s[row]:.15g}"
             for name, row in sorted(first.items(), key=lambda one: one[1])[:_SHOWN]
         )
-        raise DataError(f"{len(names)} schemas of features in one view: {said}; one view holds one: name its hash")
+        raise DataError(f"{len(names)} schemas of features in one view: {counts}; one view holds one: name its hash")
     return decisions, outcomes
 
 

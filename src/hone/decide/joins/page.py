@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.decide.joins.audit import LogAudit
-from hone.decide.joins.view import LOG10_EDGES, DecisionView, ViewSummary, summarize_view
+from hone.decide.joins.view import LOG10_EDGES, DecisionView, ViewSummary
 from hone.run.report.html import (
     EMPTY,
     Html,
@@ -31,7 +31,7 @@ _MOST_ACTIONS = 30
 
 def write_log_page(path: Path, view: DecisionView, audit: LogAudit) -> None:
     """Write a tenant's log as an HTML document, atomically. Raises ResourceError."""
-    figures = summarize_view(view)
+    figures = view.summary()
     moment = datetime.fromtimestamp(view.as_of_s, UTC)
     title = f"The log is {audit.words}"
     kicker = f"decision log{f', tenant {audit.tenant}' if audit.tenant else ''}, as of {moment:%Y-%m-%d %H:%M:%S UTC}"

@@ -2,6 +2,11 @@
 
 The same view is the same bytes. Rows are the columns of `DecisionTable` and `DecisionView`; the metadata under `hone`
 hold the rules, counts and sets of actions as JSON. DuckDB, pandas and polars read the file.
+
+The join for logs that do not fit into memory: DuckDB over the parquet files of a log, to a view's parquet file.
+
+The rows and counts are those of `build_view`, but for the last bit of sums. The files are those of
+`decide.log.retention.export_log`, which holds each (source, seq) once.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -11,10 +16,6 @@ hold the rules, counts and sets of actions as JSON. DuckDB, pandas and polars re
 import hashlib
 import secrets
 from collections.abc import Sequence
-
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-# (duckdb's types are partial)
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -347,14 +348,16 @@ class LargeJoin:
             raise DataError(f"{self.folder} holds no decisions of tenant {self.tenant!r}")
         if self.schema is not None:
             return self.schema
-        found = connection.execute(
+        schemas = connection.execute(
             "select schema, min(at_s) from read_parquet(?) where at_s <= ? group by schema order by 2",
             [files, self.as_of_s],
         ).fetchall()
-        if len(found) > 1:
-            told = "; ".join(f"{name or '(none)'} from {at_s:.15g}" for name, at_s in found[:5])
-            raise DataError(f"{len(found)} schemas of features in one view: {told}; one view holds one: name its hash")
-        return found[0][0] if found else ""
+        if len(schemas) > 1:
+            names = "; ".join(f"{name or '(none)'} from {at_s:.15g}" for name, at_s in schemas[:5])
+            raise DataError(
+                f"{len(schemas)} schemas of features in one view: {names}; one view holds one: name its hash"
+            )
+        return schemas[0][0] if schemas else ""
 
     def _counts_of_outcomes(self, connection: Any, *, repeated: int) -> dict[str, int]:  # noqa: ANN401
         """Attach outcomes to decisions -> their counts."""
@@ -393,11 +396,11 @@ def _number(connection: Any, query: str) -> int:  # noqa: ANN401
 
 def _action_sets(connection: Any) -> tuple[ActionSet, ...]:  # noqa: ANN401
     """Number the distinct sets of actions by their names and features, as `build_view` does."""
-    found: Sequence[Any] = connection.execute(
+    rows_read: Sequence[Any] = connection.execute(
         "select distinct action_names, action_features, action_width from joined"
     ).fetchall()
     made: list[tuple[tuple[tuple[str, ...], bytes], ActionSet, Any]] = []
-    for names, flat, width in found:
+    for names, flat, width in rows_read:
         features = None if flat is None else np.array(flat, np.float64).reshape(len(names), width)
         one = ActionSet(names=tuple(names), features=features)
         key = b"" if features is None else repr(features.shape).encode() + features.tobytes()

@@ -83,6 +83,16 @@ class _DelayCurve:
         kept = np.unique(np.linspace(0, len(self.delay_s) - 1, points).round().astype(np.int64))
         return _DelayCurve(delay_s=self.delay_s[kept], arrived=self.arrived[kept], longest_s=self.longest_s)
 
+    def censoring_weights(self, age_s: Floats, window_s: float) -> Floats:
+        """Weights `[n]` of outcomes that have arrived: 1 / P(delay <= age | delay <= window), and 1 for closed windows.
+
+        With them, `default + weight * (reward so far - default)` has the expectation of the final reward, if the delay
+        depends on neither reward, context nor action (inverse probability of censoring; Robins and Rotnitzky, 1992). 0
+        where no outcome can have arrived. Raises DataError as `_DelayCurve.share_within`.
+        """
+        share = self.share_within(age_s, window_s)
+        return np.divide(1.0, share, out=np.zeros_like(share), where=share > 0)
+
 
 def delay_curve(first_delay_s: Floats, age_s: Floats) -> _DelayCurve:
     """Kaplan-Meier estimate from delays of first outcomes `[n]` (NaN: none so far) and ages of decisions `[n]`."""
@@ -93,17 +103,6 @@ def delay_curve(first_delay_s: Floats, age_s: Floats) -> _DelayCurve:
     longest = float(age_s.max()) if len(age_s) else 0.0
     arrived_by = np.asarray(1.0 - np.cumprod(1.0 - events / at_risk), np.float64)
     return _DelayCurve(delay_s=times, arrived=arrived_by, longest_s=longest)
-
-
-def censoring_weights(curve: _DelayCurve, age_s: Floats, window_s: float) -> Floats:
-    """Weights `[n]` of outcomes that have arrived: 1 / P(delay <= age | delay <= window), and 1 for closed windows.
-
-    With them, `default + weight * (reward so far - default)` has the expectation of the final reward, if the delay
-    depends on neither reward, context nor action (inverse probability of censoring; Robins and Rotnitzky, 1992). 0
-    where no outcome can have arrived. Raises DataError as `_DelayCurve.share_within`.
-    """
-    share = curve.share_within(age_s, window_s)
-    return np.divide(1.0, share, out=np.zeros_like(share), where=share > 0)
 
 
 # ----------------------------------------------------------------------------------------------------------------- view
@@ -185,7 +184,7 @@ class DecisionView:
 
     def weights(self) -> Floats:
         """Censoring weights `[n]` of the outcomes that have arrived; see `censoring_weights`."""
-        return censoring_weights(self.delays(), self.age_s, self.join.window_s)
+        return self.delays().censoring_weights(self.age_s, self.join.window_s)
 
     def closed(self) -> DecisionTable:
         """The rows whose reward is final."""
@@ -211,6 +210,78 @@ class DecisionView:
         reward = np.where(self.table.known, self.table.reward, np.where(known, default + arrived, np.nan))
         return replace(self.table, reward=reward, known=known | self.table.known)
 
+    def episodes(self) -> Episodes:
+        """Final rows as episodes of one decision each, with the log-probability of the behaviour policy.
+
+        Versions are numbered in the order of their first decision. Raises DataError if no reward is final, or if
+        there are several sets of actions: their numbers would mean different actions.
+        """
+        table = self.closed()
+        if not len(table):
+            raise DataError(
+                f"no reward is final: all {self.counts.decisions} windows of {self.join.window_s:g} s are open at "
+                f"{self.as_of_s:.15g}; make a later view"
+            )
+        if len(self.table.action_sets) > 1:
+            few = "; ".join(", ".join(one.names[:5]) for one in self.table.action_sets[:3])
+            raise DataError(
+                f"{len(self.table.action_sets)} sets of actions in one view ({few}): a learner needs one; join the "
+                "decisions of each by themselves"
+            )
+        count, numbers = len(table), {name: number for number, name in enumerate(dict.fromkeys(table.versions))}
+        done = np.ones(count, np.bool_)
+        return Episodes(
+            offsets=np.arange(count + 1, dtype=np.int64),
+            seen=table.contexts,
+            chosen=table.executed,
+            logp=table.logp.astype(np.float32),
+            version=np.array([numbers[name] for name in table.versions], np.int32),
+            reward=table.reward.astype(np.float32),
+            group=np.arange(count, dtype=np.int64),
+            terminated=done,
+            truncated=~done,
+            final=table.contexts,
+            score=table.reward,
+            time=table.at_s,
+        )
+
+    def changes_to(self, newer: "DecisionView") -> "tuple[_RewardChange, ...]":
+        """Final rewards of `self` that `newer` knows differently, by time: records that reached the log in between.
+
+        A view is a function of the log as it was read. Outcomes that happened before `as_of_s` and were delivered
+        after it was made are in `newer` only; a learner that used `self` needs these corrections.
+        """
+        after = dict(zip(newer.table.ids, newer.table.reward.tolist(), strict=True))
+        final = zip(self.table.ids, self.table.reward.tolist(), self.table.known.tolist(), strict=True)
+        return tuple(
+            _RewardChange(id=name, before=reward, after=after[name])
+            for name, reward, known in final
+            if known and name in after and after[name] != reward and not np.isnan(after[name])
+        )
+
+    def summary(self) -> "ViewSummary":
+        """The figures of a view."""
+        table = self.table
+        p = np.exp(table.logp)
+        bins = np.searchsorted(LOG10_EDGES[:-1], np.log10(np.maximum(p, 1e-300)), side="left")
+        some, final = len(table) > 0, table.reward[table.known]
+        return ViewSummary(
+            tenant=self.tenant,
+            as_of_s=self.as_of_s,
+            begin_s=float(table.at_s[0]) if some else math.nan,
+            end_s=float(table.at_s[-1]) if some else math.nan,
+            units=len(set(table.units)),
+            versions=tuple(dict.fromkeys(table.versions)),
+            open_share=self.open_share,
+            corrections=len(self.corrections),
+            mean_reward=float(final.mean()) if len(final) else math.nan,
+            smallest_p=float(p.min()) if some else math.nan,
+            largest_p=float(p.max()) if some else math.nan,
+            p_counts=tuple(np.bincount(bins, minlength=len(LOG10_EDGES)).tolist()),
+            actions=_actions(self),
+            delays=_delays(self),
+        )
+
 
 def take_decisions(table: DecisionTable, rows: Ints) -> DecisionTable:
     """Rows of a table, by their numbers."""
@@ -232,42 +303,6 @@ def take_decisions(table: DecisionTable, rows: Ints) -> DecisionTable:
     )
 
 
-def view_episodes(view: DecisionView) -> Episodes:
-    """Final rows as episodes of one decision each, with the log-probability of the behaviour policy.
-
-    Versions are numbered in the order of their first decision. Raises DataError if no reward is final, or if there are
-    several sets of actions: their numbers would mean different actions.
-    """
-    table = view.closed()
-    if not len(table):
-        raise DataError(
-            f"no reward is final: all {view.counts.decisions} windows of {view.join.window_s:g} s are open at "
-            f"{view.as_of_s:.15g}; make a later view"
-        )
-    if len(view.table.action_sets) > 1:
-        few = "; ".join(", ".join(one.names[:5]) for one in view.table.action_sets[:3])
-        raise DataError(
-            f"{len(view.table.action_sets)} sets of actions in one view ({few}): a learner needs one; join the "
-            "decisions of each by themselves"
-        )
-    count, numbers = len(table), {name: number for number, name in enumerate(dict.fromkeys(table.versions))}
-    done = np.ones(count, np.bool_)
-    return Episodes(
-        offsets=np.arange(count + 1, dtype=np.int64),
-        seen=table.contexts,
-        chosen=table.executed,
-        logp=table.logp.astype(np.float32),
-        version=np.array([numbers[name] for name in table.versions], np.int32),
-        reward=table.reward.astype(np.float32),
-        group=np.arange(count, dtype=np.int64),
-        terminated=done,
-        truncated=~done,
-        final=table.contexts,
-        score=table.reward,
-        time=table.at_s,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RewardChange:
     """A decision whose final reward differs between two views: its outcomes arrived after the first was made."""
@@ -275,21 +310,6 @@ class _RewardChange:
     id: str
     before: float
     after: float
-
-
-def changes_between(older: DecisionView, newer: DecisionView) -> tuple[_RewardChange, ...]:
-    """Final rewards of `older` that `newer` knows differently, by time: records that reached the log in between.
-
-    A view is a function of the log as it was read. Outcomes that happened before `older.as_of_s` and were delivered
-    after it was made are in `newer` only; a learner that used `older` needs these corrections.
-    """
-    after = dict(zip(newer.table.ids, newer.table.reward.tolist(), strict=True))
-    final = zip(older.table.ids, older.table.reward.tolist(), older.table.known.tolist(), strict=True)
-    return tuple(
-        _RewardChange(id=name, before=reward, after=after[name])
-        for name, reward, known in final
-        if known and name in after and after[name] != reward and not np.isnan(after[name])
-    )
 
 
 # -------------------------------------------------------------------------------------------------------------- summary
@@ -354,30 +374,6 @@ class ViewSummary:
     """Decisions by the bins of `LOG10_EDGES`: the lowest, then one between each two bounds."""
     actions: tuple[_ActionFigures, ...]
     delays: _DelayFigures
-
-
-def summarize_view(view: DecisionView) -> ViewSummary:
-    """The figures of a view."""
-    table = view.table
-    p = np.exp(table.logp)
-    bins = np.searchsorted(LOG10_EDGES[:-1], np.log10(np.maximum(p, 1e-300)), side="left")
-    some, final = len(table) > 0, table.reward[table.known]
-    return ViewSummary(
-        tenant=view.tenant,
-        as_of_s=view.as_of_s,
-        begin_s=float(table.at_s[0]) if some else math.nan,
-        end_s=float(table.at_s[-1]) if some else math.nan,
-        units=len(set(table.units)),
-        versions=tuple(dict.fromkeys(table.versions)),
-        open_share=view.open_share,
-        corrections=len(view.corrections),
-        mean_reward=float(final.mean()) if len(final) else math.nan,
-        smallest_p=float(p.min()) if some else math.nan,
-        largest_p=float(p.max()) if some else math.nan,
-        p_counts=tuple(np.bincount(bins, minlength=len(LOG10_EDGES)).tolist()),
-        actions=_actions(view),
-        delays=_delays(view),
-    )
 
 
 def _actions(view: DecisionView) -> tuple[_ActionFigures, ...]:

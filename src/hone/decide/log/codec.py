@@ -156,6 +156,27 @@ class EncodedRecord(NamedTuple):
     labels: tuple[str, ...]
     body: bytes
 
+    def decode(self) -> DecisionRecord:
+        """The record, equal to the encoded one to the bit."""
+        body, labels = self.body, self.labels
+        if self.unit is None or self.actions is None:
+            at_s, value = _OUTCOME.unpack(body)
+            return Outcome(
+                decision_id=self.decision, tenant=self.tenant, kind=labels[0], value=value, at_s=at_s,
+                source=self.source, seq=self.seq,
+            )  # fmt: skip
+        at_s, action, logp, executed, executed_logp, draw_key, latency_s, length, rated = _DECISION.unpack_from(body)
+        floats = np.frombuffer(body, "<f8", offset=_DECISION.size)
+        version, route, schema, intervention = labels
+        scores = None if rated < 0 else floats[length:]
+        return Decision(
+            id=self.decision, tenant=self.tenant, unit=self.unit, at_s=at_s, context=floats[:length],
+            actions=self.actions, executed=executed, executed_logp=executed_logp, version=version, route=route,
+            choice=Choice(action=action, logp=logp, scores=scores, intervention=intervention),
+            draw_key=int.from_bytes(draw_key, "little"), schema=schema, latency_s=latency_s,
+            source=self.source, seq=self.seq,
+        )  # fmt: skip
+
 
 def encode_batch(batch: Sequence[DecisionRecord]) -> list[EncodedRecord]:
     """Encode records. Raises DataError with a line for every fault of every record."""
@@ -167,8 +188,8 @@ def encode_batch(batch: Sequence[DecisionRecord]) -> list[EncodedRecord]:
             one = _encode_decision(record) if isinstance(record, Decision) else _encode_outcome(record)
             _check_parts(one, sound)
         except _UNREADABLE as error:
-            found = _decision_faults(record) if isinstance(record, Decision) else _outcome_faults(record)
-            faults += [f"record {row}, {named(record)}: {fault}" for fault in found or [str(error)]]
+            reasons = _decision_faults(record) if isinstance(record, Decision) else _outcome_faults(record)
+            faults += [f"record {row}, {named(record)}: {fault}" for fault in reasons or [str(error)]]
             continue
         encoded.append(one)
     if faults:
@@ -244,28 +265,6 @@ def _encode_outcome(record: Outcome) -> EncodedRecord:
     return EncodedRecord(
         record.tenant, record.source, int(record.seq), float(record.at_s), record.decision_id, None, None,
         (record.kind,), _OUTCOME.pack(record.at_s, record.value),
-    )  # fmt: skip
-
-
-def decode_record(encoded: EncodedRecord) -> DecisionRecord:
-    """The record, equal to the encoded one to the bit."""
-    body, labels = encoded.body, encoded.labels
-    if encoded.unit is None or encoded.actions is None:
-        at_s, value = _OUTCOME.unpack(body)
-        return Outcome(
-            decision_id=encoded.decision, tenant=encoded.tenant, kind=labels[0], value=value, at_s=at_s,
-            source=encoded.source, seq=encoded.seq,
-        )  # fmt: skip
-    at_s, action, logp, executed, executed_logp, draw_key, latency_s, length, rated = _DECISION.unpack_from(body)
-    floats = np.frombuffer(body, "<f8", offset=_DECISION.size)
-    version, route, schema, intervention = labels
-    scores = None if rated < 0 else floats[length:]
-    return Decision(
-        id=encoded.decision, tenant=encoded.tenant, unit=encoded.unit, at_s=at_s, context=floats[:length],
-        actions=encoded.actions, executed=executed, executed_logp=executed_logp, version=version, route=route,
-        choice=Choice(action=action, logp=logp, scores=scores, intervention=intervention),
-        draw_key=int.from_bytes(draw_key, "little"), schema=schema, latency_s=latency_s,
-        source=encoded.source, seq=encoded.seq,
     )  # fmt: skip
 
 

@@ -1,4 +1,11 @@
-"""Addresses of decision logs: a file, PostgreSQL or Redis."""
+"""Addresses of decision logs (a file, PostgreSQL or Redis), and the log in a file of SQLite.
+
+A decision log in one SQLite file, for the processes of one host.
+
+Write-ahead log: a commit has left the process before it is acknowledged, so it survives the death of the process;
+`full_sync` also flushes each commit, so that it survives a loss of power. Erased content is overwritten, not only
+unlinked.
+"""
 
 import math
 import secrets

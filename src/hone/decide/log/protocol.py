@@ -163,6 +163,15 @@ class StoredRow(NamedTuple):
     labels: int | bytes | None
     body: bytes | None
 
+    def differing_fields(self, arrived: "StoredRow") -> list[str]:
+        """Names of the fields that differ; none for a row without content, as there is nothing to compare with."""
+        if self.body is None or self[2:] == arrived[2:]:
+            return []
+        if (self.unit is None) != (arrived.unit is None):
+            return ["kind of record"]
+        differ = [name for name, old, new in zip(_FIELDS, self[2:], arrived[2:], strict=True) if old != new]
+        return [name for name in differ if name != "body"] or ["value" if arrived.unit is None else "numbers"]
+
 
 @dataclass(slots=True)
 class RecordTally:
@@ -242,16 +251,6 @@ def refusal(record: EncodedRecord, fields: Iterable[str]) -> RefusedRecord:
         f"(different: {', '.join(fields)}); the stored record stays, and this {kind} (decision "
         f"{record.decision!r:.60}) is not stored; give new records new numbers",
     )  # fmt: skip
-
-
-def differing_fields(stored: StoredRow, arrived: StoredRow) -> list[str]:
-    """Names of the fields that differ; none for a row without content, as there is nothing to compare with."""
-    if stored.body is None or stored[2:] == arrived[2:]:
-        return []
-    if (stored.unit is None) != (arrived.unit is None):
-        return ["kind of record"]
-    differ = [name for name, old, new in zip(_FIELDS, stored[2:], arrived[2:], strict=True) if old != new]
-    return [name for name in differ if name != "body"] or ["value" if arrived.unit is None else "numbers"]
 
 
 def erasure_digest(salt: bytes, kind: str, tenant: str, name: str) -> bytes:

@@ -4,6 +4,13 @@ A batch is one script, which runs whole or not at all. It takes a record's seq w
 with an id that the server gives: ids made of seqs would lose records that arrive out of order, without an error. The
 server must write each command to its append-only file before it answers (`appendonly yes`, `appendfsync always`), and
 have rewritten that file since it started (`redis_connection.py`).
+
+Scripts that a Redis server runs, each as one transaction.
+
+Keys, after the prefix in `KEYS[1]`: `meta`; `stream`, entries with `k` = `source number:seq`, their ids always given by
+the server; `sources`, tenant and name -> number; `source:<number>`, its progress and counts; `records:<number>`,
+seq -> record, empty once erased or moved; `actions` and `labels`, digest -> part; `uses`, digest -> decisions that use
+the part; `erased`, digest -> number.
 """
 
 import secrets
@@ -27,7 +34,6 @@ from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
     decode_labels,
-    decode_record,
     encode_actions,
     encode_batch,
     encode_labels,
@@ -40,7 +46,6 @@ from hone.decide.log.protocol import (
     SourceProgress,
     SourceWatermark,
     StoredRow,
-    differing_fields,
     erasure_digest,
     refusal,
 )
@@ -321,11 +326,11 @@ class _RedisLog:
         """Check the server's settings, and make or check the log's format. Raises ResourceError, DataError."""
         for setting, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
             value = self._ask("CONFIG GET", setting)
-            found = value.get(setting, "unknown")
-            if found != wanted:
+            setting_value = value.get(setting, "unknown")
+            if setting_value != wanted:
                 raise ResourceError(
-                    f"the Redis server {self.name} has {setting} {found}, so it could lose acknowledged records; set "
-                    f"{setting} {wanted} (redis.conf, or CONFIG SET)"
+                    f"the Redis server {self.name} has {setting} {setting_value}, so it could lose acknowledged "
+                    f"records; set {setting} {wanted} (redis.conf, or CONFIG SET)"
                 )
         for field_name, value in (("format", str(FORMAT).encode()), ("salt", secrets.token_bytes(16))):
             self._ask("HSETNX", f"{PREFIX}meta", field_name, value)
@@ -349,7 +354,7 @@ class _RedisLog:
             marks = tuple(self._progress(number).public for number in numbers)
         results = [bytes(one) for one in results]
         refused = [
-            refusal(one, differing_fields(_stored_row(held), _stored_row(_pack_record(one)[0])))
+            refusal(one, _stored_row(held).differing_fields(_stored_row(_pack_record(one)[0])))
             for one, held in zip(encoded, results, strict=True)
             if held not in {b"stored", b"repeated", b"erased"}
         ]
@@ -360,20 +365,20 @@ class _RedisLog:
 
     def read(self, after: int = 0, limit: int = 1000, *, tenant: str | None = None) -> list[LoggedRecord]:
         """Records above a position; see `DecisionLog`."""
-        found: list[LoggedRecord] = []
+        records: list[LoggedRecord] = []
         with self.talking():
             for position, record in self._scan(after):
-                if len(found) >= limit:
+                if len(records) >= limit:
                     break
                 if tenant is None or record.tenant == tenant:
-                    found.append(LoggedRecord(position, decode_record(record)))
-        return found
+                    records.append(LoggedRecord(position, record.decode()))
+        return records
 
     def read_day(self, tenant: str, day: int) -> list[LoggedRecord]:
         """Records of a tenant's day; see `DecisionLog`."""
         with self.talking():
             return [
-                LoggedRecord(position, decode_record(record))
+                LoggedRecord(position, record.decode())
                 for position, record in self._scan()
                 if record.tenant == tenant and int(record.at_s // DAY_S) == day
             ]
@@ -398,8 +403,10 @@ class _RedisLog:
     def decision_ids(self, tenant: str, unit: str) -> tuple[str, ...]:
         """Ids of a unit's decisions; see `DecisionLog`."""
         with self.talking():
-            found = {record.decision for _, record in self._scan() if (record.tenant, record.unit) == (tenant, unit)}
-        return tuple(sorted(found))
+            decisions = {
+                record.decision for _, record in self._scan() if (record.tenant, record.unit) == (tenant, unit)
+            }
+        return tuple(sorted(decisions))
 
     def erase(self, tenant: str, unit: str, *, decision_ids: Iterable[str] = ()) -> int:
         """Erase a unit; see `DecisionLog`. The append-only file is rewritten without it."""

@@ -15,7 +15,6 @@ from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
     decode_labels,
-    decode_record,
     encode_actions,
     encode_batch,
     encode_labels,
@@ -29,7 +28,6 @@ from hone.decide.log.protocol import (
     SourceProgress,
     SourceWatermark,
     StoredRow,
-    differing_fields,
     erasure_digest,
     refusal,
 )
@@ -158,8 +156,8 @@ class SharedParts:
         return number
 
     def _find(self, table: str, data: bytes) -> int:
-        found = self.session.rows(f"select id from {table} where digest = ?", (_digest(data),))
-        return int(found[0][0]) if found else -1
+        rows = self.session.rows(f"select id from {table} where digest = ?", (_digest(data),))
+        return int(rows[0][0]) if rows else -1
 
     def _read(
         self, cache: dict[int, Item], table: str, numbers: Iterable[int | None], decode: Callable[[bytes], Item]
@@ -351,7 +349,7 @@ class RelationalLog:
         actions = None if one.actions is None else self.parts.known_actions(one.actions)
         labels = self.parts.known_labels(one.labels)
         arrived = StoredRow(stored.source, one.seq, one.at_s, one.decision, one.unit, actions, labels, one.body)
-        return differing_fields(stored, arrived)
+        return stored.differing_fields(arrived)
 
     def _read(self, where: str, values: Sequence[object]) -> list[LoggedRecord]:
         statement = (
@@ -365,7 +363,7 @@ class RelationalLog:
         for position, tenant, source, seq, at_s, decision, unit, actions, labels, body in rows:
             shared = None if actions is None else actions_of[actions]
             one = EncodedRecord(tenant, source, seq, at_s, decision, unit, shared, labels_of[labels], bytes(body))
-            records.append(LoggedRecord(position, decode_record(one)))
+            records.append(LoggedRecord(position, one.decode()))
         return records
 
     # ---- sources
@@ -374,11 +372,11 @@ class RelationalLog:
         columns = "id, tenant, name, first, watermark, highest, seen"
         result: dict[tuple[str, str], SourceProgress] = {}
         for tenant, source in sorted(names):
-            found = self.session.rows(f"select {columns} from sources where tenant = ? and name = ?", (tenant, source))
-            if not found:
+            rows = self.session.rows(f"select {columns} from sources where tenant = ? and name = ?", (tenant, source))
+            if not rows:
                 statement = f"insert into sources (tenant, name) values (?, ?) returning {columns}"
-                found = self.session.rows(statement, (tenant, source))
-            result[tenant, source] = SourceProgress(*found[0])
+                rows = self.session.rows(statement, (tenant, source))
+            result[tenant, source] = SourceProgress(*rows[0])
         return result
 
     def _known_rows(
@@ -462,11 +460,11 @@ class RelationalLog:
         for chunk in chunks(positions):
             inside = f"position in {marks(chunk)} and body is not null"
             sums = "sum(case when unit is null then 0 else 1 end), sum(case when unit is null then 1 else 0 end)"
-            found = self.session.rows(f"select source, {sums} from records where {inside} group by source", chunk)
+            rows = self.session.rows(f"select source, {sums} from records where {inside} group by source", chunk)
             actions = self.session.rows(f"select distinct actions from records where {inside}", chunk)
             nothing = "at_s = 0, decision = null, unit = null, actions = null, labels = null, body = null"
             self.session.run(f"update records set {nothing} where {inside}", chunk)
-            for source, decisions, outcomes in found:
+            for source, decisions, outcomes in rows:
                 statement = (
                     f"update sources set decisions = decisions - ?, outcomes = outcomes - ?, {kind} = {kind} + ? "
                 )

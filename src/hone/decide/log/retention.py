@@ -2,6 +2,14 @@
 
 Nothing is deleted from a log before its copy in a parquet file was read back. Every step may be interrupted: begun
 again, it ends as if it had not been.
+
+Records of a log as parquet files by tenant and day, exact to the bit.
+
+    FOLDER/<tenant>/2026-11-23/decisions.parquet
+    FOLDER/<tenant>/2026-11-23/outcomes.parquet
+
+The day is that of `at_s` in UTC. Rows are sorted by source and seq, so the same records are the same bytes, in whatever
+order they arrived. DuckDB, pandas and polars read the files.
 """
 
 import fcntl
@@ -106,8 +114,10 @@ def write_records(path: Path, records: Iterable[DecisionRecord]) -> None:
 
 def read_records(path: Path) -> list[DecisionRecord]:
     """Records of one file, sorted by source and seq. Raises DataError naming the file."""
-    read = _read_outcomes if path.name == OUTCOMES else _read_decisions
-    return [record for batch in _read_table(path).to_batches(max_chunksize=10_000) for record in read(batch)]
+    batches = _read_table(path).to_batches(max_chunksize=10_000)
+    if path.name == OUTCOMES:
+        return [Outcome(**one) for batch in batches for one in batch.to_pylist()]
+    return [record for batch in batches for record in _read_decisions(batch)]
 
 
 def _unit_decision_ids(path: Path, unit: str) -> set[str]:
@@ -121,12 +131,12 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     wanted = OUTCOME_SCHEMA if path.name == OUTCOMES else DECISION_SCHEMA
     try:
         file = pq.ParquetFile(path)
-        found = file.schema_arrow
-        table = file.read(columns) if found.equals(wanted) else None
+        schema = file.schema_arrow
+        table = file.read(columns) if schema.equals(wanted) else None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     if table is None:
-        differing = sorted({str(one) for one in found} ^ {str(one) for one in wanted})
+        differing = sorted({str(one) for one in schema} ^ {str(one) for one in wanted})
         raise DataError(f"{path} is no file of a decision log: different columns: {', '.join(differing)}")
     return table
 
@@ -233,10 +243,6 @@ def _read_decisions(batch: pa.RecordBatch) -> list[DecisionRecord]:
             )
         )  # fmt: skip
     return records
-
-
-def _read_outcomes(batch: pa.RecordBatch) -> list[DecisionRecord]:
-    return [Outcome(**one) for one in batch.to_pylist()]
 
 
 # ------------------------------------------------------------------------------------------------------------ retention
@@ -390,8 +396,8 @@ def _rewrite(path: Path, ids: set[str], unit: str) -> int:
 def _files(folder: Path, tenant: str, *kinds: str) -> list[Path]:
     """Files of one tenant's folder (`*`: all), sorted."""
     tenants: Iterable[Path] = folder.iterdir() if tenant == "*" and folder.exists() else [folder / tenant]
-    found = [path for one in tenants if one.is_dir() for path in one.glob("*/*.parquet")]
-    return sorted(path for path in found if path.name in (kinds or (DECISIONS, OUTCOMES)))
+    paths = [path for one in tenants if one.is_dir() for path in one.glob("*/*.parquet")]
+    return sorted(path for path in paths if path.name in (kinds or (DECISIONS, OUTCOMES)))
 
 
 @contextmanager

@@ -57,22 +57,22 @@ class DriftPageData:
     """Comparison of each feature with its reference in the last window."""
     served: Sequence[ServedPeriod] = ()
 
-
-def render_drift_page(shown: DriftPageData) -> Html:
-    """Render a tenant's monitor as an HTML document."""
-    moved = [shift.feature for shift in shown.shifts if shift.changed]
-    count = len(shown.alarms)
-    title = "No drift" if not count else f"{count} alarm{'s' if count > 1 else ''} of the {shown.signal}"
-    title += f"; {', '.join(moved)} moved" if moved else ""
-    return page(
-        title,
-        element("header", styled("p", "kicker", text(f"monitor, tenant {shown.tenant}")), element("h1", text(title))),
-        join(styled("p", "verdict", element("b", text(f"At {mark.count:,}: ")), text(mark.words))
-             for mark in shown.alarms[-5:]),
-        _signal(shown),
-        _versions(shown),
-        _features(shown),
-    )  # fmt: skip
+    def render(self) -> Html:
+        """Render a tenant's monitor as an HTML document."""
+        moved = [shift.feature for shift in self.shifts if shift.changed]
+        count = len(self.alarms)
+        title = "No drift" if not count else f"{count} alarm{'s' if count > 1 else ''} of the {self.signal}"
+        title += f"; {', '.join(moved)} moved" if moved else ""
+        kicker = f"monitor, tenant {self.tenant}"
+        return page(
+            title,
+            element("header", styled("p", "kicker", text(kicker)), element("h1", text(title))),
+            join(styled("p", "verdict", element("b", text(f"At {mark.count:,}: ")), text(mark.words))
+                 for mark in self.alarms[-5:]),
+            _signal(self),
+            _versions(self),
+            _features(self),
+        )  # fmt: skip
 
 
 def _signal(shown: DriftPageData) -> Html:
@@ -175,4 +175,4 @@ def write_monitor_page(
         alarms=[AlarmMark(count=alarm.count, words=alarm.words) for alarm in history.alarms],
         shifts=monitor.shifts(tenant), served=served,
     )  # fmt: skip
-    replace_file(path, render_drift_page(shown).encode("utf-8", "replace"))
+    replace_file(path, shown.render().encode("utf-8", "replace"))

@@ -1,4 +1,10 @@
-"""The answer to drift: a state machine from an alarm to a recall, a training job or a log line. Pure."""
+"""The answer to drift: a state machine from an alarm to a recall, a training job or a log line. Pure.
+
+Recall: the older version of a policy that explains the recent rewards best.
+
+Drift that comes back (a season, a campaign that runs again) is answered in as many rewards as it takes to recognise it,
+instead of those that it takes to learn it.
+"""
 
 import json
 import math
@@ -195,8 +201,8 @@ class DriftResponder:
                 since = alarm.recent + monitor.rewards(tenant) - alarm.count
                 rows = monitor.recent(tenant, max(1, since))
                 self._since_s[tenant] = rows[0].decision.at_s if rows else alarm.at_s
-        found = [self._answer(alarm, monitor, now_s) for alarm in tuple(self._alarms.values())]
-        actions = tuple(action for action in found if action is not None)
+        answers = [self._answer(alarm, monitor, now_s) for alarm in tuple(self._alarms.values())]
+        actions = tuple(action for action in answers if action is not None)
         for action in actions:
             for known in (self._alarms, self._looked, self._since_s):
                 del known[action.tenant]

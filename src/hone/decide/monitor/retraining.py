@@ -18,7 +18,7 @@ from hone.core.decisions import DecisionPolicy, DecisionTable, Evidence, Verdict
 from hone.core.errors import DataError, HoneError, ResourceError
 from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.estimators.terms import LoggedFeedback
-from hone.decide.evaluate.off_policy import LOGGED, estimate_policies, logged_feedback, offline_evidence
+from hone.decide.evaluate.off_policy import LOGGED, estimate_policies, logged_feedback
 from hone.decide.joins.parquet import freeze_view, frozen_hash, is_frozen_view
 from hone.decide.joins.view import DecisionView, take_decisions
 from hone.decide.monitor.config import RetrainConfig
@@ -126,6 +126,12 @@ class JobQueue:
         finally:
             connection.close()
 
+    def submit_retraining(self, action: DriftAction, *, service: str, at_s: float) -> bool:
+        """Queue the retraining that drift asks for; False if the tenant waits for one already."""
+        job = f"{service}-{action.tenant}-{int(at_s * 1000)}"
+        work = {"since_s": repr(action.since_s), "words": action.evidence.words}
+        return self.submit(job, tenant=action.tenant, work=work, at_s=at_s)
+
 
 def _job(row: tuple[str, str, str, JobState, int, str, float, str]) -> QueuedJob:
     return QueuedJob(
@@ -157,18 +163,18 @@ def candidate_evidence(
     except HoneError as error:
         return (_row("sound", "refuse", f"the candidate cannot be judged: {error}", made_by, at_s),)
     sound = _soundness(logged, made_by, at_s)
-    offline = offline_evidence(report.of(NAME), report, made_by=made_by, at_s=at_s)
+    offline = report.of(NAME).evidence(report, made_by=made_by, at_s=at_s)
     difference = next(one for one in report.differences if (one.first, one.second) == (LOGGED, NAME))
-    found = difference.estimate
+    estimate = difference.estimate
     verdict: Verdict = "weak"
-    if found.verdict == "refuse" or found.high < minimum_gain:
+    if estimate.verdict == "refuse" or estimate.high < minimum_gain:
         verdict = "refuse"
-    elif found.low >= minimum_gain:
+    elif estimate.low >= minimum_gain:
         verdict = "ok"
     words = f"{difference.words}; at least {minimum_gain:+.4g} is wanted"
     paired = Evidence(
-        kind="paired", verdict=verdict, words=words, value=found.value, low=found.low, high=found.high, count=found.n,
-        made_by=made_by, at_s=at_s,
+        kind="paired", verdict=verdict, words=words, value=estimate.value, low=estimate.low, high=estimate.high,
+        count=estimate.n, made_by=made_by, at_s=at_s,
     )  # fmt: skip
     return (sound, offline, paired)
 
@@ -253,6 +259,57 @@ class RetrainParts:
     """The joined log of a tenant as it is known now."""
     clock: Clock
 
+    def work_once(self, queue: JobQueue, *, worker: str) -> QueuedJob | None:
+        """Claim a job, carry it out and write its result; None: there was none. A failure is the result of its job."""
+        job = queue.claim(worker, now_s=self.clock.now_s(), lease_s=LEASE_S)
+        if job is None:
+            return None
+        lease = _JobLease(queue, job, self.clock)
+        try:
+            done = self.retrain(job, abandoned=lease.lost)
+            result = {"version": done.version, "words": done.words}
+            refused = any(row.verdict != "ok" for row in done.evidence)
+            queue.finish(job, {**result, "refused": "yes" if refused else "no"})
+        except HoneError as error:
+            if not lease.lost():
+                queue.finish(job, {"words": str(error)}, failed=True)
+        return job
+
+    def retrain(self, job: QueuedJob, *, abandoned: Callable[[], bool] = lambda: False) -> "RetrainResult":
+        """Train a candidate on the decisions since the change and judge it on those of other units.
+
+        Raises DataError for too few decisions and for a training that does not finish, with its last output.
+        """
+        folder = self.folder / job.id
+        trained, judged = split_view(self.view(job.tenant), since_s=float(job.work["since_s"]))
+        if min(len(trained.closed()), len(judged.closed())) < 2:
+            raise DataError(
+                f"job {job.id}: {len(trained.table)} decisions to train on and {len(judged.table)} to judge by since "
+                f"{job.work['since_s']} s are too few; wait for more rewards"
+            )
+        view, runs = folder / "view", folder / f"attempt-{job.attempt}"
+        digest = frozen_hash(view) if is_frozen_view(view) else freeze_view(trained, view)
+        resumed = _take_over_run(folder, job.attempt, self.clock)
+        config = self.config
+        end = run_training(
+            (config.config, "--runs", str(runs), "--name", RUN, f"{config.log_key}={view}", *resumed),
+            timeout_s=config.timeout_s, memory_bytes=config.memory_bytes, clock=self.clock, abandoned=abandoned,
+        )  # fmt: skip
+        if end.state != "finished":
+            raise DataError(f"job {job.id}: training on {len(trained.table)} decisions failed: {end.words}")
+        run, at_s = runs / RUN, self.clock.now_s()
+        origin = VersionOrigin(
+            config=Path(config.config).read_text(encoding="utf-8"), parent=self.registry.live(self.service), view=digest
+        )  # fmt: skip
+        files = _policy_folder(run, self.clock)
+        version = self.registry.add(files, origin, at_s=at_s, made_by=job.id).id
+        evidence = candidate_evidence(
+            judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
+        )  # fmt: skip
+        for row in evidence:
+            self.registry.add_evidence(version, row)
+        return RetrainResult(version=version, evidence=evidence)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainResult:
@@ -266,66 +323,6 @@ class RetrainResult:
         """The judgement in one sentence."""
         refused = refusal_words(self.evidence)
         return f"version {self.version} is refused: {refused}" if refused else f"version {self.version} may be shipped"
-
-
-def submit_retraining(queue: JobQueue, action: DriftAction, *, service: str, at_s: float) -> bool:
-    """Queue the retraining that drift asks for; False if the tenant waits for one already."""
-    job = f"{service}-{action.tenant}-{int(at_s * 1000)}"
-    work = {"since_s": repr(action.since_s), "words": action.evidence.words}
-    return queue.submit(job, tenant=action.tenant, work=work, at_s=at_s)
-
-
-def work_once(queue: JobQueue, parts: RetrainParts, *, worker: str) -> QueuedJob | None:
-    """Claim a job, carry it out and write its result; None: there was none. A failure is the result of its job."""
-    job = queue.claim(worker, now_s=parts.clock.now_s(), lease_s=LEASE_S)
-    if job is None:
-        return None
-    lease = _JobLease(queue, job, parts.clock)
-    try:
-        done = retrain(job, parts, abandoned=lease.lost)
-        result = {"version": done.version, "words": done.words}
-        refused = any(row.verdict != "ok" for row in done.evidence)
-        queue.finish(job, {**result, "refused": "yes" if refused else "no"})
-    except HoneError as error:
-        if not lease.lost():
-            queue.finish(job, {"words": str(error)}, failed=True)
-    return job
-
-
-def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool] = lambda: False) -> RetrainResult:
-    """Train a candidate on the decisions since the change and judge it on those of other units.
-
-    Raises DataError for too few decisions and for a training that does not finish, with its last output.
-    """
-    folder = parts.folder / job.id
-    trained, judged = split_view(parts.view(job.tenant), since_s=float(job.work["since_s"]))
-    if min(len(trained.closed()), len(judged.closed())) < 2:
-        raise DataError(
-            f"job {job.id}: {len(trained.table)} decisions to train on and {len(judged.table)} to judge by since "
-            f"{job.work['since_s']} s are too few; wait for more rewards"
-        )
-    view, runs = folder / "view", folder / f"attempt-{job.attempt}"
-    digest = frozen_hash(view) if is_frozen_view(view) else freeze_view(trained, view)
-    resumed = _take_over_run(folder, job.attempt, parts.clock)
-    config = parts.config
-    end = run_training(
-        (config.config, "--runs", str(runs), "--name", RUN, f"{config.log_key}={view}", *resumed),
-        timeout_s=config.timeout_s, memory_bytes=config.memory_bytes, clock=parts.clock, abandoned=abandoned,
-    )  # fmt: skip
-    if end.state != "finished":
-        raise DataError(f"job {job.id}: training on {len(trained.table)} decisions failed: {end.words}")
-    run, at_s = runs / RUN, parts.clock.now_s()
-    origin = VersionOrigin(
-        config=Path(config.config).read_text(encoding="utf-8"), parent=parts.registry.live(parts.service), view=digest
-    )  # fmt: skip
-    files = open_run(run, clock=parts.clock).checkpoints().newest_policy().policy_folder
-    version = parts.registry.add(files, origin, at_s=at_s, made_by=job.id).id
-    evidence = candidate_evidence(
-        judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
-    )  # fmt: skip
-    for row in evidence:
-        parts.registry.add_evidence(version, row)
-    return RetrainResult(version=version, evidence=evidence)
 
 
 def _take_over_run(folder: Path, attempt: int, clock: Clock) -> tuple[str, ...]:
@@ -348,13 +345,9 @@ def split_view(view: DecisionView, *, since_s: float) -> tuple[DecisionView, Dec
     A unit's side is a hash of its name, so that it is the same in every view.
     """
     recent = view.table.at_s >= since_s
-    judged = np.array([_hash_share(unit) < JUDGED_SHARE for unit in view.table.units], np.bool_)
+    hashes = (blake2b(unit.encode(), digest_size=8, person=b"hone-retrain").digest() for unit in view.table.units)
+    judged = np.array([int.from_bytes(one, "big") * 2.0**-64 < JUDGED_SHARE for one in hashes], np.bool_)
     return _rows_of(view, np.flatnonzero(recent & ~judged)), _rows_of(view, np.flatnonzero(recent & judged))
-
-
-def _hash_share(unit: str) -> float:
-    """A number in [0, 1) that is the hash of a unit."""
-    return int.from_bytes(blake2b(unit.encode(), digest_size=8, person=b"hone-retrain").digest(), "big") * 2.0**-64
 
 
 def _rows_of(view: DecisionView, rows: np.ndarray) -> DecisionView:
@@ -381,3 +374,8 @@ class _JobLease:
             except DataError:
                 self._lost = True
         return self._lost
+
+
+def _policy_folder(run: Path, clock: Clock) -> Path:
+    """Files of a run's newest policy, which become the version."""
+    return open_run(run, clock=clock).checkpoints().newest_policy().policy_folder

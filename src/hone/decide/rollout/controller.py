@@ -2,8 +2,13 @@
 
     candidate -> shadow -> 1% -> 5% -> 25% -> 50% -> 100%        each of them -> rolled_back
 
-`next_transition` decides, `apply_transition` does; between the two a driver writes the transition, with its evidence,
+`next_transition` decides, `RolloutState.after` does; between the two a driver writes the transition, with its evidence,
 into the journal. The whole state is in the journal's last entry, so a restart continues with the same state.
+
+Evidence of a rollout: e-processes of its guardrails, the sample ratio, and intervals for display.
+
+Pure: a batch of exposed units in, the next evidence out. One e-process a guardrail runs through all stages, so that
+alpha is spent once; their mean is an e-process again, however the outcomes depend on each other.
 """
 
 import math
@@ -72,33 +77,36 @@ class RolloutEvidence:
         """nats: e-value of the guardrails together, now."""
         return float(log_mean_exp(np.array([one.process.log_e for one in self.guardrails])))
 
+    def effects(self, plan: RolloutPlan) -> "tuple[EffectReport, ...]":
+        """Effects on the guardrails' outcomes, for display."""
+        return tuple(_effect(*pair) for pair in zip(plan.guardrails, self.guardrails, strict=True))
+
+    def observe(self, plan: RolloutPlan, batch: ExposureBatch) -> "RolloutEvidence":
+        """Evidence after a batch; every unit of it is a look."""
+        counted = replace(self, both_arms=self.both_arms + batch.both_arms)
+        if not len(batch):
+            return counted
+        ratio, ratio_path = self.ratio.advance(batch.is_new.astype(np.int64))
+        following: list[GuardrailEvidence] = []
+        paths: list[Floats] = []
+        for column, (guardrail, before) in enumerate(zip(plan.guardrails, self.guardrails, strict=True)):
+            after, path = _advance(guardrail, before, batch.values[:, column], batch.is_new)
+            following.append(after)
+            paths.append(path)
+        shared = log_mean_exp(np.stack(paths, axis=-1))
+        return replace(
+            counted,
+            guardrails=tuple(following),
+            ratio=ratio,
+            peak=max(self.peak, float(shared.max())),
+            ratio_peak=max(self.ratio_peak, float(ratio_path.max())),
+        )
+
 
 def no_evidence(plan: RolloutPlan) -> RolloutEvidence:
     """Evidence before the first unit."""
     arms = [MatchedArms(tolerance=one.relative_tolerance) for one in plan.guardrails]
     return RolloutEvidence(guardrails=tuple(GuardrailEvidence(arms=one) for one in arms))
-
-
-def observe(plan: RolloutPlan, evidence: RolloutEvidence, batch: ExposureBatch) -> RolloutEvidence:
-    """Evidence after a batch; every unit of it is a look."""
-    counted = replace(evidence, both_arms=evidence.both_arms + batch.both_arms)
-    if not len(batch):
-        return counted
-    ratio, ratio_path = evidence.ratio.advance(batch.is_new.astype(np.int64))
-    following: list[GuardrailEvidence] = []
-    paths: list[Floats] = []
-    for column, (guardrail, before) in enumerate(zip(plan.guardrails, evidence.guardrails, strict=True)):
-        after, path = _advance(guardrail, before, batch.values[:, column], batch.is_new)
-        following.append(after)
-        paths.append(path)
-    shared = log_mean_exp(np.stack(paths, axis=-1))
-    return replace(
-        counted,
-        guardrails=tuple(following),
-        ratio=ratio,
-        peak=max(evidence.peak, float(shared.max())),
-        ratio_peak=max(evidence.ratio_peak, float(ratio_path.max())),
-    )
 
 
 def _advance(
@@ -140,11 +148,6 @@ class EffectReport:
     count: int
     clipped: int
     missing: int
-
-
-def effects(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[EffectReport, ...]:
-    """Effects on the guardrails' outcomes, for display."""
-    return tuple(_effect(*pair) for pair in zip(plan.guardrails, evidence.guardrails, strict=True))
 
 
 def _effect(guardrail: RolloutGuardrail, one: GuardrailEvidence) -> EffectReport:
@@ -218,6 +221,67 @@ class RolloutState:
         """True at 100% and after a rollback."""
         return self.stage in ("100%", ROLLED_BACK)
 
+    def back(self, at_s: float, cause: TransitionCause, words: str) -> "StageTransition":
+        """The transition back to the live version."""
+        return StageTransition(
+            before=self.stage, after=ROLLED_BACK, at_s=at_s, cause=cause, words=words, seen=self.in_stage
+        )
+
+    def after(self, transition: "StageTransition") -> "RolloutState":
+        """State after a transition; the evidence goes on, as alpha is spent once for all stages."""
+        return replace(self, stage=transition.after, since_s=transition.at_s, in_stage=0)
+
+    def look(self, plan: RolloutPlan, batch: ExposureBatch, until_s: float, position: int) -> "RolloutState":
+        """State after a look at the decisions up to the time `until_s` and the log's `position`."""
+        return replace(
+            self,
+            evidence=self.evidence.observe(plan, batch),
+            in_stage=self.in_stage + batch.in_stage,
+            until_s=max(self.until_s, until_s),
+            position=position,
+        )
+
+    def next_transition(self, plan: RolloutPlan, at_s: float) -> "StageTransition | None":
+        """The transition that the evidence asks for, if any: first every reason to go back, then the next stage."""
+        if self.finished:
+            return None
+        alarm = _alarm(plan, self.evidence)
+        if alarm is not None:
+            return self.back(at_s, *alarm)
+        if self.in_stage < plan.units_needed(self.stage):
+            return None
+        after = plan.ladder[plan.ladder.index(self.stage) + 1]
+        cause: TransitionCause = "start" if self.stage == "candidate" else "evidence"
+        return StageTransition(
+            before=self.stage, after=after, at_s=at_s, cause=cause, words=_onward(plan, self), seen=self.in_stage
+        )
+
+    def slice(self, plan: RolloutPlan) -> RolloutSlice | None:
+        """The rollout's slice of the layer; None: it assigns no unit."""
+        if self.finished or self.stage == "candidate":
+            return None
+        return RolloutSlice(
+            rollout=plan.name,
+            version=plan.version,
+            stage=self.stage,
+            share=plan.share(self.stage),
+            first=plan.first,
+            last=plan.last,
+            shadow=self.stage == "shadow",
+        )
+
+    def evidence_row(self, plan: RolloutPlan, at_s: float) -> Evidence:
+        """Judgement of the version by its rollout, as a row of the registry."""
+        kind = _worst_kind(plan, self.evidence)
+        one = next(one for one in self.evidence.effects(plan) if one.kind == kind)
+        alarm = _alarm(plan, self.evidence)
+        verdict = "ok" if self.stage == "100%" else "weak" if alarm is None else "refuse"
+        words = alarm[1] if alarm else f"{self.stage}: no guardrail is worse in {one.count:,} units"
+        return Evidence(
+            kind="rollout", verdict=verdict, words=words, value=one.effect, low=one.low, high=one.high, count=one.count,
+            made_by=f"rollout {plan.name}", at_s=at_s,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTransition:
@@ -238,45 +302,6 @@ def begin(plan: RolloutPlan, at_s: float, position: int = 0) -> RolloutState:
     return RolloutState(since_s=at_s, position=position, evidence=no_evidence(plan))
 
 
-def look(plan: RolloutPlan, state: RolloutState, batch: ExposureBatch, until_s: float, position: int) -> RolloutState:
-    """State after a look at the decisions up to the time `until_s` and the log's `position`."""
-    return replace(
-        state,
-        evidence=observe(plan, state.evidence, batch),
-        in_stage=state.in_stage + batch.in_stage,
-        until_s=max(state.until_s, until_s),
-        position=position,
-    )
-
-
-def next_transition(plan: RolloutPlan, state: RolloutState, at_s: float) -> StageTransition | None:
-    """The transition that the evidence asks for, if any: first every reason to go back, then the next stage."""
-    if state.finished:
-        return None
-    alarm = _alarm(plan, state.evidence)
-    if alarm is not None:
-        return back(state, at_s, *alarm)
-    if state.in_stage < plan.units_needed(state.stage):
-        return None
-    after = plan.ladder[plan.ladder.index(state.stage) + 1]
-    cause: TransitionCause = "start" if state.stage == "candidate" else "evidence"
-    return StageTransition(
-        before=state.stage, after=after, at_s=at_s, cause=cause, words=_onward(plan, state), seen=state.in_stage
-    )
-
-
-def back(state: RolloutState, at_s: float, cause: TransitionCause, words: str) -> StageTransition:
-    """The transition back to the live version."""
-    return StageTransition(
-        before=state.stage, after=ROLLED_BACK, at_s=at_s, cause=cause, words=words, seen=state.in_stage
-    )
-
-
-def apply_transition(state: RolloutState, transition: StageTransition) -> RolloutState:
-    """State after a transition; the evidence goes on, as alpha is spent once for all stages."""
-    return replace(state, stage=transition.after, since_s=transition.at_s, in_stage=0)
-
-
 def _alarm(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[TransitionCause, str] | None:
     if evidence.ratio_peak >= -math.log(plan.ratio_alpha):
         control, new = evidence.ratio.counts
@@ -292,7 +317,7 @@ def _alarm(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[TransitionCaus
         )
     if evidence.peak >= -math.log(plan.guardrail_alpha):
         kind = _worst_kind(plan, evidence)
-        one = next(one for one in effects(plan, evidence) if one.kind == kind)
+        one = next(one for one in evidence.effects(plan) if one.kind == kind)
         return "guardrail", (
             f"{kind} is worse: {one.new_mean:.4g} against {one.control_mean:.4g} in {one.count:,} units (e = "
             f"{format_e_value(evidence.peak)}, limit {1 / plan.guardrail_alpha:.3g})"
@@ -324,31 +349,3 @@ def version_stage(stage: str) -> VersionStage:
         "candidate": "candidate", "shadow": "shadow", "100%": "live", ROLLED_BACK: "retired",
     }  # fmt: skip
     return named.get(stage, "canary")
-
-
-def rollout_slice(plan: RolloutPlan, state: RolloutState) -> RolloutSlice | None:
-    """The rollout's slice of the layer; None: it assigns no unit."""
-    if state.finished or state.stage == "candidate":
-        return None
-    return RolloutSlice(
-        rollout=plan.name,
-        version=plan.version,
-        stage=state.stage,
-        share=plan.share(state.stage),
-        first=plan.first,
-        last=plan.last,
-        shadow=state.stage == "shadow",
-    )
-
-
-def evidence_row(plan: RolloutPlan, state: RolloutState, at_s: float) -> Evidence:
-    """Judgement of the version by its rollout, as a row of the registry."""
-    kind = _worst_kind(plan, state.evidence)
-    one = next(one for one in effects(plan, state.evidence) if one.kind == kind)
-    alarm = _alarm(plan, state.evidence)
-    verdict = "ok" if state.stage == "100%" else "weak" if alarm is None else "refuse"
-    words = alarm[1] if alarm else f"{state.stage}: no guardrail is worse in {one.count:,} units"
-    return Evidence(
-        kind="rollout", verdict=verdict, words=words, value=one.effect, low=one.low, high=one.high, count=one.count,
-        made_by=f"rollout {plan.name}", at_s=at_s,
-    )  # fmt: skip

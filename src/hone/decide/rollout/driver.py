@@ -2,6 +2,11 @@
 
 Every transition is one transaction of the registry: the entry with its evidence, and the version's move. Gateways read
 the journal (`watch`), so a transition acts when it is written, and a driver that is killed has written it or has not.
+
+Score of a version in the shadow: an off-policy estimate from the requests that the live version answered.
+
+A version's distribution is a function of the context and the actions, so the log has everything: which action was
+executed, with which probability, and what came of it. The estimate is doubly robust, with IPS and SNIPS in its report.
 """
 
 import math
@@ -38,12 +43,7 @@ from hone.decide.rollout.controller import (
     RolloutEvidence,
     RolloutState,
     StageTransition,
-    apply_transition,
-    back,
     begin,
-    evidence_row,
-    look,
-    next_transition,
     version_stage,
 )
 from hone.decide.rollout.plan import RolloutGuardrail, RolloutPlan
@@ -104,14 +104,14 @@ def _shadow_evidence(
     except (ConfigError, DataError) as error:
         return _row("weak", f"its value cannot be estimated: {error!s:.300}", made_by, at_s)
     except Exception as error:  # noqa: BLE001 - a version is anybody's code
-        told = f"it cannot decide what the live version decided: {type(error).__name__}: {error!s:.300}"
-        return _row("refuse", told, made_by, at_s)
+        message = f"it cannot decide what the live version decided: {type(error).__name__}: {error!s:.300}"
+        return _row("refuse", message, made_by, at_s)
     difference = next(one for one in report.differences if one.first == LOGGED)
-    found = difference.estimate
-    sound = report.of(_NAME).deciding.verdict == found.verdict == "ok" and found.high >= 0
+    estimate = difference.estimate
+    sound = report.of(_NAME).deciding.verdict == estimate.verdict == "ok" and estimate.high >= 0
     return Evidence(
-        kind=KIND, verdict="ok" if sound else "weak", words=difference.words, value=found.value, low=found.low,
-        high=found.high, count=found.n, made_by=made_by, at_s=at_s,
+        kind=KIND, verdict="ok" if sound else "weak", words=difference.words, value=estimate.value, low=estimate.low,
+        high=estimate.high, count=estimate.n, made_by=made_by, at_s=at_s,
     )  # fmt: skip
 
 
@@ -217,10 +217,54 @@ class RolloutTools:
     open_policy: Callable[[str], DecisionPolicy] | None = None
     """The policy of a version as the service would serve it, which scores shadows; None: they are counted alone."""
 
+    def start(self, plan: RolloutPlan) -> "RolloutDriver":
+        """Begin a rollout: its plan is the journal's first entry. Raises ConfigError with all that is in its way."""
+        registry = self.registry
+        running = [name for name in registry.rollouts(plan.service) if name != plan.name]
+        others = [one for name in running if not (one := read_rollout(registry, plan.service, name)).state.finished]
+        before = [kind for kind in plan.needs if kind != KIND or not plan.shadow_requests]  # the shadow makes its own
+        missing = missing_evidence(registry.evidence(plan.version), before)
+        faults = [f"evidence {one}" for one in missing]
+        if missing:
+            faults.append(
+                f"version {plan.version} may not answer requests: service {plan.service!r} asks for "
+                f"{', '.join(plan.needs)}"
+            )
+        if plan.name in registry.rollouts(plan.service):
+            faults.append(f"service {plan.service!r} has a rollout {plan.name!r} already; name this one otherwise")
+        if plan.version == plan.control:
+            faults.append(f"version {plan.version} is live already")
+        faults += [
+            f"rollout {one.plan.name!r} is at {one.state.stage} in the same part of the layer: rollouts that run at "
+            "the same time need disjoint parts (`range` in [rollout]); wait for it, or take it back"
+            for one in others
+            if one.plan.first < plan.last and plan.first < one.plan.last
+        ]
+        if faults:
+            raise ConfigError(*faults)
+        at_s, position = self.clock.now_s(), end_position(self.log)
+        state = begin(plan, at_s, position)
+        first = plan_to_json(plan, at_s) | state_entry(state, at_s, None) | {"kind": "plan"}
+        retired = registry.stage(plan.service, plan.version) == "retired"
+        again = [StageMove(version=plan.version, stage="candidate", reason=f"{plan.name} begins")] if retired else []
+        entry = JournalEntry(service=plan.service, rollout=plan.name, seq=0, content=first, moves=again)
+        registry.append(entry, at_s=at_s, made_by=self.made_by)
+        feed = ExposureFeed(plan, self.join, position=position)
+        return RolloutDriver(tools=self, plan=plan, state=state, feed=feed, seq=1)
+
+    def resume(self, service: str, name: str) -> "RolloutDriver":
+        """Continue a rollout from its journal: the same state, to the bit, and the same units still to be looked at."""
+        recorded = read_rollout(self.registry, service, name)
+        feed = ExposureFeed(recorded.plan, self.join, position=recorded.position)
+        if not recorded.state.finished:
+            feed.reread(self.log, recorded.state.position)
+            feed.due(recorded.state.stage, recorded.state.until_s)
+        return RolloutDriver(tools=self, plan=recorded.plan, state=recorded.state, feed=feed, seq=recorded.entries)
+
 
 @dataclass(slots=True)
 class RolloutDriver:
-    """One rollout in progress. Made by `start_rollout` or `resume_rollout`; one driver a rollout."""
+    """One rollout in progress. Made by `RolloutTools.start` or `resume`; one driver a rollout."""
 
     tools: RolloutTools
     plan: RolloutPlan
@@ -262,7 +306,7 @@ class RolloutDriver:
             raise ConfigError(
                 f"rollout {self.plan.name} has ended at {self.state.stage}: there is nothing to take back"
             )
-        transition = back(self.state, self.tools.clock.now_s(), "person", words)
+        transition = self.state.back(self.tools.clock.now_s(), "person", words)
         self._write(transition)
         return transition
 
@@ -271,7 +315,7 @@ class RolloutDriver:
         closed_s = self.tools.clock.now_s() - self.tools.join.window_s - self.tools.slack_s
         until_s = max(self.state.until_s, closed_s)  # a clock that jumps back opens no window again
         batch = self.feed.due(self.state.stage, until_s)
-        self.state = look(self.plan, self.state, batch, until_s, self.feed.position)
+        self.state = self.state.look(self.plan, batch, until_s, self.feed.position)
 
     def _score(self) -> None:
         """Score the version by its shadow, once the windows of the shadow's decisions have closed."""
@@ -299,62 +343,27 @@ class RolloutDriver:
             words = (
                 f"the live version is {live or 'none'} now, not {self.plan.control}: the comparison lost its control"
             )
-            return back(self.state, now_s, "control_changed", words)
+            return self.state.back(now_s, "control_changed", words)
         if self.score is not None and self.score.verdict == "refuse":
-            return back(self.state, now_s, "shadow", self.score.words)
-        return next_transition(self.plan, self.state, now_s)
+            return self.state.back(now_s, "shadow", self.score.words)
+        return self.state.next_transition(self.plan, now_s)
 
     def _write(self, transition: StageTransition | None) -> None:
         """Write the journal's next entry, with the move that it means; then go on from it."""
         tools, plan, at_s = self.tools, self.plan, self.tools.clock.now_s()
         after, moves, rows = self.state, list[StageMove](), list[tuple[str, Evidence]]()
         if transition is not None:
-            after = apply_transition(self.state, transition)
+            after = self.state.after(transition)
             if (stage := version_stage(transition.after)) != version_stage(transition.before):
                 reason = f"{plan.name}: {transition.words}"
                 moves = [StageMove(version=plan.version, stage=stage, needs=plan.needs, reason=reason)]
-            rows = [(plan.version, evidence_row(plan, after, at_s))] if after.finished else []
+            rows = [(plan.version, after.evidence_row(plan, at_s))] if after.finished else []
         entry = JournalEntry(
             service=plan.service, rollout=plan.name, seq=self.seq, content=state_entry(after, at_s, transition),
             moves=moves, evidence=rows,
         )  # fmt: skip
         tools.registry.append(entry, at_s=at_s, made_by=tools.made_by)
         self.state, self.seq = after, self.seq + 1
-
-
-def start_rollout(tools: RolloutTools, plan: RolloutPlan) -> RolloutDriver:
-    """Begin a rollout: its plan is the journal's first entry. Raises ConfigError with everything that is in its way."""
-    registry = tools.registry
-    running = [name for name in registry.rollouts(plan.service) if name != plan.name]
-    others = [one for name in running if not (one := read_rollout(registry, plan.service, name)).state.finished]
-    before = [kind for kind in plan.needs if kind != KIND or not plan.shadow_requests]  # the shadow makes its own
-    missing = missing_evidence(registry.evidence(plan.version), before)
-    faults = [f"evidence {one}" for one in missing]
-    if missing:
-        faults.append(
-            f"version {plan.version} may not answer requests: service {plan.service!r} asks for {', '.join(plan.needs)}"
-        )
-    if plan.name in registry.rollouts(plan.service):
-        faults.append(f"service {plan.service!r} has a rollout {plan.name!r} already; name this one otherwise")
-    if plan.version == plan.control:
-        faults.append(f"version {plan.version} is live already")
-    faults += [
-        f"rollout {one.plan.name!r} is at {one.state.stage} in the same part of the layer: rollouts that run at the "
-        "same time need disjoint parts (`range` in [rollout]); wait for it, or take it back"
-        for one in others
-        if one.plan.first < plan.last and plan.first < one.plan.last
-    ]
-    if faults:
-        raise ConfigError(*faults)
-    at_s, position = tools.clock.now_s(), end_position(tools.log)
-    state = begin(plan, at_s, position)
-    first = plan_to_json(plan, at_s) | state_entry(state, at_s, None) | {"kind": "plan"}
-    retired = registry.stage(plan.service, plan.version) == "retired"
-    again = [StageMove(version=plan.version, stage="candidate", reason=f"{plan.name} begins")] if retired else []
-    entry = JournalEntry(service=plan.service, rollout=plan.name, seq=0, content=first, moves=again)
-    registry.append(entry, at_s=at_s, made_by=tools.made_by)
-    feed = ExposureFeed(plan, tools.join, position=position)
-    return RolloutDriver(tools=tools, plan=plan, state=state, feed=feed, seq=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,16 +388,6 @@ def read_rollout(registry: VersionRegistry, service: str, name: str) -> Recorded
     plan, begun = plan_from_json(first, where), state_from_json(first, where)
     state = state_from_json(last, where)
     return RecordedRollout(plan=plan, state=state, begun_s=begun.since_s, position=begun.position, entries=count)
-
-
-def resume_rollout(tools: RolloutTools, service: str, name: str) -> RolloutDriver:
-    """Continue a rollout from its journal: the same state, to the bit, and the same units still to be looked at."""
-    recorded = read_rollout(tools.registry, service, name)
-    feed = ExposureFeed(recorded.plan, tools.join, position=recorded.position)
-    if not recorded.state.finished:
-        feed.reread(tools.log, recorded.state.position)
-        feed.due(recorded.state.stage, recorded.state.until_s)
-    return RolloutDriver(tools=tools, plan=recorded.plan, state=recorded.state, feed=feed, seq=recorded.entries)
 
 
 def running_rollouts(registry: VersionRegistry, service: str) -> Sequence[RecordedRollout]:

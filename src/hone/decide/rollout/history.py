@@ -17,7 +17,6 @@ from hone.decide.rollout.controller import (
     EffectReport,
     RolloutState,
     StageTransition,
-    effects,
     format_e_value,
 )
 from hone.decide.rollout.driver import RecordedRollout, read_rollout, state_from_json, transition_from_json
@@ -82,6 +81,47 @@ class RolloutHistory:
         what = "requests scored" if self.state.stage == "shadow" else "units exposed"
         return f"{name} is at {self.state.stage}, {self.state.in_stage:,} of {needed:,} {what}; no alarm"
 
+    def json(self) -> dict[str, Json]:
+        """The history as JSON, for programs; null stands for numbers that are not known."""
+        table = {
+            "words": self.words,
+            "plan": asdict(self.plan),
+            "stage": self.state.stage,
+            "since_s": self.state.since_s,
+            "in_stage": self.state.in_stage,
+            "units": self.state.evidence.count,
+            "both_arms": self.state.evidence.both_arms,
+            "e_value": math.exp(min(self.state.evidence.log_e, 700.0)),
+            "limit": 1 / self.plan.guardrail_alpha,
+            "effects": [asdict(one) for one in self.looks[-1].effects],
+            "transitions": [asdict(one) for one in self.transitions],
+        }
+        return cast("dict[str, Json]", _finite(table))
+
+    def write_page(self, path: Path, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
+        """Write the page of a rollout in the service of `file`. Raises ResourceError."""
+        plan = self.plan
+        headline = "rolled back" if self.state.stage == ROLLED_BACK else f"at {self.state.stage}"
+        moves = [
+            [text(_moment(one.at_s)), text(one.before), text(one.after), text(one.words)] for one in self.transitions
+        ]
+        parts = [
+            styled("p", "kicker", text(f"rollout of service {plan.service}, begun {_moment(self.begun_s)}")),
+            element("h1", text(f"{plan.name}: {headline}")),
+            styled("p", "verdict", text(f"{self.words}.")),
+            styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
+            _tiles(self),
+            element("h2", text("Stages")),
+            styled("div", "card", _ladder_plot(self)),
+            table(("when", "from", "to", "reason"), moves, style="fit"),
+            element("h2", text("Evidence that the new version is worse")),
+            styled("div", "card", _e_value_plot(self)),
+            *(_effect(self, number) for number in range(len(plan.guardrails))),
+            element("h2", text("Lineage")),
+            _lineage(lineage, plan.control),
+        ]
+        replace_file(path, page(f"rollout {plan.name}", *parts).encode())
+
 
 def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutHistory:
     """Read a rollout's journal. Raises DataError for an unknown rollout or a damaged journal."""
@@ -89,11 +129,10 @@ def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutH
     entries = registry.entries(service, name)
     where = f"the journal of rollout {name!r} of service {service!r}"
     states = [state_from_json(entry, where) for entry in entries]
-    found = [transition_from_json(entry) for entry in entries]
     looks = [
         _look(recorded.plan, state, cast("float", entry["at_s"])) for state, entry in zip(states, entries, strict=True)
     ]
-    transitions = tuple(one for one in found if one is not None)
+    transitions = tuple(one for one in map(transition_from_json, entries) if one is not None)
     return RolloutHistory(
         plan=recorded.plan,
         state=recorded.state,
@@ -108,7 +147,7 @@ def _look(plan: RolloutPlan, state: RolloutState, at_s: float) -> _RolloutLook:
     evidence = state.evidence
     return _RolloutLook(
         at_s=at_s, stage=state.stage, units=evidence.count, log_e=evidence.log_e, peak=evidence.peak,
-        effects=effects(plan, evidence),
+        effects=evidence.effects(plan),
     )  # fmt: skip
 
 
@@ -134,24 +173,6 @@ def _rungs(
     return tuple(rungs)
 
 
-def history_json(history: RolloutHistory) -> dict[str, Json]:
-    """The history as JSON, for programs; null stands for numbers that are not known."""
-    table = {
-        "words": history.words,
-        "plan": asdict(history.plan),
-        "stage": history.state.stage,
-        "since_s": history.state.since_s,
-        "in_stage": history.state.in_stage,
-        "units": history.state.evidence.count,
-        "both_arms": history.state.evidence.both_arms,
-        "e_value": math.exp(min(history.state.evidence.log_e, 700.0)),
-        "limit": 1 / history.plan.guardrail_alpha,
-        "effects": [asdict(one) for one in history.looks[-1].effects],
-        "transitions": [asdict(one) for one in history.transitions],
-    }
-    return cast("dict[str, Json]", _finite(table))
-
-
 def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in cast("dict[str, object]", value).items()}
@@ -164,31 +185,6 @@ def _finite(value: object) -> object:
 
 
 _WIDTH = 960.0
-
-
-def write_rollout_page(path: Path, history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
-    """Write the page of a rollout in the service of `file`. Raises ResourceError."""
-    plan = history.plan
-    headline = "rolled back" if history.state.stage == ROLLED_BACK else f"at {history.state.stage}"
-    moves = [
-        [text(_moment(one.at_s)), text(one.before), text(one.after), text(one.words)] for one in history.transitions
-    ]
-    parts = [
-        styled("p", "kicker", text(f"rollout of service {plan.service}, begun {_moment(history.begun_s)}")),
-        element("h1", text(f"{plan.name}: {headline}")),
-        styled("p", "verdict", text(f"{history.words}.")),
-        styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
-        _tiles(history),
-        element("h2", text("Stages")),
-        styled("div", "card", _ladder_plot(history)),
-        table(("when", "from", "to", "reason"), moves, style="fit"),
-        element("h2", text("Evidence that the new version is worse")),
-        styled("div", "card", _e_value_plot(history)),
-        *(_effect(history, number) for number in range(len(plan.guardrails))),
-        element("h2", text("Lineage")),
-        _lineage(lineage, plan.control),
-    ]
-    replace_file(path, page(f"rollout {plan.name}", *parts).encode())
 
 
 def _moment(at_s: float) -> str:

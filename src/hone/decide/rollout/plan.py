@@ -84,6 +84,47 @@ class RolloutPlan:
         share = self.share(stage)
         return 0 if share == 1 else math.ceil(2 * share * self.requests)
 
+    def preview(self, history: "GuardrailHistory") -> "tuple[_StagePreview, ...]":
+        """The stages of a plan with the effects that they can find in one outcome."""
+        done: list[_StagePreview] = []
+        exposed = 0
+        guardrail = next(one for one in self.guardrails if one.kind == history.kind)
+        for number, share in enumerate(self.stages, start=1):
+            exposed += self.units_needed(stage_name(share))
+            fall = detectable_fall(**_scaled(self, history), events=exposed, power=POWER)
+            loss = None if fall is None else (fall * _width(guardrail) + guardrail.tolerance) / abs(history.mean)
+            done.append(
+                _StagePreview(
+                    stage=stage_name(share), requests=number * self.requests, exposed=exposed,
+                    detectable=None if loss is None or loss > 1 else loss,
+                )
+            )  # fmt: skip
+        return tuple(done)
+
+    def warnings(self, history: "GuardrailHistory") -> list[str]:
+        """Sentences about losses that matter and that the stages cannot find, with the requests that would."""
+        if history.worth is None:
+            return []
+        guardrail = next(one for one in self.guardrails if one.kind == history.kind)
+        fall = (history.worth * abs(history.mean) - guardrail.tolerance) / _width(guardrail)
+        if fall <= 0:
+            return [
+                f"{history.kind}: a loss of {history.worth:.0%} is within the tolerance of {guardrail.tolerance:g}: "
+                "nothing will stop it; lower the tolerance"
+            ]
+        scaled = _scaled(self, history)
+        exposed = sum(self.units_needed(stage_name(share)) for share in self.stages)
+        power = detection_power(fall, **scaled, events=exposed)
+        if power >= POWER:
+            return []
+        needed = events_to_detect(fall, **scaled, power=POWER)
+        a_stage = "no number of" if needed is None else f"{math.ceil(needed / (2 * sum(self.stages))):,}"
+        total = len(self.stages) * self.requests
+        return [
+            f"{history.kind}: a loss of {history.worth:.0%} of {history.mean:g} is found with probability {power:.0%} "
+            f"within {total:,} requests; {a_stage} requests a stage find it with {POWER:.0%}"
+        ]
+
 
 def stage_name(share: float) -> str:
     """Name of a stage: `0.05 -> '5%'`, `0.005 -> '0.5%'`."""
@@ -112,49 +153,6 @@ class _StagePreview:
     """Exposed units up to its end, both arms together."""
     detectable: float | None
     """Relative loss of the mean that is found with probability .8 by its end; None: not even a loss of everything."""
-
-
-def preview(plan: RolloutPlan, history: GuardrailHistory) -> tuple[_StagePreview, ...]:
-    """The stages of a plan with the effects that they can find in one outcome."""
-    done: list[_StagePreview] = []
-    exposed = 0
-    guardrail = next(one for one in plan.guardrails if one.kind == history.kind)
-    for number, share in enumerate(plan.stages, start=1):
-        exposed += plan.units_needed(stage_name(share))
-        fall = detectable_fall(**_scaled(plan, history), events=exposed, power=POWER)
-        loss = None if fall is None else (fall * _width(guardrail) + guardrail.tolerance) / abs(history.mean)
-        done.append(
-            _StagePreview(
-                stage=stage_name(share), requests=number * plan.requests, exposed=exposed,
-                detectable=None if loss is None or loss > 1 else loss,
-            )
-        )  # fmt: skip
-    return tuple(done)
-
-
-def plan_warnings(plan: RolloutPlan, history: GuardrailHistory) -> list[str]:
-    """Sentences about losses that matter and that the stages cannot find, with the requests that would."""
-    if history.worth is None:
-        return []
-    guardrail = next(one for one in plan.guardrails if one.kind == history.kind)
-    fall = (history.worth * abs(history.mean) - guardrail.tolerance) / _width(guardrail)
-    if fall <= 0:
-        return [
-            f"{history.kind}: a loss of {history.worth:.0%} is within the tolerance of {guardrail.tolerance:g}: "
-            "nothing will stop it; lower the tolerance"
-        ]
-    scaled = _scaled(plan, history)
-    exposed = sum(plan.units_needed(stage_name(share)) for share in plan.stages)
-    power = detection_power(fall, **scaled, events=exposed)
-    if power >= POWER:
-        return []
-    needed = events_to_detect(fall, **scaled, power=POWER)
-    a_stage = "no number of" if needed is None else f"{math.ceil(needed / (2 * sum(plan.stages))):,}"
-    total = len(plan.stages) * plan.requests
-    return [
-        f"{history.kind}: a loss of {history.worth:.0%} of {history.mean:g} is found with probability {power:.0%} "
-        f"within {total:,} requests; {a_stage} requests a stage find it with {POWER:.0%}"
-    ]
 
 
 def _width(guardrail: RolloutGuardrail) -> float:

@@ -6,6 +6,12 @@ A layer holds the rollouts of one service; each owns a range of buckets, so that
 range of width W a rollout with share s (s <= 1/2) gives the first s W buckets to the canary and the last s W to the
 control slice: both are equally large, both only grow with s, and a unit never changes sides before the rollout ends.
 Belongs here: hashing and shares. Does not: when a share changes (`controller`).
+
+Exposed units of a rollout, from the decision log: the first decision of each unit, with its outcomes.
+
+The log is read by position, each record once. A decision is due when its window has closed; its outcomes so far are
+final then, in both arms alike. A unit counts once, at its first decision: afterwards its arm is known, and nothing is
+left to chance. After a restart the records are read again, and those that were due by the last look are passed over.
 """
 
 import math
@@ -68,15 +74,15 @@ class RolloutSlice:
     def faults(self) -> list[str]:
         """Problems of the slice by itself."""
         name = f"rollout {self.rollout!r}"
-        found = [f"{name} needs a name without ':'"] if not self.rollout or ":" in self.rollout else []
+        faults = [f"{name} needs a name without ':'"] if not self.rollout or ":" in self.rollout else []
         if not 0 <= self.first < self.last <= BUCKETS:
-            found.append(f"{name} has the buckets {self.first} to {self.last}; give a range within 0 to {BUCKETS}")
+            faults.append(f"{name} has the buckets {self.first} to {self.last}; give a range within 0 to {BUCKETS}")
         if not (0 <= self.share <= 0.5 or self.share == 1):
-            found.append(
+            faults.append(
                 f"{name} has a share of {self.share:g}; above 1/2 no control slice is as large as the canary: "
                 "take a share of at most 0.5, or 1"
             )
-        return found
+        return faults
 
     def size(self) -> int:
         """Buckets of the canary; the control slice has as many, and none at a share of 1."""

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hone.core.errors import ConfigError, HoneError
-from hone.decide.registry import give_lease_back, take_lease
 from hone.decide.rollout.controller import StageTransition
-from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, running_rollouts
+from hone.decide.rollout.driver import RolloutDriver, RolloutTools, running_rollouts
 
 LEASES = 3.0
 """Length of a lease, in times between two looks."""
@@ -58,7 +57,7 @@ class RolloutWatcher:
     def lead(self) -> bool:
         """Take or extend the lease -> True if this watcher has it. Raises DataError and ResourceError."""
         lease_s, now_s = LEASES * self.every_s, self.tools.clock.now_s()
-        holder = take_lease(self.tools.registry, self._work, self.holder, now_s=now_s, lease_s=lease_s)
+        holder = self.tools.registry.take_lease(self._work, self.holder, now_s=now_s, lease_s=lease_s)
         self.leading = holder == self.holder
         if holder != self._holder:
             self._holder = holder
@@ -73,7 +72,7 @@ class RolloutWatcher:
         if self.leading:
             self.leading = False
             try:
-                give_lease_back(self.tools.registry, self._work, self.holder)
+                self.tools.registry.give_lease_back(self._work, self.holder)
             except HoneError as error:
                 self._fault("", error)
 
@@ -85,7 +84,7 @@ class RolloutWatcher:
         try:
             driver = self._drivers.get(name)
             if driver is None or driver.behind():
-                driver = self._drivers[name] = resume_rollout(self.tools, self.service, name)
+                driver = self._drivers[name] = self.tools.resume(self.service, name)
             done = driver.step()
         except HoneError as error:
             if not isinstance(error, ConfigError):  # another one moved it, or the log was away

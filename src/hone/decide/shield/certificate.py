@@ -1,7 +1,7 @@
 """Certificate of a shield: what is assumed, what was proved, and all that is needed to prove it again.
 
 Belongs here: making a certificate, its file, and the proof at load. A certificate is a JSON document with its own
-sha256; nobody has to trust the one who made it, as `check_certificate` proves its claims anew.
+sha256; nobody has to trust the one who made it, as `ShieldCertificate.check` proves its claims anew.
 """
 
 import base64
@@ -25,16 +25,11 @@ from hone.decide.shield.game import (
     GridGame,
     StateGrid,
     WinningRegion,
-    closure_faults,
     describe_values,
     grid_game,
-    losing_play,
-    region_faults,
-    stays_inside,
-    winning_region,
 )
 from hone.decide.shield.guard import ActionMatcher, SensorReader, sensor_reader
-from hone.decide.shield.invariant import ClaimResult, InvariantModel, invariant_model, prove_invariant
+from hone.decide.shield.invariant import ClaimResult, InvariantModel, invariant_model
 from hone.decide.shield.model import (
     ControlModel,
     GameShieldConfig,
@@ -164,7 +159,7 @@ def _game_counterexample(
 
 
 def _replay_play(model: ControlModel, made: GridGame, solved: WinningRegion, start: int) -> Counterexample:
-    play = losing_play(made.game, solved.rank, start, limit=MAX_STEPS)
+    play = made.game.losing_play(solved.rank, start, limit=MAX_STEPS)
     moves = list(zip(play.actions, play.disturbances, strict=True))
     corners = model.corners()
     state = made.grid.state(start)
@@ -253,6 +248,56 @@ class ShieldCertificate:
     sha256: str = ""
     """Hash of everything above."""
 
+    def check(self, *, expected: str = "") -> ControlModel:
+        """Prove every claim again. Raises DataError for a wrong hash, UnprovedShieldError for a claim that does not
+        hold, ResourceError without z3."""
+        return _checked(self, expected)[0]
+
+    def prove_claims(self) -> tuple[ControlModel, GridGame | None, Bools | None]:
+        """Prove the claims, whatever the hash says -> the model, and the game and the region of a grid.
+
+        Raises UnprovedShieldError for a claim that does not hold, ResourceError without z3.
+        """
+        spec = self.spec
+        model = checked_model(spec)
+        if isinstance(spec, InvariantShieldConfig):
+            worst = _prove_conditions(spec, model)[1]
+            if worst != self.worst:
+                raise UnprovedShieldError(f"the worst disturbance is {worst}, not {self.worst}")
+            return model, None, None
+        made = grid_game(model)
+        region = _unpacked(self.region, len(made.game.safe))
+        _prove_region(spec, model, made, region)
+        return model, made, region
+
+    def open(self, features: Sequence[str], *, expected: str = "") -> _GridShield | _InvariantShield:
+        """Shield of a certificate for contexts with these features, after every claim was proved again.
+
+        Raises as `check`, and ConfigError for a sensor that is none of the features.
+        """
+        model, made, region = _checked(self, expected)
+        spec = self.spec
+        reader = sensor_reader(model.variables, features)
+        matcher = ActionMatcher(model.actions, spec.fallback)
+        if isinstance(spec, InvariantShieldConfig):
+            names = {name for columns in model.columns for name in columns}
+            columns = {name: np.array([one[name] for one in model.columns]) for name in names}
+            assert self.worst is not None
+            return _InvariantShield(
+                certificate=self.sha256, proved=_asked(spec, model), worst=self.worst, columns=columns,
+                reader=reader, matcher=matcher,
+            )  # fmt: skip
+        assert made is not None
+        assert region is not None
+        stays = made.game.stays_inside(region).T & region[:, None]
+        table = np.vstack([stays, np.zeros_like(stays[:1])])
+        table.setflags(write=False)
+        return _GridShield(certificate=self.sha256, grid=made.grid, reader=reader, matcher=matcher, table=table)
+
+    def text(self) -> str:
+        """JSON document of a certificate."""
+        return json.dumps(_document(self) | {"sha256": self.sha256}, indent=1) + "\n"
+
 
 def certify(spec: ProvedSpec) -> ShieldCertificate:
     """Solve and prove a shield. Raises ConfigError for a model that makes none, UnprovedShieldError with a
@@ -260,7 +305,7 @@ def certify(spec: ProvedSpec) -> ShieldCertificate:
     model = checked_model(spec)
     if isinstance(spec, GameShieldConfig):
         made = grid_game(model)
-        solved = winning_region(made.game)
+        solved = made.game.winning_region()
         proved = _prove_region(spec, model, made, solved.winning, solved=solved)
         return _hashed(
             ShieldCertificate(
@@ -317,18 +362,18 @@ def _prove_region(
         )
     if not region.any():
         raise UnprovedShieldError("no state of the grid is safe forever: give the system more room or weaker bounds")
-    if gaps := closure_faults(made.grid, region, "the region"):
+    if gaps := made.grid.closure_faults(region, "the region"):
         raise UnprovedShieldError(*gaps)
     fallback = model.actions.index(spec.fallback)
-    faults = region_faults(made.game, region, fallback=fallback)
+    faults = made.game.region_faults(region, fallback=fallback)
     if len(faults):
-        found = _game_counterexample(model, made, solved or winning_region(made.game), region)
+        counterexample = _game_counterexample(model, made, solved or made.game.winning_region(), region)
         raise UnprovedShieldError(
             _failed(
                 f"{spec.fallback} may leave the region of {int(region.sum())} states from {len(faults)} of them, for "
-                f"example {describe_values(made.grid.state(int(faults[0])))}", found
+                f"example {describe_values(made.grid.state(int(faults[0])))}", counterexample
             ),
-            counterexample=found,
+            counterexample=counterexample,
         )  # fmt: skip
     return (
         f"{int(region.sum())} of {len(region)} states are safe forever, whatever others do within their bounds",
@@ -343,13 +388,13 @@ def _prove_conditions(
 ) -> tuple[tuple[str, ...], Mapping[str, float] | None]:
     """Prove an invariant by z3 -> its claims and the worst disturbance. Raises UnprovedShieldError, ResourceError."""
     asked = _asked(spec, model)
-    proof = prove_invariant(asked)
+    proof = asked.prove()
     last = proof.claims[-1]
     if not last.proved:
-        found = _invariant_counterexample(model, last)
+        counterexample = _invariant_counterexample(model, last)
         words = f"not proved: {last.claim}"
         raise UnprovedShieldError(
-            f"{words} ({last.reason})" if last.reason else _failed(words, found), counterexample=found
+            f"{words} ({last.reason})" if last.reason else _failed(words, counterexample), counterexample=counterexample
         )
     return tuple(claim.claim for claim in proof.claims), proof.worst
 
@@ -365,12 +410,6 @@ def _failed(words: str, found: Counterexample | None) -> str:
 # --------------------------------------------------------------------------------------------------- opening
 
 
-def check_certificate(certificate: ShieldCertificate, *, expected: str = "") -> ControlModel:
-    """Prove every claim of a certificate again. Raises DataError for a wrong hash, UnprovedShieldError for a claim that
-    does not hold, ResourceError without z3."""
-    return _checked(certificate, expected)[0]
-
-
 def _checked(certificate: ShieldCertificate, expected: str) -> tuple[ControlModel, GridGame | None, Bools | None]:
     own = _digest(certificate)
     if certificate.sha256 != own:
@@ -383,60 +422,10 @@ def _checked(certificate: ShieldCertificate, expected: str) -> tuple[ControlMode
             f"the certificate has sha256 {own[:16]}..., the service expects {expected[:16]}...: name the certificate "
             "that was approved, or approve this one by its sha256"
         )
-    return prove_claims(certificate)
-
-
-def prove_claims(certificate: ShieldCertificate) -> tuple[ControlModel, GridGame | None, Bools | None]:
-    """Prove the claims of a certificate, whatever its hash says -> its model, and the game and the region of a grid.
-
-    Raises UnprovedShieldError for a claim that does not hold, ResourceError without z3.
-    """
-    spec = certificate.spec
-    model = checked_model(spec)
-    if isinstance(spec, InvariantShieldConfig):
-        worst = _prove_conditions(spec, model)[1]
-        if worst != certificate.worst:
-            raise UnprovedShieldError(f"the worst disturbance is {worst}, not {certificate.worst}")
-        return model, None, None
-    made = grid_game(model)
-    region = _unpacked(certificate.region, len(made.game.safe))
-    _prove_region(spec, model, made, region)
-    return model, made, region
-
-
-def open_certificate(
-    certificate: ShieldCertificate, features: Sequence[str], *, expected: str = ""
-) -> _GridShield | _InvariantShield:
-    """Shield of a certificate for contexts with these features, after every claim was proved again.
-
-    Raises as `check_certificate`, and ConfigError for a sensor that is none of the features.
-    """
-    model, made, region = _checked(certificate, expected)
-    spec = certificate.spec
-    reader = sensor_reader(model.variables, features)
-    matcher = ActionMatcher(model.actions, spec.fallback)
-    if isinstance(spec, InvariantShieldConfig):
-        names = {name for columns in model.columns for name in columns}
-        columns = {name: np.array([one[name] for one in model.columns]) for name in names}
-        assert certificate.worst is not None
-        return _InvariantShield(
-            certificate=certificate.sha256, proved=_asked(spec, model), worst=certificate.worst, columns=columns,
-            reader=reader, matcher=matcher,
-        )  # fmt: skip
-    assert made is not None
-    assert region is not None
-    stays = stays_inside(made.game, region).T & region[:, None]
-    table = np.vstack([stays, np.zeros_like(stays[:1])])
-    table.setflags(write=False)
-    return _GridShield(certificate=certificate.sha256, grid=made.grid, reader=reader, matcher=matcher, table=table)
+    return certificate.prove_claims()
 
 
 # --------------------------------------------------------------------------------------------------- the file
-
-
-def certificate_text(certificate: ShieldCertificate) -> str:
-    """JSON document of a certificate."""
-    return json.dumps(_document(certificate) | {"sha256": certificate.sha256}, indent=1) + "\n"
 
 
 def read_certificate(path: Path) -> ShieldCertificate:

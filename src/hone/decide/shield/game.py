@@ -5,6 +5,10 @@ adversary chooses a disturbance; the player loses in an unsafe state (McNaughton
 al., "Safe reinforcement learning via shielding", 2018).
 
     W_0 = safe states,   W_{k+1} = {s in W_k: some action leads into W_k whatever the disturbance}
+
+A model of a system is made a game on a grid: every state is a cell, rounded to the dangerous side. The rounding is
+sound where a more dangerous state leads to a more dangerous one under the same action and disturbance;
+`StateGrid.order_faults` checks that at every cell.
 """
 
 import math
@@ -34,6 +38,51 @@ class SafetyGame:
     safe: Bools
     """`[S]`."""
 
+    def stays_inside(self, region: Bools) -> Bools:
+        """Pairs `[A, S]` from which every disturbance leads into `region` `[S]`."""
+        inside = np.append(region, False)
+        return np.asarray(inside[self.successors].all(axis=1), np.bool_)
+
+    def winning_region(self) -> "WinningRegion":
+        """Compute the largest region by iteration from the safe states; states that left it are not tried again."""
+        rank = np.where(self.safe, NEVER, 0).astype(np.int64)
+        inside = np.append(self.safe, False)
+        alive = np.flatnonzero(self.safe)
+        iterations = 0
+        while True:
+            iterations += 1
+            stays = inside[self.successors[:, :, alive]].all(axis=1).any(axis=0)
+            lost = alive[~stays]
+            if not len(lost):
+                break
+            inside[lost] = False
+            rank[lost] = iterations
+            alive = alive[stays]
+        winning = inside[:-1]
+        allowed = self.stays_inside(winning).T & winning[:, None]
+        return WinningRegion(winning=winning, allowed=allowed, rank=rank, iterations=iterations)
+
+    def region_faults(self, region: Bools, *, fallback: int) -> Ints:
+        """States of `region` that are unsafe, or from which the action `fallback` may leave it: none proves that who
+        takes `fallback` there stays safe forever."""
+        stays = np.append(region, False)[self.successors[fallback]].all(axis=0)
+        return np.flatnonzero(region & ~(self.safe & stays))
+
+    def losing_play(self, rank: Ints, start: int, *, limit: int = 1_000) -> "_GamePlay":
+        """Play from a lost state to an unsafe one: the player lasts as long as possible, the adversary hurries."""
+        ranks = np.append(rank, 0)
+        ranks = np.where(ranks == NEVER, np.iinfo(np.int64).max, ranks)
+        states, actions, disturbances = [start], list[int](), list[int]()
+        while len(actions) < limit and states[-1] < len(rank) and rank[states[-1]] > 0:
+            after = self.successors[:, :, states[-1]]
+            fastest = ranks[after].min(axis=1)
+            action = int(fastest.argmax())
+            disturbance = int(ranks[after[action]].argmin())
+            actions.append(action)
+            disturbances.append(disturbance)
+            states.append(int(after[action, disturbance]))
+        return _GamePlay(states=tuple(states), actions=tuple(actions), disturbances=tuple(disturbances))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WinningRegion:
@@ -57,55 +106,6 @@ class _GamePlay:
     """`n + 1`; the last may be S, outside."""
     actions: tuple[int, ...]
     disturbances: tuple[int, ...]
-
-
-def stays_inside(game: SafetyGame, region: Bools) -> Bools:
-    """Pairs `[A, S]` from which every disturbance leads into `region` `[S]`."""
-    inside = np.append(region, False)
-    return np.asarray(inside[game.successors].all(axis=1), np.bool_)
-
-
-def winning_region(game: SafetyGame) -> WinningRegion:
-    """Compute the largest region by iteration from the safe states; states that left it are not tried again."""
-    rank = np.where(game.safe, NEVER, 0).astype(np.int64)
-    inside = np.append(game.safe, False)
-    alive = np.flatnonzero(game.safe)
-    iterations = 0
-    while True:
-        iterations += 1
-        stays = inside[game.successors[:, :, alive]].all(axis=1).any(axis=0)
-        lost = alive[~stays]
-        if not len(lost):
-            break
-        inside[lost] = False
-        rank[lost] = iterations
-        alive = alive[stays]
-    winning = inside[:-1]
-    allowed = stays_inside(game, winning).T & winning[:, None]
-    return WinningRegion(winning=winning, allowed=allowed, rank=rank, iterations=iterations)
-
-
-def region_faults(game: SafetyGame, region: Bools, *, fallback: int) -> Ints:
-    """States of `region` that are unsafe, or from which the action `fallback` may leave it: none proves that who takes
-    `fallback` there stays safe forever."""
-    stays = np.append(region, False)[game.successors[fallback]].all(axis=0)
-    return np.flatnonzero(region & ~(game.safe & stays))
-
-
-def losing_play(game: SafetyGame, rank: Ints, start: int, *, limit: int = 1_000) -> _GamePlay:
-    """Play from a lost state to an unsafe one: the player lasts as long as possible, the adversary hurries."""
-    ranks = np.append(rank, 0)
-    ranks = np.where(ranks == NEVER, np.iinfo(np.int64).max, ranks)
-    states, actions, disturbances = [start], list[int](), list[int]()
-    while len(actions) < limit and states[-1] < len(rank) and rank[states[-1]] > 0:
-        after = game.successors[:, :, states[-1]]
-        fastest = ranks[after].min(axis=1)
-        action = int(fastest.argmax())
-        disturbance = int(ranks[after[action]].argmin())
-        actions.append(action)
-        disturbances.append(disturbance)
-        states.append(int(after[action, disturbance]))
-    return _GamePlay(states=tuple(states), actions=tuple(actions), disturbances=tuple(disturbances))
 
 
 # ----------------------------------------------------------------------------------------------------------------- grid
@@ -187,6 +187,37 @@ class StateGrid:
             for name, axis, cell in zip(self.names, self.axes, cells, strict=True)
         }
 
+    def order_faults(self, cells: Places, move: str) -> list[str]:
+        """Sentences about next cells `[variables, S]` that are less dangerous than those of a less dangerous state."""
+        faults: list[str] = []
+        shaped = cells.reshape(len(self.axes), *self.shape)
+        for along, axis in enumerate(self.axes):
+            if axis.exact or axis.count < 2:
+                continue
+            wrong = np.diff(shaped, axis=along + 1) < 0
+            if wrong.any():
+                variable, *place = (int(number) for number in np.argwhere(wrong)[0])
+                here = describe_values(self.state(int(np.ravel_multi_index(place, self.shape))))
+                faults.append(
+                    f"{move}: {self.names[variable]} becomes more dangerous from the next less dangerous "
+                    f"{self.names[along]} than from {here}"
+                )
+        return faults
+
+    def closure_faults(self, region: Bools, name: str) -> list[str]:
+        """Sentences about states outside a region `[S]` that are less dangerous than states inside it."""
+        faults: list[str] = []
+        shaped = region.reshape(self.shape)
+        for along, axis in enumerate(self.axes):
+            if axis.exact or axis.count < 2:
+                continue
+            wrong = np.diff(shaped.astype(np.int8), axis=along) < 0
+            if wrong.any():
+                here = self.state(int(np.ravel_multi_index([int(n) for n in np.argwhere(wrong)[0]], self.shape)))
+                faults.append(f"{name}: {describe_values(here)} is one of them, and the next less dangerous "
+                              f"{self.names[along]} is not")  # fmt: skip
+        return faults
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridGame:
@@ -235,11 +266,11 @@ def grid_game(model: ControlModel) -> GridGame:
             lost = np.any(cells < 0, axis=0)
             flat = np.ravel_multi_index(tuple(np.maximum(cells, 0)), grid.shape)
             successors[action, number] = np.where(lost, count, flat)
-            faults += order_faults(grid, cells, f"{model.actions[action]} under {describe_values(corner)}")
+            faults += grid.order_faults(cells, f"{model.actions[action]} under {describe_values(corner)}")
     safe = np.broadcast_to(np.asarray(model.is_safe(_as_values(states)), np.bool_), (count,))
     if not safe.any():
         raise ConfigError(f"safe = {model.safe.text!r}: no cell of the grid is safe")
-    faults += closure_faults(grid, safe, "the safe states")
+    faults += grid.closure_faults(safe, "the safe states")
     return GridGame(grid=grid, game=SafetyGame(successors=successors, safe=safe), order_faults=tuple(faults))
 
 
@@ -254,39 +285,6 @@ def _next_cells(
         for name, axis in zip(grid.names, grid.axes, strict=True)
     ]
     return np.stack(rows)
-
-
-def order_faults(grid: StateGrid, cells: Places, move: str) -> list[str]:
-    """Sentences about next cells `[variables, S]` that are less dangerous than those of a less dangerous state."""
-    faults: list[str] = []
-    shaped = cells.reshape(len(grid.axes), *grid.shape)
-    for along, axis in enumerate(grid.axes):
-        if axis.exact or axis.count < 2:
-            continue
-        wrong = np.diff(shaped, axis=along + 1) < 0
-        if wrong.any():
-            variable, *place = (int(number) for number in np.argwhere(wrong)[0])
-            here = describe_values(grid.state(int(np.ravel_multi_index(place, grid.shape))))
-            faults.append(
-                f"{move}: {grid.names[variable]} becomes more dangerous from the next less dangerous "
-                f"{grid.names[along]} than from {here}"
-            )
-    return faults
-
-
-def closure_faults(grid: StateGrid, region: Bools, name: str) -> list[str]:
-    """Sentences about states outside a region `[S]` that are less dangerous than states inside it."""
-    faults: list[str] = []
-    shaped = region.reshape(grid.shape)
-    for along, axis in enumerate(grid.axes):
-        if axis.exact or axis.count < 2:
-            continue
-        wrong = np.diff(shaped.astype(np.int8), axis=along) < 0
-        if wrong.any():
-            here = grid.state(int(np.ravel_multi_index([int(n) for n in np.argwhere(wrong)[0]], grid.shape)))
-            faults.append(f"{name}: {describe_values(here)} is one of them, and the next less dangerous "
-                          f"{grid.names[along]} is not")  # fmt: skip
-    return faults
 
 
 def describe_values(values: Mapping[str, float]) -> str:

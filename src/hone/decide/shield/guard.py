@@ -73,15 +73,15 @@ class ActionMatcher:
         return place
 
     def _find(self, actions: ActionSet) -> tuple[NDArray[np.int64], int]:
-        found = self._order.get(actions.names)
-        if found is None:
+        known_order = self._order.get(actions.names)
+        if known_order is None:
             numbers = {name: number for number, name in enumerate(self.known)}
             order = np.array([numbers.get(name, len(self.known)) for name in actions.names], np.int64)
             place = actions.names.index(self.fallback) if self.fallback in actions.names else -1
-            found = (order, place)
+            known_order = (order, place)
             if len(self._order) < 64:  # a service has few sets; a hostile one cannot fill the memory
-                self._order[actions.names] = found
-        return found
+                self._order[actions.names] = known_order
+        return known_order
 
 
 # ---------------------------------------------------------------------------------------------------------------- guard

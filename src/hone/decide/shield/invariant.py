@@ -49,6 +49,22 @@ class InvariantModel:
     invariant: tuple[ShieldExpression, ...]
     fallback: int
 
+    def prove(self, *, timeout_s: float = PROOF_TIMEOUT_S) -> "_InvariantProof":
+        """Prove the claims one after another, up to the first that fails. Raises ResourceError without z3."""
+        z3 = _z3()
+        results: list[ClaimResult] = []
+        for claim in (*_claims_of_fallback(z3, self), *_claims_of_order(z3, self)):
+            results.append(_prove(z3, self, claim, timeout_s))
+            if not results[-1].proved:
+                return _InvariantProof(claims=tuple(results))
+        failed = list[ClaimResult]()
+        for corner in self.model.corners():
+            tried = [_prove(z3, self, claim, timeout_s) for claim in _claims_of_corner(z3, self, corner)]
+            if all(result.proved for result in tried):
+                return _InvariantProof(claims=(*results, *tried), worst=corner)
+            failed += [result for result in tried if not result.proved][:1]
+        return _InvariantProof(claims=(*results, failed[0]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimResult:
@@ -88,23 +104,6 @@ def invariant_model(model: ControlModel, invariant: Sequence[str], fallback: int
             faults.extend(fault.messages)
     faults.raise_if_any()
     return InvariantModel(model=model, invariant=tuple(parsed), fallback=fallback)
-
-
-def prove_invariant(asked: InvariantModel, *, timeout_s: float = PROOF_TIMEOUT_S) -> _InvariantProof:
-    """Prove the claims one after another, up to the first that fails. Raises ResourceError without z3."""
-    z3 = _z3()
-    results: list[ClaimResult] = []
-    for claim in (*_claims_of_fallback(z3, asked), *_claims_of_order(z3, asked)):
-        results.append(_prove(z3, asked, claim, timeout_s))
-        if not results[-1].proved:
-            return _InvariantProof(claims=tuple(results))
-    failed = list[ClaimResult]()
-    for corner in asked.model.corners():
-        tried = [_prove(z3, asked, claim, timeout_s) for claim in _claims_of_corner(z3, asked, corner)]
-        if all(result.proved for result in tried):
-            return _InvariantProof(claims=(*results, *tried), worst=corner)
-        failed += [result for result in tried if not result.proved][:1]
-    return _InvariantProof(claims=(*results, failed[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,12 +200,12 @@ def _prove(z3: Z3Module, asked: InvariantModel, claim: _Claim, timeout_s: float)
         return ClaimResult(claim=claim.words, proved=True)
     if verdict == z3.unknown:
         return ClaimResult(claim=claim.words, proved=False, reason=f"z3 gave up: {solver.reason_unknown()}")
-    found = solver.model()
+    solution = solver.model()
     return ClaimResult(
         claim=claim.words, proved=False, action=claim.action,
-        state={name: _as_float(z3, found, term) for name, term in of.state.items()},
-        disturbance={name: _as_float(z3, found, term) for name, term in of.disturbance.items()},
-        duration_s=_as_float(z3, found, of.duration),
+        state={name: _as_float(z3, solution, term) for name, term in of.state.items()},
+        disturbance={name: _as_float(z3, solution, term) for name, term in of.disturbance.items()},
+        duration_s=_as_float(z3, solution, of.duration),
     )  # fmt: skip
 
 

@@ -1,7 +1,12 @@
 """Model of a controlled system as text: variables, actions, disturbances, and the next state as expressions.
 
 Belongs here: the tables of a shield's file, and the model that they make. The same model is a finite game for
-`grid.py`, a set of formulas for `invariant.py`, and a simulator for counterexamples.
+`game.py`, a set of formulas for `invariant.py`, and a simulator for counterexamples.
+
+Expressions over named numbers, such as `gap + lead**2 / 16 >= 0`: parsed into a tree, never run as code.
+
+The grammar is a part of Python's: numbers, names, `+ - * / **` (powers are whole numbers from 0 to 8), comparisons,
+`and`, `or`, `not`, `A if C else B`, and the functions `min`, `max` and `abs`.
 """
 
 import ast
@@ -327,10 +332,10 @@ def control_model(config: ControlModelConfig) -> ControlModel:
             return parse_expression("0", place=place)
 
     values: list[dict[str, float]] = []
-    for action, given in config.actions.items():
-        parsed = {name: parse(text, f"actions.{action}.{name}", constants) for name, text in given.items()}
+    for action, texts in config.actions.items():
+        parsed = {name: parse(text, f"actions.{action}.{name}", constants) for name, text in texts.items()}
         values.append({name: _number(one, config, f"actions.{action}.{name}", faults) for name, one in parsed.items()})
-        if missing := sorted(columns - set(given)):
+        if missing := sorted(columns - set(texts)):
             faults.add(f"actions.{action}: no value for {', '.join(missing)}, which another action has")
     scope = frozenset(known | columns | set(config.disturbances) | {DURATION})
     let: dict[str, ShieldExpression] = {}

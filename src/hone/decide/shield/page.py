@@ -1,6 +1,6 @@
 """HTML page of a shield: the verdict, the map of its region, interventions in a rehearsal, the counterexample.
 
-Belongs here: the sections of the page and the frames of the animation. `hone.decide.shield` proves and rehearses.
+Belongs here: the rehearsal, the sections of the page and the frames of the animation.
 """
 
 import base64
@@ -99,22 +99,21 @@ class ShieldPageData:
     reasons: Sequence[str] = ()
     counterexample: Counterexample | None = None
 
-
-def write_shield_page(path: Path, shown: ShieldPageData) -> None:
-    """Write a shield as an HTML document, atomically. Raises ResourceError."""
-    tried = "proved, but not with other constants" if shown.certificate is not None else "not proved"
-    title = f"{shown.name}: {tried if shown.reasons else 'proved'}"
-    html = page(
-        title,
-        element("header", styled("p", "kicker", text("shield")), element("h1", text(title))),
-        join(styled("p", "verdict", element("b", text("Refused: ")), text(reason)) for reason in shown.reasons),
-        _verdict(shown.certificate),
-        _counterexample(shown),
-        _region(shown),
-        _rehearsal(shown.rehearsal),
-        _claims(shown.certificate),
-    )
-    replace_file(path, html.encode("utf-8", "replace"))
+    def write(self, path: Path) -> None:
+        """Write a shield as an HTML document, atomically. Raises ResourceError."""
+        tried = "proved, but not with other constants" if self.certificate is not None else "not proved"
+        title = f"{self.name}: {tried if self.reasons else 'proved'}"
+        html = page(
+            title,
+            element("header", styled("p", "kicker", text("shield")), element("h1", text(title))),
+            join(styled("p", "verdict", element("b", text("Refused: ")), text(reason)) for reason in self.reasons),
+            _verdict(self.certificate),
+            _counterexample(self),
+            _region(self),
+            _rehearsal(self.rehearsal),
+            _claims(self.certificate),
+        )
+        replace_file(path, html.encode("utf-8", "replace"))
 
 
 def _verdict(certificate: ShieldCertificate | None) -> Html:
@@ -232,22 +231,27 @@ def _rehearsal(found: _ShieldRehearsal | None) -> Html:
 
 
 def _counterexample(shown: ShieldPageData) -> Html:
-    found = shown.counterexample
-    if found is None:
+    counterexample = shown.counterexample
+    if counterexample is None:
         return EMPTY
-    source = f"data:image/png;base64,{base64.b64encode(counterexample_png(found, shown.model)).decode()}"
-    picture = element("img", attributes={"src": source, "alt": found.summary(), "style": "max-width: 100%"})
+    source = f"data:image/png;base64,{base64.b64encode(counterexample_png(counterexample, shown.model)).decode()}"
+    picture = element("img", attributes={"src": source, "alt": counterexample.summary(), "style": "max-width: 100%"})
     bars = ", ".join(f"{name} ({one.low:g} to {one.high:g})" for name, one in shown.model.config.variables.items())
     rows = [
         [text(str(step)), *(text(format_number(value)) for value in row), text(move)]
-        for step, (row, move) in enumerate(zip(found.states, [*found.actions, "end"], strict=True))
+        for step, (row, move) in enumerate(zip(counterexample.states, [*counterexample.actions, "end"], strict=True))
     ]
     return join(
         [
             element("h2", text("Counterexample")),
-            styled("p", "note", text(f"{found.summary()}. Bars, from above: {bars}; red: unsafe.")),
+            styled("p", "note", text(f"{counterexample.summary()}. Bars, from above: {bars}; red: unsafe.")),
             styled("div", "card", picture),
-            table(["step", *found.variables, "action"], rows, style="plain", numeric=range(len(found.variables) + 1)),
+            table(
+                ["step", *counterexample.variables, "action"],
+                rows,
+                style="plain",
+                numeric=range(len(counterexample.variables) + 1),
+            ),
         ]
     )
 

@@ -11,7 +11,7 @@ from hone.core.clock import Clock
 from hone.core.config import Config
 from hone.core.decisions import ActionSet, ActionShield
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
-from hone.decide.shield.certificate import open_certificate, read_certificate
+from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.guard import (
     DEADLINE_S,
     ActionMatcher,
@@ -113,19 +113,18 @@ class ShieldConfig(Config):
             raise ValueError("give exactly one of certificate and [shield.rules]")
         return self
 
+    def open(
+        self, folder: Path, features: Sequence[str], clock: Clock, *, actions: ActionSet | None = None
+    ) -> GuardedShield:
+        """Shield for contexts with these features, behind its deadline; paths start from `folder`.
 
-def open_shield(
-    config: ShieldConfig, folder: Path, features: Sequence[str], clock: Clock, *, actions: ActionSet | None = None
-) -> GuardedShield:
-    """Shield for contexts with these features, behind its deadline; paths start from `folder`.
-
-    Raises DataError for a certificate that is damaged, is not the approved one, or whose proof fails, ConfigError for
-    missing sensors and a fallback that is none of `actions`, ResourceError without z3 where an invariant needs it.
-    """
-    shield = GuardedShield(inner=_opened(config, folder, features), clock=clock, deadline_s=config.deadline_s)
-    if actions is not None:
-        shield.fallback(np.zeros(len(features)), actions)
-    return shield
+        Raises DataError for a certificate that is damaged, is not the approved one, or whose proof fails, ConfigError
+        for missing sensors and a fallback that is none of `actions`, ResourceError where an invariant lacks z3.
+        """
+        shield = GuardedShield(inner=_opened(self, folder, features), clock=clock, deadline_s=self.deadline_s)
+        if actions is not None:
+            shield.fallback(np.zeros(len(features)), actions)
+        return shield
 
 
 def _opened(config: ShieldConfig, folder: Path, features: Sequence[str]) -> ActionShield:
@@ -133,6 +132,6 @@ def _opened(config: ShieldConfig, folder: Path, features: Sequence[str]) -> Acti
         return rule_shield(config.rules, features)
     path = folder / config.certificate
     try:
-        return open_certificate(read_certificate(path), features, expected=config.sha256)
+        return read_certificate(path).open(features, expected=config.sha256)
     except DataError as error:
         raise DataError(*(line if str(path) in line else f"{path}: {line}" for line in error.messages)) from error

@@ -49,6 +49,61 @@ class _RoadPhysics:
     speed_step: float
     """Cells of a grid over gaps and speeds."""
 
+    def drive(self, state: tuple[float, float, float], own: float, lead: float) -> "_RoadStep":
+        """Step of both cars at constant accelerations; a car that would pass its top speed has it at the step's end."""
+        gap, speed, front = state
+        own = min(own, (self.top - speed) / self.step_s)
+        lead = min(lead, max(self.lead_top - front, 0.0) / self.step_s)
+        stops = [speed / -own if own < 0 else math.inf, front / -lead if lead < 0 else math.inf]
+        times = [self.step_s, *(min(stop, self.step_s) for stop in stops)]
+        if own != lead:  # where both speeds are equal
+            times.append(min(max((speed - front) / (lead - own), 0.0), *times))
+        gaps = [gap + travelled(front, lead, t) - travelled(speed, own, t) for t in times]
+        return _RoadStep(
+            gap=gaps[0], speed=max(speed + own * self.step_s, 0.0),
+            lead=max(front + lead * self.step_s, 0.0), closest=min(gap, *gaps),
+        )  # fmt: skip
+
+    def shield_tables(self) -> dict[str, Any]:
+        """Tables of a shield's file that state the bounds and the motion of both cars, for `hone.decide.shield`."""
+        own = dict(zip(self.actions, self.accelerations, strict=True))
+        hardest = self.actions[0]
+        columns = {name: {"u": "-brake" if name == hardest else f"{value:g}"} for name, value in own.items()}
+        speeds = {"low": 0.0, "step": self.speed_step}
+        model = {
+            "step_s": self.step_s,
+            "safe": "gap >= 0",
+            "constants": {"brake": -own[hardest], "top": self.top},
+            "variables": {
+                "gap": {"low": 0.0, "high": self.sight, "step": self.gap_step, "worse": "low"},
+                "speed": {**speeds, "high": self.top, "worse": "high"},
+                "lead": {**speeds, "high": self.lead_top, "worse": "low"},
+            },
+            "actions": columns,
+            "disturbances": {"a": {"low": self.lead_low, "high": self.lead_high}},
+            "let": {
+                "speed_after": "min(max(speed + u * dt, 0), top)",
+                "lead_after": "max(lead + a * dt, 0)",
+                "way": "speed**2 / (-2 * u) if speed + u * dt < 0 else (speed + speed_after) / 2 * dt",
+                "lead_way": "lead**2 / (-2 * a) if lead + a * dt < 0 else (lead + lead_after) / 2 * dt",
+            },
+            "next": {"gap": "gap + lead_way - way", "speed": "speed_after", "lead": "lead_after"},
+        }
+        return {"kind": "game", "fallback": hardest, "model": model}
+
+    def lattice_states(self) -> Floats:
+        """Gap, speed and lead of every state of a lattice `[S, 3]`."""
+        axes = [np.arange(round(top / step) + 1) * step for top, step in (
+            (self.sight, self.gap_step), (self.top, self.speed_step), (self.lead_top, self.speed_step))]  # fmt: skip
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.float64)
+
+    def lattice_number(self, state: tuple[float, float, float]) -> int:
+        """Number of a state of a lattice."""
+        gap, speed, lead = state
+        speeds, leads = round(self.top / self.speed_step) + 1, round(self.lead_top / self.speed_step) + 1
+        row = round(gap / self.gap_step) * speeds + round(speed / self.speed_step)
+        return row * leads + round(lead / self.speed_step)
+
 
 OPEN_ROAD: Final = _RoadPhysics(
     step_s=0.5, actions=("full_brake", "brake_hard", "ease", "keep", "accelerate"),
@@ -83,22 +138,6 @@ def travelled(speed: float, acceleration: float, time_s: float) -> float:
     return speed * time_s + 0.5 * acceleration * time_s * time_s
 
 
-def drive(road: _RoadPhysics, state: tuple[float, float, float], own: float, lead: float) -> _RoadStep:
-    """Step of both cars at constant accelerations; a car that would pass its top speed reaches it at the step's end."""
-    gap, speed, front = state
-    own = min(own, (road.top - speed) / road.step_s)
-    lead = min(lead, max(road.lead_top - front, 0.0) / road.step_s)
-    stops = [speed / -own if own < 0 else math.inf, front / -lead if lead < 0 else math.inf]
-    times = [road.step_s, *(min(stop, road.step_s) for stop in stops)]
-    if own != lead:  # where both speeds are equal
-        times.append(min(max((speed - front) / (lead - own), 0.0), *times))
-    gaps = [gap + travelled(front, lead, t) - travelled(speed, own, t) for t in times]
-    return _RoadStep(
-        gap=gaps[0], speed=max(speed + own * road.step_s, 0.0),
-        lead=max(front + lead * road.step_s, 0.0), closest=min(gap, *gaps),
-    )  # fmt: skip
-
-
 class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
     """Follow a car: reward speed / top speed in each step, and the end of the episode at a crash.
 
@@ -117,7 +156,7 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
         ends = np.array([self.road.sight, self.road.top, max(self.road.lead_top, self.road.top)])
         self.action_space = spaces.Discrete(len(self.road.accelerations))
         self.observation_space = (
-            spaces.Discrete(len(lattice_states(self.road)))
+            spaces.Discrete(len(self.road.lattice_states()))
             if numbered
             else spaces.Box(np.zeros(3), ends, dtype=np.float64)
         )
@@ -133,7 +172,7 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
     @property
     def initial_state_distrib(self) -> Floats:
         """Probability `[S]` of each start: both cars stand, half the sight apart."""
-        states = lattice_states(self.road)
+        states = self.road.lattice_states()
         return (states == [self.road.sight / 2, 0.0, 0.0]).all(axis=1).astype(np.float64)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -147,8 +186,8 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
         lead = self.road.lead_moves[bisect_right(self._bounds, self.np_random.random())][0]
         if self.road.jitter:
             lead += float(self.np_random.uniform(-self.road.jitter, self.road.jitter))
-        after = drive(
-            self.road, self.state, self.road.accelerations[int(action)],
+        after = self.road.drive(
+            self.state, self.road.accelerations[int(action)],
             min(max(lead, self.road.lead_low), self.road.lead_high),
         )  # fmt: skip
         crashed = after.closest < CRASH_M
@@ -173,56 +212,13 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
     def _seen(self) -> Any:  # noqa: ANN401 - a number or an array
         if not self.numbered:
             return self._context()
-        return np.int64(lattice_number(self.road, self.state))
-
-
-def shield_tables(road: _RoadPhysics) -> dict[str, Any]:
-    """Tables of a shield's file that state the bounds and the motion of both cars, for `hone.decide.shield`."""
-    own = dict(zip(road.actions, road.accelerations, strict=True))
-    hardest = road.actions[0]
-    columns = {name: {"u": "-brake" if name == hardest else f"{value:g}"} for name, value in own.items()}
-    speeds = {"low": 0.0, "step": road.speed_step}
-    model = {
-        "step_s": road.step_s,
-        "safe": "gap >= 0",
-        "constants": {"brake": -own[hardest], "top": road.top},
-        "variables": {
-            "gap": {"low": 0.0, "high": road.sight, "step": road.gap_step, "worse": "low"},
-            "speed": {**speeds, "high": road.top, "worse": "high"},
-            "lead": {**speeds, "high": road.lead_top, "worse": "low"},
-        },
-        "actions": columns,
-        "disturbances": {"a": {"low": road.lead_low, "high": road.lead_high}},
-        "let": {
-            "speed_after": "min(max(speed + u * dt, 0), top)",
-            "lead_after": "max(lead + a * dt, 0)",
-            "way": "speed**2 / (-2 * u) if speed + u * dt < 0 else (speed + speed_after) / 2 * dt",
-            "lead_way": "lead**2 / (-2 * a) if lead + a * dt < 0 else (lead + lead_after) / 2 * dt",
-        },
-        "next": {"gap": "gap + lead_way - way", "speed": "speed_after", "lead": "lead_after"},
-    }
-    return {"kind": "game", "fallback": hardest, "model": model}
-
-
-def lattice_states(road: _RoadPhysics) -> Floats:
-    """Gap, speed and lead of every state of a lattice `[S, 3]`."""
-    axes = [np.arange(round(top / step) + 1) * step for top, step in (
-        (road.sight, road.gap_step), (road.top, road.speed_step), (road.lead_top, road.speed_step))]  # fmt: skip
-    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.float64)
-
-
-def lattice_number(road: _RoadPhysics, state: tuple[float, float, float]) -> int:
-    """Number of a state of a lattice."""
-    gap, speed, lead = state
-    speeds, leads = round(road.top / road.speed_step) + 1, round(road.lead_top / road.speed_step) + 1
-    row = round(gap / road.gap_step) * speeds + round(speed / road.speed_step)
-    return row * leads + round(lead / road.speed_step)
+        return np.int64(self.road.lattice_number(self.state))
 
 
 def _lattice_table(road: _RoadPhysics) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
     """The finite process of a lattice as Gymnasium writes tables."""
     table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {}
-    for number, row in enumerate(lattice_states(road)):
+    for number, row in enumerate(road.lattice_states()):
         state = (float(row[0]), float(row[1]), float(row[2]))
         outcomes = {
             action: [_outcome(road, state, own, move, chance) for move, chance in road.lead_moves]
@@ -235,7 +231,7 @@ def _lattice_table(road: _RoadPhysics) -> dict[int, dict[int, list[tuple[float, 
 def _outcome(
     road: _RoadPhysics, state: tuple[float, float, float], own: float, move: float, chance: float
 ) -> tuple[float, int, float, bool]:
-    after = drive(road, state, own, move)
+    after = road.drive(state, own, move)
     crashed = after.closest < CRASH_M
-    number = lattice_number(road, (min(max(after.gap, 0.0), road.sight), after.speed, after.lead))
+    number = road.lattice_number((min(max(after.gap, 0.0), road.sight), after.speed, after.lead))
     return chance, number, 0.0 if crashed else after.speed / road.top, crashed

@@ -2,6 +2,11 @@
 
 Belongs here: contexts, true rates and rewards by (seed, round) alone, so that two policies on one seed are compared on
 common random numbers. Does not: policies, detectors.
+
+Traffic of a service during a staged rollout: who is exposed, and the values of both arms.
+
+Every request is of a new unit. In a stage with share s it goes to the canary with probability s, to the concurrent
+control slice with probability s, and to neither otherwise. The new version's mean is the live one's times 1 + change.
 """
 
 from collections.abc import Sequence

@@ -24,7 +24,6 @@ from hone.decide.bandits.models import JointLinearPosterior, LinearGaussianPoste
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
 from hone.decide.bandits.saving import load_into, save_policy
 from hone.decide.joins.parquet import read_view, view_hash
-from hone.decide.joins.view import view_episodes
 from hone.decide.simulators.drifting import ArmsWorld, BanditArms, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
 from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
@@ -196,7 +195,7 @@ def read_decisions(config: DecisionLogConfig, *, steps: int) -> LoggedDecisions:
     if not path.exists():
         raise ConfigError(f"log.path: {path} does not exist; `hone log FILE --view FOLDER` makes a view")
     view = read_view(path)
-    episodes = view_episodes(view)
+    episodes = view.episodes()
     if steps > len(episodes):
         raise ConfigError(
             f"steps = {steps}, and {path} has {len(episodes)} decisions with a final reward; each is learnt "

@@ -4,7 +4,7 @@ import numpy as np
 
 from hone.core.decisions import Floats
 from hone.core.random import generator
-from hone.decide.estimators.rules import RefusalRules, audit_weights
+from hone.decide.estimators.rules import RefusalRules
 from hone.decide.estimators.terms import LoggedFeedback, doubly_robust, inverse_propensity, self_normalised
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 
@@ -49,7 +49,7 @@ def _relative_errors(way: str, *, seed: int, runs: int, n: int) -> tuple[dict[st
         parts = (inverse_propensity(logged), self_normalised(logged), doubly_robust(logged, model))
         for name, terms in zip(errors, parts, strict=True):
             errors[name].append(terms.value / truth - 1)
-        reasons, _ = audit_weights(logged, RefusalRules())
+        reasons, _ = RefusalRules().audit_weights(logged)
         refused += any(reason.verdict == "refuse" for reason in reasons)
     return {name: np.array(values) for name, values in errors.items()}, refused / runs
 

@@ -12,10 +12,10 @@ from hone.control.tables.learn import QLearningRule, RateConfig
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.decisions import ActionSet, Floats
 from hone.core.episodes import Episodes
-from hone.decide.shield.certificate import certify, open_certificate
+from hone.decide.shield.certificate import certify
 from hone.decide.shield.guard import project_action
 from hone.decide.shield.model import GameShieldConfig, shield_spec
-from hone.decide.simulators.car_following import LATTICE_ROAD, SENSORS, CarFollowingEnv, lattice_states, shield_tables
+from hone.decide.simulators.car_following import LATTICE_ROAD, SENSORS, CarFollowingEnv
 from hone.lab.control import tabular_recipe, train_recipe, with_rewards
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot
 
@@ -32,15 +32,15 @@ def _assumed_name(brake: float) -> str:
 
 def _shielded_process(brake: float, env: CarFollowingEnv, table: GymnasiumTable) -> FiniteMdp:
     """The exact process in which a shield that assumes these brakes replaces unsafe actions."""
-    spec = shield_spec(shield_tables(replace(LATTICE_ROAD, lead_low=-brake)), place="road")
+    spec = shield_spec(replace(LATTICE_ROAD, lead_low=-brake).shield_tables(), place="road")
     assert isinstance(spec, GameShieldConfig)
-    shield = open_certificate(certify(spec), SENSORS)
+    shield = certify(spec).open(SENSORS)
     actions = ActionSet(names=LATTICE_ROAD.actions, features=np.array(LATTICE_ROAD.accelerations)[:, None])
     replaced = {
         number: {
             action: table[number][project_action(shield, state, actions, action)] for action in range(len(actions))
         }
-        for number, state in enumerate(lattice_states(LATTICE_ROAD))
+        for number, state in enumerate(LATTICE_ROAD.lattice_states())
     }
     return mdp_from_table(replaced, start=env.initial_state_distrib, discount=_DISCOUNT)
 

@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 from hone.core.decisions import ActionSet, DecisionTable
-from hone.decide.estimators.estimate import EstimateSettings, estimate_values, paired_difference_of, weight_tail
+from hone.decide.estimators.estimate import EstimateSettings, estimate_values, weight_tail
 from hone.decide.estimators.rules import (
     RefusalRules,
     VerdictReason,
-    audit_halves,
-    audit_rewards,
-    audit_table,
-    audit_weights,
     usable_rows,
     worst_verdict,
 )
@@ -54,7 +50,7 @@ def found(reasons: list[VerdictReason] | tuple[VerdictReason, ...]) -> list[tupl
 
 
 def test_a_good_log_passes_every_rule() -> None:
-    assert audit_table(good_table(), RULES) == []
+    assert RULES.audit_table(good_table()) == []
     made = estimate_values(good_log(), ["ips", "snips", "dr"], EstimateSettings())
     assert all(one.estimate.verdict == "ok" and one.estimate.overlap == 1.0 for one in made.values())
 
@@ -69,7 +65,7 @@ def test_a_good_log_passes_every_rule() -> None:
 )
 def test_a_propensity_that_is_none_is_refused(logp: float, words: str) -> None:
     table = replace(good_table(), logp=at(good_table().logp, 7, logp))
-    reasons = audit_table(table, RULES)
+    reasons = RULES.audit_table(table)
     assert found(reasons) == [("propensities", "refuse")]
     assert "1 rows" in reasons[0].words
     assert words in reasons[0].words
@@ -80,7 +76,7 @@ def test_a_propensity_that_is_none_is_refused(logp: float, words: str) -> None:
 def test_a_probability_that_underflows_is_one() -> None:
     """The probability of a long answer is 0 as a float, and its logarithm is not."""
     table = replace(good_table(), logp=at(good_table().logp, 7, -900.0))
-    assert audit_table(table, RULES) == []
+    assert RULES.audit_table(table) == []
     assert usable_rows(table).all()
     long = replace(good_log(), logp=good_log().logp - 900, target_logp=good_log().target_logp - 900)
     assert long.weight == pytest.approx(good_log().weight)
@@ -88,34 +84,34 @@ def test_a_probability_that_underflows_is_one() -> None:
 
 def test_a_known_reward_that_is_not_finite_is_refused() -> None:
     table = replace(good_table(), reward=at(good_table().reward, 3, np.nan))
-    assert found(audit_table(table, RULES)) == [("rewards", "refuse")]
-    assert found(audit_table(replace(table, known=at(table.known, 3, 0) > 0), RULES)) == []  # it is merely open
+    assert found(RULES.audit_table(table)) == [("rewards", "refuse")]
+    assert found(RULES.audit_table(replace(table, known=at(table.known, 3, 0) > 0))) == []  # it is merely open
 
 
 def test_an_id_that_occurs_twice_is_refused() -> None:
-    reasons = audit_table(replace(good_table(3), ids=("d0", "d1", "d0")), RULES)
+    reasons = RULES.audit_table(replace(good_table(3), ids=("d0", "d1", "d0")))
     assert found(reasons) == [("duplicates", "refuse")]
     assert "'d0'" in reasons[0].words
 
 
 def test_contexts_of_several_schemas_are_refused() -> None:
-    reasons = audit_table(replace(good_table(3), schemas=("aa", "bb", "aa")), RULES)
+    reasons = RULES.audit_table(replace(good_table(3), schemas=("aa", "bb", "aa")))
     assert found(reasons) == [("schemas", "refuse")]
     assert "aa (2 rows), bb (1 rows)" in reasons[0].words
-    assert audit_table(replace(good_table(3), schemas=("aa",) * 3), RULES) == []
+    assert RULES.audit_table(replace(good_table(3), schemas=("aa",) * 3)) == []
 
 
 @pytest.mark.parametrize(("open_rows", "verdict"), [(1, None), (5, "weak"), (20, "refuse")])
 def test_open_windows_beyond_a_share_are_weak_then_refused(open_rows: int, verdict: str | None) -> None:
     table = replace(good_table(), known=np.arange(100) >= open_rows)
-    assert found(audit_table(table, RULES)) == ([("open windows", verdict)] if verdict else [])
+    assert found(RULES.audit_table(table)) == ([("open windows", verdict)] if verdict else [])
 
 
 def test_support_is_exact_where_the_behaviour_policy_is_known() -> None:
     log = good_log()
     behaviour = np.log(np.full((2000, 4), 0.25))
     behaviour[:840, 2] = -np.inf
-    reasons, overlap = audit_weights(replace(log, behaviour_logp=behaviour), RULES)
+    reasons, overlap = RULES.audit_weights(replace(log, behaviour_logp=behaviour))
     assert ("support", "refuse") in found(reasons)
     assert overlap == pytest.approx(0.58)
     assert any("42.0% of the contexts have no support" in reason.words for reason in reasons)
@@ -134,7 +130,7 @@ def test_missing_support_shows_in_the_mean_weight(seed: int) -> None:
         contexts=np.zeros((n, 1)), action=chosen, logp=np.log(np.where(bare, 1 / 3, 0.25)), reward=random.random(n),
         target_logp=target, unit=np.arange(n),
     )  # fmt: skip
-    reasons, overlap = audit_weights(log, RULES)
+    reasons, overlap = RULES.audit_weights(log)
     assert ("support", "refuse") in found(reasons)
     assert overlap == pytest.approx(0.58, abs=0.07)
 
@@ -148,8 +144,8 @@ def test_support_that_lacks_in_one_version_only_is_found_by_version() -> None:
         contexts=np.zeros((n, 1)), action=chosen, logp=np.log(np.where(version == 1, 1 / 3, 0.25)),
         reward=random.random(n), target_logp=np.log(np.tile([1e-9, 1e-9, 1e-9, 1 - 3e-9], (n, 1))), unit=np.arange(n),
     )  # fmt: skip
-    assert "support" not in dict(found(audit_weights(log, RULES)[0]))
-    assert ("support", "weak") in found(audit_weights(log, RULES, version=version)[0])
+    assert "support" not in dict(found(RULES.audit_weights(log)[0]))
+    assert ("support", "weak") in found(RULES.audit_weights(log, version=version)[0])
 
 
 def test_the_choosers_probability_beside_the_executed_action_is_refused() -> None:
@@ -159,37 +155,37 @@ def test_the_choosers_probability_beside_the_executed_action_is_refused() -> Non
     replaced = random.random(6000) < 0.2
     target = np.log(np.tile([0.7, 0.1, 0.1, 0.1], (6000, 1)))
     lying = replace(log, action=np.where(replaced, 0, log.action), target_logp=target)
-    reasons, _ = audit_weights(lying, RULES)
+    reasons, _ = RULES.audit_weights(lying)
     assert ("calibration", "refuse") in found(reasons)
-    assert audit_weights(replace(log, target_logp=target), RULES)[0] == []
+    assert RULES.audit_weights(replace(log, target_logp=target))[0] == []
 
 
 @pytest.mark.parametrize(("n", "verdict"), [(40, "refuse"), (150, "weak")])
 def test_a_small_effective_sample_is_weak_then_refused(n: int, verdict: str) -> None:
-    assert ("sample size", verdict) in found(audit_weights(good_log(n=n), RULES)[0])
+    assert ("sample size", verdict) in found(RULES.audit_weights(good_log(n=n))[0])
 
 
 def test_one_row_with_most_of_the_weight_is_weak() -> None:
     log = good_log()
-    reasons, _ = audit_weights(replace(log, logp=at(log.logp, 9, math.log(0.0005))), RULES)
+    reasons, _ = RULES.audit_weights(replace(log, logp=at(log.logp, 9, math.log(0.0005))))
     assert ("largest weight", "weak") in found(reasons)
     assert any("row 9 has" in reason.words for reason in reasons)
 
 
 def test_rewards_with_few_events_are_weak() -> None:
-    assert audit_rewards(np.repeat([0.0, 1.0], [900, 60]), RULES) == []
-    assert found(audit_rewards(np.repeat([0.0, 1.0], [900, 38]), RULES)) == [("events", "weak")]
+    assert RULES.rewards(np.repeat([0.0, 1.0], [900, 60])) == []
+    assert found(RULES.rewards(np.repeat([0.0, 1.0], [900, 38]))) == [("events", "weak")]
 
 
 def test_drift_between_the_halves_is_refused_and_its_absence_is_not() -> None:
     refused = 0
     for seed in range(200):
         values = np.random.default_rng(seed).normal(size=400)
-        refused += any(one.verdict == "refuse" for one in audit_halves(values, np.arange(400), RULES))
+        refused += any(one.verdict == "refuse" for one in RULES.halves(values, np.arange(400)))
         values[200:] += 1.0
-        assert found(audit_halves(values, np.arange(400), RULES)) == [("drift", "refuse")]
+        assert found(RULES.halves(values, np.arange(400))) == [("drift", "refuse")]
     assert refused <= 2  # 0.2 expected of 200
-    assert audit_halves(np.ones(10), np.arange(10), RULES) == []
+    assert RULES.halves(np.ones(10), np.arange(10)) == []
 
 
 def test_an_estimate_carries_its_reasons_and_assumptions() -> None:
@@ -234,7 +230,7 @@ def test_a_paired_difference_is_narrower_than_two_intervals() -> None:
     log = good_log()
     near = replace(log, target_logp=np.log(np.roll(log.target, 1, axis=1) * 0.1 + log.target * 0.9))
     first, second = (estimate_values(one, ["dr"], EstimateSettings())["dr"] for one in (log, near))
-    paired = paired_difference_of(first, second, log.unit, level=0.95)
+    paired = first.paired_difference(second, log.unit, level=0.95)
     assert paired.value == pytest.approx(second.estimate.value - first.estimate.value)
     assert paired.standard_error < 0.3 * math.hypot(first.estimate.standard_error, second.estimate.standard_error)
 

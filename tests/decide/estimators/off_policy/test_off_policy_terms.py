@@ -55,7 +55,7 @@ def test_values_by_hand() -> None:
     assert forms.doubly_robust(BY_HAND, MODEL).value == pytest.approx(dm + (1 + 1 + 0.25) / 3)
     assert forms.self_normalised_doubly_robust(BY_HAND, MODEL).value == pytest.approx(dm + 2.25 / 4.25)
     assert forms.switch_doubly_robust(BY_HAND, MODEL, max_weight=1).value == pytest.approx(dm + 0.25 / 3)
-    assert forms.more_robust_weights(BY_HAND) == pytest.approx([4, 4, 0.0625])
+    assert BY_HAND.more_robust_weights() == pytest.approx([4, 4, 0.0625])
     assert effective_sample_size(BY_HAND.weight) == pytest.approx(4.25**2 / 8.0625)
 
 

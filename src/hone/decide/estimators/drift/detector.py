@@ -1,5 +1,16 @@
-"""The interface of drift detectors for streams of numbers, and means of blocks for streams that correlate with
-themselves."""
+"""Detectors of drift in streams of numbers: Page-Hinkley, ADWIN, e-detectors, and means of blocks for streams that
+correlate with themselves.
+
+ADWIN: a window of the latest values that grows while they agree and drops its older part when they do not.
+
+Bifet & Gavaldà, "Learning from time-changing data with adaptive windowing", 2007. The window is kept as an exponential
+histogram: at most `per_row + 1` buckets of each of the sizes 1, 2, 4 ..., each with its total and its variance, so that
+n values take O(log n) memory.
+
+E-detectors: evidence against "nothing has changed" that grows like a bet, with an exact average run length.
+
+Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric framework for sequential change detection", 2022.
+"""
 
 import math
 from bisect import bisect_left, bisect_right

@@ -1,5 +1,9 @@
 """Health of a service that decides: numbers that are not finite, stale outcomes, actions that collapse, memory that
-grows."""
+grows.
+
+Drift of inputs: each feature's latest window against a reference, by Kolmogorov-Smirnov and by the population
+stability index.
+"""
 
 import math
 from collections.abc import Sequence
