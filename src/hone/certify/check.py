@@ -73,8 +73,6 @@ class GradientProbe:
     laid: TrainingRows[Any]
     """The batch before weighting and selection."""
     finish: RowFinisher
-    objective_with_backward: Objective | None = None
-    """The objective with its gradient written out, if the learner steps by that."""
     batch: str
     """Size of the batch, in words."""
     unit: str = "sequence"
@@ -118,7 +116,6 @@ def gradient_probes(
             rows=rows,
             laid=laid,
             finish=finish,
-            objective_with_backward=phase.objective_with_backward,
             batch=f"{len(rows)} decisions",
             large_count=len(rows),
         )
@@ -229,24 +226,6 @@ def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
     for other in trial.objective_variants:
         changed = replace(trial, objective=other.change(trial.objective))
         yield other.name, other.detail, summed_gradient(changed, [trial.rows])
-    if trial.objective_with_backward is not None:
-        what = "autograd of `objective` against `objective_with_backward`"
-        yield "gradient written out", what, _written_out_gradient(trial, [trial.rows])
-        each = [trial.rows.take(np.array([number])) for number in range(len(trial.rows))]
-        yield "gradient written out, row by row", what, _written_out_gradient(trial, each)
-
-
-def _written_out_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
-    """Gradient `[P]` that `objective_with_backward` adds to the parameters' own, over all `pieces`."""
-    assert trial.objective_with_backward is not None
-    for parameter in trial.policy.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    with torch.no_grad():
-        for piece in pieces:
-            trial.objective_with_backward(trial.policy, piece.tensors())
-    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in trial.parameters]
-    trial.policy.zero_grad(set_to_none=True)
-    return torch.cat([one.flatten() for one in found]).double().cpu()
 
 
 def compare_gradients(name: str, detail: str, whole: Tensor, cut: Tensor) -> GradientCheck:
