@@ -151,8 +151,8 @@ class SharedStep:
 
     def array(self, name: str) -> Array:
         """One of the arrays of steps."""
-        columns = (self.seen, self.final, self.reward, self.terminated, self.truncated)
-        return dict(zip(("seen", "final", "reward", "terminated", "truncated"), columns, strict=True))[name]
+        flags: dict[str, Array] = {"terminated": self.terminated, "truncated": self.truncated}
+        return {"seen": self.seen, "final": self.final, "reward": self.reward, **flags}[name]
 
     def actions(self, kind: str, shape: list[int]) -> Array:
         """`[k, *action]` of this type, over the same memory."""

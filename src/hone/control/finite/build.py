@@ -203,12 +203,14 @@ def mdp_from_log(
 
 def _outcomes(columns: Sequence[tuple[int, int, int, float, float, bool]]) -> MdpOutcomes:
     """`(state, action, next state, probability, reward, terminates)` for each outcome, as arrays."""
-    kinds = (np.int64, np.int64, np.int64, np.float64, np.float64, np.bool_)
-    state, action, after, probability, reward, ends = (
-        np.array(column).astype(kind) for column, kind in zip(zip(*columns, strict=True), kinds, strict=True)
-    )
+    state, action, after, probability, reward, ends = (np.array(column) for column in zip(*columns, strict=True))
     return MdpOutcomes(
-        state=state, action=action, next_state=after, probability=probability, reward=reward, terminates=ends
+        state=state.astype(np.int64),
+        action=action.astype(np.int64),
+        next_state=after.astype(np.int64),
+        probability=probability.astype(np.float64),
+        reward=reward.astype(np.float64),
+        terminates=ends.astype(np.bool_),
     )
 
 
