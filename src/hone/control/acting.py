@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hone.control.environments.world import GymWorld
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy
 from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
-from hone.control.rows import _tensor
+from hone.control.rows import as_tensor
 from hone.core.credit import Metrics, Values
 from hone.core.episodes import Episodes
 from hone.run.loop import SourceWrapper
@@ -23,7 +23,7 @@ def predict_values(policy: ActorCritic, episodes: Episodes) -> Values:
     """The critic's values of everything seen, and of what was seen last."""
     assert episodes.final is not None
     device = str(next(policy.parameters()).device)
-    both = torch.cat((_tensor(episodes.observations, device), _tensor(episodes.final, device)))
+    both = torch.cat((as_tensor(episodes.observations, device), as_tensor(episodes.final, device)))
     values = policy.value(both).cpu().numpy()
     return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
 

@@ -97,14 +97,14 @@ class TransitionRows(DecisionRows):
 
 def step_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> StepRows:
     """On-policy rows; the weight is set by the learner."""
-    advantage = _tensor(credits.advantage, device)
+    advantage = as_tensor(credits.advantage, device)
     return StepRows(
         weight=torch.ones_like(advantage),
-        seen=_tensor(episodes.observations, device),
-        chosen=_tensor(episodes.chosen, device),
-        logp=_tensor(episodes.logp, device),
+        seen=as_tensor(episodes.observations, device),
+        chosen=as_tensor(episodes.chosen, device),
+        logp=as_tensor(episodes.logp, device),
         advantage=advantage,
-        target=torch.zeros_like(advantage) if credits.target is None else _tensor(credits.target, device),
+        target=torch.zeros_like(advantage) if credits.target is None else as_tensor(credits.target, device),
     )
 
 
@@ -114,17 +114,18 @@ def transition_rows(
     """Rows of single-decision episodes; `credits` from `one_step_target`."""
     assert credits.discount is not None
     assert transitions.final is not None
-    reward = _tensor(credits.advantage, device)
+    reward = as_tensor(credits.advantage, device)
     return TransitionRows(
         weight=torch.ones_like(reward),
-        seen=_tensor(transitions.observations, device),
-        chosen=_tensor(transitions.chosen, device),
+        seen=as_tensor(transitions.observations, device),
+        chosen=as_tensor(transitions.chosen, device),
         reward=reward,
-        discount=_tensor(credits.discount, device),
-        next_seen=_tensor(transitions.final, device),
-        noise=_tensor(noise, device),
+        discount=as_tensor(credits.discount, device),
+        next_seen=as_tensor(transitions.final, device),
+        noise=as_tensor(noise, device),
     )
 
 
-def _tensor(values: NDArray[np.generic], device: str) -> Tensor:
+def as_tensor(values: NDArray[np.generic], device: str) -> Tensor:
+    """The array on a device."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)

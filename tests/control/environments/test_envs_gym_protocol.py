@@ -93,7 +93,7 @@ def losses_borne(budget: FaultBudget, at: list[int], until: int = 30) -> int:
                 budget.count_loss(LOSS)
             except ResourceError:
                 return budget.losses - 1
-        budget.count_step()
+        budget.steps += 1
     return budget.losses
 
 

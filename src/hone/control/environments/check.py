@@ -4,7 +4,7 @@ Belongs here: checks that are too slow for the training loop, which only looks f
 faults are reported together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,17 +147,12 @@ def _observation_faults(seen: Any, space: spaces.Space[Any]) -> list[str]:  # no
     if not np.can_cast(seen.dtype, space.dtype):
         return [f"observation of type {seen.dtype}; the space has {space.dtype}: convert it with astype"]
     if seen.dtype.kind == "f" and not np.isfinite(seen).all():
-        return [f"observation that is not finite: {_values(seen)}"]
+        return [f"observation that is not finite: {seen.ravel()[:8].tolist()}{' ...' if seen.size > 8 else ''}"]
     outside = (seen < space.low) | (seen > space.high)
     if outside.any():
         where = tuple(int(position) for position in np.argwhere(outside)[0])
         return [f"observation {list(where)} = {seen[where]} outside {space.low[where]} .. {space.high[where]}"]
     return []
-
-
-def _values(seen: np.ndarray) -> str:
-    shown: Sequence[Any] = seen.ravel()[:8].tolist()
-    return f"{shown}{' ...' if seen.size > 8 else ''}"
 
 
 def _brief(value: object) -> str:

@@ -272,7 +272,8 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
     def native(count: int) -> GymVectorEnv:
         # Whatever limit the id is registered with holds for single environments only; a native one has its own.
         limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **dict(config.kwargs))
+        kwargs: dict[str, Any] = dict(config.kwargs)
+        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **kwargs)
         return cast("GymVectorEnv", made)
 
     return EnvFactory(

@@ -82,14 +82,11 @@ def space_to_json(space: spaces.Space[Any]) -> Json:
     if isinstance(space, spaces.Discrete):
         return {"n": int(space.n), "start": int(space.start)}
     assert isinstance(space, spaces.Box)
-    bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+    bounds: dict[str, Json] = {}
+    for name, values in (("low", space.low), ("high", space.high)):  # equal numbers as one: images have ten thousands
+        first = values.flat[0]
+        bounds[name] = first.item() if (values == first).all() else values.tolist()
     return {**bounds, "shape": list(space.shape), "dtype": np.dtype(space.dtype).str}
-
-
-def _bound(values: Array) -> Json:
-    """Shorten equal numbers to one: images have ten thousands."""
-    first = values.flat[0]
-    return first.item() if (values == first).all() else values.tolist()
 
 
 def space_from_json(spec: Json) -> spaces.Space[Any]:
@@ -154,13 +151,8 @@ class SharedStep:
 
     def array(self, name: str) -> Array:
         """One of the arrays of steps."""
-        return {
-            "seen": self.seen,
-            "final": self.final,
-            "reward": self.reward,
-            "terminated": self.terminated,
-            "truncated": self.truncated,
-        }[name]
+        flags: dict[str, Array] = {"terminated": self.terminated, "truncated": self.truncated}
+        return {"seen": self.seen, "final": self.final, "reward": self.reward, **flags}[name]
 
     def actions(self, kind: str, shape: list[int]) -> Array:
         """`[k, *action]` of this type, over the same memory."""

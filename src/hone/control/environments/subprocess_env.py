@@ -81,10 +81,6 @@ class FaultBudget:
     recent: deque[int] = field(default_factory=deque[int])
     """Steps at which processes were lost, within the window."""
 
-    def count_step(self) -> None:
-        """Count one environment step."""
-        self.steps += 1
-
     def count_loss(self, loss: EnvProcessLoss) -> None:
         """Count a loss. Raises LostTooOftenError with the last one when they are too many."""
         self.losses += 1
@@ -92,9 +88,10 @@ class FaultBudget:
         while self.recent and self.recent[0] <= self.steps - self.window:
             self.recent.popleft()
         if len(self.recent) > self.allowed:
-            times, steps = _with_unit(len(self.recent), "time"), _with_unit(self.window, "step")
+            times, steps = len(self.recent), self.window
             raise LostTooOftenError(
-                f"processes of environments were lost {times} within {steps}, allowed are {self.allowed} "
+                f"processes of environments were lost {times} time{'s' if times != 1 else ''} within {steps} "
+                f"step{'s' if steps != 1 else ''}, allowed are {self.allowed} "
                 f"(env.faults_allowed); the last: {loss.message()}",
                 "fix the environment, then resume from the newest checkpoint with --resume",
             )
@@ -105,11 +102,6 @@ class FaultBudget:
     def restore(self, state: State) -> None:
         self.steps, self.losses = integer(state, "steps"), integer(state, "losses")
         self.recent = deque(array(state, "recent").tolist())
-
-
-def _with_unit(count: int, word: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
@@ -143,15 +135,6 @@ class _EnvBlock:
         """The shared memory, which must have been mapped."""
         assert self.shared_step is not None, "reset the environments before they are stepped"
         return self.shared_step
-
-    def set_seeds(self, seeds: list[int]) -> None:
-        """Set the seeds of a reset, and count steps from there."""
-        self.seeds, self.steps_since_reset = seeds, 0
-
-    def next_seeds(self, base: int) -> list[int]:
-        """Seeds `[count]` after one more restart: a function of the run's first seed and of the number of restarts."""
-        again = key(base, "restart", self.number, self.restarts + 1) & 0xFFFFFFFF
-        return env_seeds(again, self.first + self.count)[self.rows]
 
     def describe_loss(self, how: ChildLostError) -> EnvProcessLoss:
         """A report of the end of its process."""
@@ -200,7 +183,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
         self._clock = clock or SystemClock()
         self._transport = transport or ChildBlocks()
-        self._blocks = [_EnvBlock(0, 0, num_envs, self._new_process())]
+        self._blocks = [_EnvBlock(0, 0, num_envs, self._transport.make(self._clock))]
         self._base = 0
         self._step_requests: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._pending_notices: list[str] = []
@@ -232,7 +215,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             counts = [len(part) for part in np.array_split(np.arange(self.num_envs), processes)]
             first.count = counts[0]
             for number, count in enumerate(counts[1:], start=1):
-                self._blocks.append(_EnvBlock(number, sum(counts[:number]), count, self._new_process()))
+                self._blocks.append(_EnvBlock(number, sum(counts[:number]), count, self._transport.make(self._clock)))
             self._start_blocks(self._blocks[1:])
             made = [_checked_reply(reply).head for reply in self._ask(self._blocks, self._make_request)]
         except ChildLostError as lost:
@@ -243,7 +226,12 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
                     f"{self.config.id}: single_observation_space or single_action_space differs between environments: "
                     f"{made[0]['spaces']} in process 0, {head['spaces']} in process {number}"
                 )
-        self._read_form(made[0])
+        head = made[0]
+        self.form = head["form"]
+        self.single_observation_space, self.single_action_space = map(space_from_json, head["spaces"])
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode(head["autoreset"])}
 
     def mark_baseline(self) -> None:
         """Take the current attributes as the baseline: a snapshot holds only attributes that change from here on."""
@@ -277,24 +265,14 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         known = {"config": self.config.model_dump(mode="json"), "registration": export_registration(self.config)}
         for block in fresh:
             block.process.kill()
-            block.process = self._new_process()
+            block.process = self._transport.make(self._clock)
             block.process.start()
         replies = self._ask(fresh, lambda block: encode({"do": "load", "first": block.first, **known}))
         for block, reply in zip(fresh, replies, strict=True):
             block.native = _checked_reply(reply).head["native"]
 
-    def _new_process(self) -> BlockProcess:
-        return self._transport.make(self._clock)
-
     def _make_request(self, block: _EnvBlock) -> bytes:
         return encode({"do": "make", "count": block.count, "squashed": self.squashed})
-
-    def _read_form(self, head: Mapping[str, Json]) -> None:
-        self.form = head["form"]
-        self.single_observation_space, self.single_action_space = map(space_from_json, head["spaces"])
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.metadata = {"autoreset_mode": AutoresetMode(head["autoreset"])}
 
     # ------------------------------------------------------------------------------------------ the run
 
@@ -314,7 +292,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             assert not isinstance(seed, int), "a seed for each environment"
             self._base = seed[0]
             for block in blocks:
-                block.set_seeds(list(seed[block.rows]))
+                block.seeds, block.steps_since_reset = list(seed[block.rows]), 0
         orders = {block.number: _reset_request(block, arrays.get(block.number)) for block in blocks}
         lost = np.zeros(self.num_envs, np.uint8)
         for block, reply in zip(blocks, self._ask(blocks, lambda block: orders[block.number]), strict=True):
@@ -331,12 +309,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             block.require_shared_step.actions(actions.dtype.str, list(actions.shape[1:]))[:] = actions[block.rows]
             block.process.send(order)
             block.steps_since_reset += 1
-        processes = [block.process for block in self._blocks]
-        replies = gather_replies(
-            processes, clock=self._clock, call_s=self.config.step_timeout_s, transport=self._transport
-        )
+        replies = self._gather_replies(self._blocks)
         lost = np.zeros(self.num_envs, np.uint8)
-        self.budget.count_step()
+        self.budget.steps += 1
         for reply in replies:
             if isinstance(reply, WorkerMessage):
                 _checked_reply(reply)
@@ -372,8 +347,10 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             self._pending_notices.append(
                 f"{loss.message()}. They restart with other seeds; the lost steps are not trained on."
             )
-            block.set_seeds(block.next_seeds(self._base))
             block.restarts += 1
+            # a function of the run's first seed and of the number of restarts
+            again = key(self._base, "restart", block.number, block.restarts) & 0xFFFFFFFF
+            block.seeds, block.steps_since_reset = env_seeds(again, block.first + block.count)[block.rows], 0
             block.shared_step = None
             try:
                 self._start_blocks([block])
@@ -408,14 +385,13 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def _ask(self, blocks: Sequence[_EnvBlock], order: _RequestFn) -> list[WorkerMessage | ChildLostError]:
         for block in blocks:
             block.process.send(order(block))
-        processes = [block.process for block in blocks]
-        return gather_replies(
-            processes,
-            clock=self._clock,
-            call_s=self.config.step_timeout_s,
-            start_s=START_S,
-            transport=self._transport,
-        )
+        return self._gather_replies(blocks, start_s=START_S)
+
+    def _gather_replies(
+        self, blocks: Sequence[_EnvBlock], *, start_s: float | None = None
+    ) -> list[WorkerMessage | ChildLostError]:
+        processes, call_s = [block.process for block in blocks], self.config.step_timeout_s
+        return gather_replies(processes, clock=self._clock, call_s=call_s, start_s=start_s, transport=self._transport)
 
     # ------------------------------------------------------------------------------------------ a resume
 

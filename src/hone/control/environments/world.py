@@ -259,7 +259,11 @@ class GymWorld:
                     raise
                 checker.require_finite(steps, observations=t + 1, rewards=t)
                 reason = str(fault) if isinstance(fault, UserCodeError) else describe_exception(fault)
-                raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {reason}") from fault
+                recent = steps.chosen[max(0, t - 2) : t + 1].tolist() if self.envs.num_envs <= 8 else "not shown"
+                raise UserCodeError(
+                    f"step {t} of rollout {self.rollouts} failed in the environment (run seed {self.seed}, last "
+                    f"actions {recent}): {reason}"
+                ) from fault
         steps.seen[-1] = self.seen = np.array(now)
         checker.require_finite(steps, observations=self.steps + 1, rewards=self.steps)
         return steps
@@ -327,13 +331,6 @@ class GymWorld:
             final=steps.final_observations(end_env, end_time),
             score=score,
             status=status,
-        )
-
-    def _place(self, time: int, chosen: Array) -> str:
-        recent = chosen[-3:].tolist() if self.envs.num_envs <= 8 else "not shown"
-        return (
-            f"step {time} of rollout {self.rollouts} failed in the environment "
-            f"(run seed {self.seed}, last actions {recent})"
         )
 
     def metrics(self) -> Metrics:

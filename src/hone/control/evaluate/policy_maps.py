@@ -5,6 +5,7 @@ Belongs here: which environments are grids, and the cell of a state. `report.pol
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -200,27 +201,24 @@ def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
     if runs_isolated(config):  # a user's environment is not run in this process
         return None
     env = env_factory(config).make_one()
+    table = partial(mdp_from_gymnasium, config.id, discount=discount, options=config.kwargs)
     try:
         inside = env.unwrapped
         match inside:
             case FrozenLakeEnv():
                 rows = [bytes(row).decode() for row in inside.desc]
-                return _rectangular_layout(rows, _table(config, discount), actions=LAKE, idle=frozenset("HG"))
+                return _rectangular_layout(rows, table(), actions=LAKE, idle=frozenset("HG"))
             case CliffWalkingEnv():
                 rows = ["." * 12] * 3 + ["S" + "C" * 10 + "G"]
-                return _rectangular_layout(rows, _table(config, discount), idle=frozenset("CG"), actions=CLIFF)
+                return _rectangular_layout(rows, table(), idle=frozenset("CG"), actions=CLIFF)
             case TaxiEnv():
-                return _taxi(_table(config, discount))
+                return _taxi(table())
             case GridEnv():
                 return _rectangular_layout(inside.rows, inside.mdp.with_discount(discount), idle=frozenset("#G"))
             case _:
                 return None
     finally:
         env.close()
-
-
-def _table(config: GymConfig, discount: float) -> FiniteMdp:
-    return mdp_from_gymnasium(config.id, discount=discount, options=config.kwargs)
 
 
 def _rectangular_layout(

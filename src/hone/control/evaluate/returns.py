@@ -65,7 +65,7 @@ def _value_metrics(table: StateValues, mdp: FiniteMdp) -> Metrics:
 
 
 def ignore_warning(text: str) -> None:
-    """Nobody listens."""
+    """Ignores a warning."""
     del text
 
 

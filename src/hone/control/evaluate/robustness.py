@@ -68,7 +68,7 @@ def compare_with_unperturbed(
         raise ConfigError(*faults)
     space = usual.single_action_space
     spread = ObservationSpread(policy.numpy_policy().best)
-    before = _returns(usual, spread, UNPERTURBED, episodes=episodes, seed=seed, step_limit=limit, tell=warn)
+    before = _returns(usual, spread, UNPERTURBED, episodes=episodes, seed=seed, step_limit=limit, warn=warn)
     rows = [_row(UNPERTURBED, before, before)]
     for change in changes:
         arena = open_perturbed_envs(env, episodes=episodes, physics=change.physics, single_envs=alone)
@@ -79,7 +79,7 @@ def compare_with_unperturbed(
             action_space=space,
             seed=key(seed, "judge"),
         )
-        after = _returns(arena, best, change.label, episodes=episodes, seed=seed, step_limit=limit, tell=warn)
+        after = _returns(arena, best, change.label, episodes=episodes, seed=seed, step_limit=limit, warn=warn)
         rows.append(_row(change.label, before, after))
     return rows
 
@@ -92,7 +92,7 @@ def _returns(
     episodes: int,
     seed: int,
     step_limit: int,
-    tell: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Floats:
     try:
         played = play_episodes(arena, best, seed=key(seed, "judge") & 0xFFFFFFFF, step_limit=step_limit)
@@ -104,7 +104,7 @@ def _returns(
             "paired comparison is impossible"
         )
     if played.truncated_episodes:
-        tell(
+        warn(
             f"{name}: {played.truncated_episodes} of {episodes} episodes did not end within {played.step_limit} "
             f"steps and were cut there"
         )

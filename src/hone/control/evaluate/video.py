@@ -121,16 +121,21 @@ def _play_episode(
     return score, limit, False
 
 
-def _encoded(frames: list[Frames]) -> bytes | None:
-    """Encode the animation within the size limit; frames smaller than the largest are filled up with black."""
+def _stacked(frames: list[Frames]) -> Frames:
+    """Frames `[F, height, width, 3]` of the largest height and width; smaller ones are filled up with black."""
     height, width = (max(frame.shape[side] for frame in frames) for side in (0, 1))
+    stacked = np.zeros((len(frames), height, width, 3), np.uint8)
+    for into, frame in zip(stacked, frames, strict=True):
+        into[: frame.shape[0], : frame.shape[1]] = frame
+    return stacked
+
+
+def _encoded(frames: list[Frames]) -> bytes | None:
+    """Encode the animation within the size limit."""
     most = MAX_FRAMES
     while most > 1:
         kept = subsample_frames(frames, most)
-        stacked = np.zeros((len(kept), height, width, 3), np.uint8)
-        for into, frame in zip(stacked, kept, strict=True):
-            into[: frame.shape[0], : frame.shape[1]] = frame
-        png = animated_png(stacked, frame_s=min(0.5, MAX_FRAMES / _FRAMES_PER_S / len(kept)))
+        png = animated_png(_stacked(kept), frame_s=min(0.5, MAX_FRAMES / _FRAMES_PER_S / len(kept)))
         if len(png) <= MAX_BYTES:
             return png
         most //= 2

@@ -34,18 +34,13 @@ def mdp_from_table(table: GymnasiumTable, *, start: Floats, discount: float, lim
     ]
     if not rows:
         raise DataError("the table has no outcomes")
-    state, action, probability, after, reward, ends = (np.array(column) for column in zip(*rows, strict=True))
+    columns = [
+        (state, action, after, probability, reward, ends) for state, action, probability, after, reward, ends in rows
+    ]
     return make_mdp(
-        MdpOutcomes(
-            state=state.astype(np.int64),
-            action=action.astype(np.int64),
-            next_state=after.astype(np.int64),
-            probability=probability.astype(np.float64),
-            reward=reward.astype(np.float64),
-            terminates=ends.astype(np.bool_),
-        ),
+        _outcomes(columns),
         states=len(table),
-        actions=int(action.max()) + 1,
+        actions=max(action for _, action, *_ in columns) + 1,
         start=np.asarray(start),
         discount=discount,
         limit=limit,
@@ -207,9 +202,15 @@ def mdp_from_log(
 
 
 def _outcomes(columns: Sequence[tuple[int, int, int, float, float, bool]]) -> MdpOutcomes:
+    """`(state, action, next state, probability, reward, terminates)` for each outcome, as arrays."""
     state, action, after, probability, reward, ends = (np.array(column) for column in zip(*columns, strict=True))
     return MdpOutcomes(
-        state=state, action=action, next_state=after, probability=probability, reward=reward, terminates=ends
+        state=state.astype(np.int64),
+        action=action.astype(np.int64),
+        next_state=after.astype(np.int64),
+        probability=probability.astype(np.float64),
+        reward=reward.astype(np.float64),
+        terminates=ends.astype(np.bool_),
     )
 
 

@@ -42,7 +42,7 @@ def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) 
         except ImportError as missing:
             raise ResourceError(f"{count} states: {_NEEDS_SCIPY}") from missing
         matrix = sparse.coo_matrix((weight, (rows, columns)), shape=(count, count))
-        answer[~known] = linalg.spsolve((sparse.eye(count) - matrix).tocsc(), right[~known])
+        answer[~known] = np.asarray(linalg.spsolve((sparse.eye(count) - matrix).tocsc(), right[~known]), np.float64)
     return answer
 
 

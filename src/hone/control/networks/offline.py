@@ -7,7 +7,7 @@ not once per network and update.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -83,12 +83,8 @@ class NumpyDiscreteBcqPolicy(DiscreteNetworkPolicy):
         return np.where(allowed, self.network(x), -np.inf).argmax(axis=1) + self.actions.start
 
 
-class _ActionProposer(Protocol):
-    """Candidate actions."""
-
-    def __call__(self, x: Floats, noise: Floats) -> Floats:
-        """Encoded observations `[n, size]`, noise `[n, width]` -> actions `[n, a]` in [-1, 1]."""
-        ...
+_ActionProposer = Callable[[Floats, Floats], Floats]
+"""Candidate actions: encoded observations `[n, size]`, noise `[n, width]` -> actions `[n, a]` in [-1, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,10 +388,9 @@ def _best_of_samples_policy(
     policy: BcqPolicy | BearPolicy, proposer: _ActionProposer, noise_size: int
 ) -> _NumpyBestOfSamplesPolicy:
     """Policy that samples several actions and takes the first critic's best."""
-    critic = as_mlps(policy.critics)[0].to_numpy()
     return _NumpyBestOfSamplesPolicy(
         proposer=proposer,
-        critic=critic,
+        critic=as_mlps(policy.critics)[0].to_numpy(),
         inputs=policy.spaces.inputs,
         actions=policy.spaces.box,
         samples=policy.samples,

@@ -38,7 +38,7 @@ class ColumnStatistics:
         if not len(rows):
             return
         if not self.count:
-            self.mean, self.squares = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
+            self.mean, self.squares = (np.zeros(rows.shape[1], np.float64) for _ in range(2))
         mean: Floats = rows.mean(axis=0)
         total = self.count + len(rows)
         gap: Floats = mean - self.mean

@@ -388,7 +388,8 @@ class EligibilityTraces(_KernelRule):
             rows = slice(int(batch.offsets[piece]), int(batch.offsets[piece + 1]))
             group = int(batch.group[piece])
             trace, before = self.open_traces.get(group) or (np.zeros(len(table.x)), np.nan)
-            part = TabularSteps(*(column[rows] for column in batch.steps))
+            cell, ahead, reward, discount, step_size = batch.steps
+            part = TabularSteps(cell[rows], ahead[rows], reward[rows], discount[rows], step_size[rows])
             fading = TraceDecay(decay=self.decay, kind=self.trace, previous_value=before)
             error, before = self.loops.eligibility_traces(table.x, trace, part, weight[rows], fading)
             total += error
