@@ -1,13 +1,14 @@
-"""Small networks of control: what the compiled ReLU networks are worth in training.
+"""Small networks of control: what the compiled ReLU networks and PPO's written-out gradient are worth in whole runs.
 
     python benchmarks/control_kernels.py             about two minutes on one core
     python benchmarks/control_kernels.py --quick     half a minute: decides nothing
+    python benchmarks/control_kernels.py --only ppo  one part: ppo, compiled
 
-Both sides are the same recipe with the same seed in one process, in float32 on one thread: with the compiled networks,
-and in plain torch. They take turns in slices of a few iterations; a ratio is the CPU time of the plain side over that
-of the other, the median over pairs of slices, with a 95% bootstrap interval. Compiled code stays in hone where a whole
-recipe is at least 1.3 times as fast with it on some processor. It needs a processor with AVX2. For a lesser processor's
-figures on a better one, lower hone and torch alike, as CONTRIBUTING.md says.
+Both sides are the same recipe with the same seed in one process, in float32 on one thread: with the part, and in plain
+torch with autograd. They take turns in slices of a few iterations; a ratio is the CPU time of the plain side over that
+of the other, the median over pairs of slices, with a 95% bootstrap interval. A part stays in hone where a whole recipe
+is at least 1.3 times as fast with it. The compiled networks need a processor with AVX2, and their rows are left out
+elsewhere. For a lesser processor's figures on a better one, lower hone and torch alike, as CONTRIBUTING.md says.
 """
 
 import argparse
@@ -22,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control_policy import PENDULUM, built
+from control_policy import PENDULUM, ZOO, built
 from offline import RACES, SAME, Race, noise_log
 from offline import built as built_offline
 from tables import Row, grow, tell
@@ -31,6 +32,25 @@ from control import run
 from hone.models.native import perceptron
 from hone.native.build import SWITCH
 from hone.run.job import TrainingJob
+
+PPO_RUNS = {
+    "PPO, CartPole-v1, 8 x 32, 20 epochs (rl-zoo)": (ZOO, 4),
+    "PPO, CartPole-v1, 64 x 32, 4 epochs of 4 minibatches": (
+        {
+            "recipe": "ppo", "env": {"id": "CartPole-v1", "num_envs": 64}, "rollout_steps": 32,
+            "learner": {"lr": 1e-3, "epochs": 4, "minibatches": 4},
+        },
+        8,
+    ),
+    "PPO, Pendulum-v1, 8 x 128, 10 epochs of 8 minibatches": (
+        {
+            "recipe": "ppo", "env": {"id": "Pendulum-v1", "num_envs": 8, "clip_actions": True}, "rollout_steps": 128,
+            "learner": {"lr": 1e-3, "epochs": 10, "minibatches": 8},
+        },
+        3,
+    ),
+}  # fmt: skip
+"""Settings, and iterations of a slice."""
 
 
 def taken(job: TrainingJob[Any], iterations: int) -> float:
@@ -55,6 +75,21 @@ def paired_row(name: str, with_part: Callable[[], float], without: Callable[[], 
         row=name, value=value, unit="times as fast", low=low, high=high, seeds=pairs,
         bar=">= 1.3", met=None if quick else value >= 1.3,
     )  # fmt: skip
+
+
+def ppo_rows(*, quick: bool) -> Iterator[Row]:
+    """PPO by its written-out gradient and by autograd."""
+    for name, (settings, iterations) in PPO_RUNS.items():
+        written, plain = (built(settings, seed=0, steps=10_000) for _ in range(2))
+        plain.recipe.learner.phases[0].objective_with_backward = None  # pyright: ignore[reportAttributeAccessIssue]
+        yield paired_row(
+            name,
+            lambda job=written, count=iterations: taken(job, count),
+            lambda job=plain, count=iterations: taken(job, count),
+            quick=quick,
+        )
+        written.close()
+        plain.close()
 
 
 def switched(job: TrainingJob[Any], iterations: int, *, on: bool) -> float:
@@ -102,13 +137,23 @@ def offline_job(race: Race, log: Path) -> TrainingJob[Any]:
     return built_offline(race.recipe, tables | {"algorithm": SAME.get(race.recipe, {})})
 
 
+PARTS = {"compiled": compiled_rows, "ppo": ppo_rows}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure compiled networks.")
+    parser = argparse.ArgumentParser(description="Measure compiled networks and written-out gradients.")
     parser.add_argument("--quick", action="store_true", help="few pairs, decides nothing")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the other's table alone")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    title, script = "Control, kernels, compiled", "benchmarks/control_kernels.py"
-    tell(grow(title, script, compiled_rows(quick=quick), threads=1, quick=quick))
+    rows: list[Row] = []
+    for part, measure in PARTS.items():
+        if asked.only in (None, part):
+            title = f"Control, kernels, {part}"
+            rows += grow(
+                title, "benchmarks/control_kernels.py", measure(quick=asked.quick), threads=1, quick=asked.quick
+            )
+    tell(rows)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from hone.certify.check import (
 )
 from hone.certify.job import job_gradient_probes
 from hone.core.reduction import ONE_PROCESS
+from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms, add_terms
@@ -186,7 +187,7 @@ def test_a_fault_that_needs_many_decisions(name: str, decisions: int, folder: Pa
         a = rows.advantage
         return honest(policy, replace(rows, advantage=a - a.mean() if len(a) >= decisions else a))
 
-    assert faults(replace(trial, objective=objective)) == [LARGE]
+    assert faults(replace(trial, objective=objective, objective_with_backward=None)) == [LARGE]
     job.close()
 
 
@@ -254,6 +255,35 @@ def test_an_old_policy_that_carries_a_gradient(folder: Path) -> None:
 
     assert faults(replace(trial, objective=objective)) == [OLD_LOGP]
     assert faults(trial) == []
+
+
+# -------------------------------------------------------------------------------------------- gradients written out
+
+
+@pytest.mark.parametrize("scale", [1.01, 2.0])
+def test_a_gradient_written_out_that_is_another(scale: float, folder: Path) -> None:
+    config = checked(folder / "ppo.toml")
+    job = built(config)
+    learner = job.recipe.learner
+    assert isinstance(learner, GradientLearner)
+    (phase,) = learner.phases
+    honest = phase.objective_with_backward
+    assert honest is not None
+
+    def planted(policy: Any, rows: Any) -> LossTerms:
+        return honest(policy, replace(rows, advantage=scale * rows.advantage))
+
+    def only_in_large_batches(policy: Any, rows: Any) -> LossTerms:
+        return planted(policy, rows) if len(rows) == 1 else honest(policy, rows)
+
+    for fault, found in (
+        (planted, ["gradient written out", "gradient written out, row by row"]),
+        (only_in_large_batches, ["gradient written out, row by row"]),
+    ):
+        phase.objective_with_backward = fault
+        (trial,) = job_gradient_probes(job, config, own_credit=False)
+        assert faults(trial) == found
+    job.close()
 
 
 # ------------------------------------------------------------------------------------------------- ranks

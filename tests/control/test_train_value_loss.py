@@ -1,7 +1,6 @@
 """The critic's loss of PPO: squared, Huber's and clipped, by hand, slowly, and in runs."""
 
-import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from test_train_ppo_backward import float64_policy, step_rows
 from torch import Tensor
 
-from hone.certify.control_probes import Float64Inputs
 from hone.control.environments.world import GymConfig
 from hone.control.job import ControlEvaluationConfig
-from hone.control.networks.actor_critic import ActorCritic
-from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.control.networks.mlp import MlpConfig
 from hone.control.rows import StepRows, split_decision_rows
 from hone.control.value_loss import OldValueRows, ValueLossConfig
-from hone.core.random import generator
 from hone.learner.config import LearnerConfig
 from hone.learner.gradient import GradientLearner
 from hone.objectives.terms import LossTerms
@@ -33,35 +30,6 @@ LOSSES: dict[str, dict[str, Any]] = {
     "clipped": {"kind": "clipped", "clip_range": 0.1},
     "clipped huber": {"kind": "clipped", "clip_range": 0.1, "delta": 0.4},
 }
-
-
-def draw(draws: np.random.Generator, *shape: int) -> Tensor:
-    return torch.from_numpy(draws.standard_normal(shape))
-
-
-def float64_policy(config: MlpConfig) -> ActorCritic:
-    spaces = PolicySpaces(inputs=ObservationInputs(size=3), actions=DiscreteActions(count=3, start=5))
-    policy = ActorCritic(spaces, config, seed=0)
-    double = copy.deepcopy(policy).double()
-    double.spaces = replace(double.spaces, inputs=Float64Inputs(**asdict(double.spaces.inputs)))
-    draws = generator(9, "shake")
-    with torch.no_grad():
-        for parameter in double.parameters():
-            parameter.add_(torch.from_numpy(0.3 * draws.standard_normal(tuple(parameter.shape))))
-    return double
-
-
-def step_rows() -> StepRows:
-    draws = generator(1, "rows")
-    chosen = torch.from_numpy(draws.integers(5, 8, 8))
-    then = -1.0 + 0.5 * draw(draws, 8)
-    then[0] = -60.0  # past the cap of the log-ratio
-    weight = torch.full((1,), 0.125, dtype=torch.float64).expand(8)
-    advantage = draw(draws, 8)
-    advantage[1] = 0.0
-    return StepRows(
-        weight=weight, seen=draw(draws, 8, 3), chosen=chosen, logp=then, advantage=advantage, target=draw(draws, 8)
-    )
 
 
 def value_loss(**keys: Any) -> Any:
@@ -80,7 +48,7 @@ def column(*values: float) -> Tensor:
 
 
 def critic(config: Any, old: Tensor, value: Tensor, target: Tensor) -> LossTerms:
-    return config.critic_loss(with_old(step_rows(), old))(value, target)
+    return config.critic_loss(with_old(step_rows(finite=True), old))(value, target)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +80,7 @@ def test_slowly(name: str, numbers: list[tuple[float, float, float]], weight: fl
         delta = keys.get("delta", np.inf)
         return size * size / 2 if size <= delta else delta * (size - delta / 2)
 
-    policy, rows = float64_policy(MlpConfig(hidden=[4])), step_rows()
+    policy, rows = float64_policy(MlpConfig(hidden=[4]), finite=True), step_rows(finite=True)
     old, target = (column(*(one[part] for one in numbers)) for part in (0, 1))
     rows = with_old(replace(rows, target=target), old)
     algorithm = ppo.PpoAlgorithm(value_loss=value_loss(**keys), value_weight=weight)

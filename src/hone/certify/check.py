@@ -73,6 +73,8 @@ class GradientProbe:
     laid: TrainingRows[Any]
     """The batch before weighting and selection."""
     finish: RowFinisher
+    objective_with_backward: Objective | None = None
+    """The objective with its gradient written out, if the learner steps by that."""
     batch: str
     """Size of the batch, in words."""
     unit: str = "sequence"
@@ -119,6 +121,7 @@ def gradient_probes(
             rows=rows,
             laid=laid,
             finish=finish,
+            objective_with_backward=phase.objective_with_backward,
             batch=f"{len(rows)} decisions",
             large_count=len(rows),
         )

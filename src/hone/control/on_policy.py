@@ -196,6 +196,8 @@ class OnPolicyMethod:
     """Wrapper of the source, applied before collection runs ahead."""
     prepare: Callable[[ActorCritic, Any, int, Reduction], TrainingRows[StepRows]] | None = None
     """See `OptimizerPhase.prepare`."""
+    objective_with_backward: Callable[[ActorCritic, StepRows], LossTerms] | None = None
+    """See `OptimizerPhase.objective_with_backward`."""
     on_metrics: Callable[[Metrics], None] | None = None
     """See `GradientLearner.on_metrics`."""
     extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
@@ -205,13 +207,22 @@ class OnPolicyMethod:
 def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
     """Training job of an actor-critic that acts in `world`."""
     space = gaussian_spaces(world_spaces(world), config.network)
+    squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
     policy = ActorCritic(space, config.network, seed=config.seed, critic=method.use_critic).to(config.run.device)
     learner = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device)
         if method.layout is None
         else partial(method.layout, policy),
-        phases=[policy_phase(policy, method.objective, config.learner, prepare=method.prepare)],
+        phases=[
+            policy_phase(
+                policy,
+                method.objective,
+                config.learner,
+                prepare=method.prepare,
+                objective_with_backward=None if squashed else method.objective_with_backward,
+            )
+        ],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         predict_values=predict_values if method.use_critic else None,

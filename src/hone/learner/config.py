@@ -125,6 +125,7 @@ def policy_phase(
     name: str = "policy",
     prepare: Callable[[P, Any, int, Reduction], TrainingRows[B]] | None = None,
     on_micro_batch: Callable[[B, LossTerms], None] | None = None,
+    objective_with_backward: Callable[[P, B], LossTerms] | None = None,
 ) -> OptimizerPhase[P, B]:
     """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW. `name` begins the
     names of its metrics."""
@@ -139,4 +140,5 @@ def policy_phase(
         max_grad_norm=config.max_grad_norm or None,
         prepare=prepare,
         on_micro_batch=on_micro_batch,
+        objective_with_backward=objective_with_backward,
     )

@@ -192,6 +192,9 @@ class OptimizerPhase(Generic[P, B]):
     """Runs after each of its steps: target networks that follow no more often than it."""
     step_metrics: Callable[[P], Metrics] | None = None
     """Runs after each of its steps: figures of the whole step, which are no means over its decisions."""
+    objective_with_backward: Callable[[P, B], LossTerms] | None = None
+    """`objective` with its gradient written out: adds that of sum(weight * loss) to the parameters' gradients, and
+    returns the terms as data. Must agree with `objective` to rounding."""
 
 
 @dataclass
@@ -312,12 +315,10 @@ class GradientLearner(Generic[P, B]):
         with phase.parameters.collect_gradients():
             for piece, counts in own_micro_batches(rows, self.micro_batch_tokens):
                 batch = piece.tensors()
-                terms = phase.objective(self.policy, batch)
-                loss = terms.weighted_sum(batch.weight)
-                (loss if counts else loss * 0.0).backward()
-                if not counts:  # it only fills a pass of the ranks up: the gradient of 0 times its loss
+                terms, loss = _backward(phase, self.policy, batch, counts=counts)
+                if not counts:
                     continue
-                losses.append(loss.detach())
+                losses.append(loss)
                 if phase.on_micro_batch is not None:
                     phase.on_micro_batch(batch, terms)
                 if self.compute_cost is not None:
@@ -361,6 +362,19 @@ def own_micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[tup
     elif len(rows):
         for places, counts in share.micro_batches(rows.sizes(), budget_tokens):
             yield rows.take(places), counts
+
+
+def _backward(phase: OptimizerPhase[P, B], policy: P, batch: B, *, counts: bool = True) -> tuple[LossTerms, Tensor]:
+    """Adds the gradient of a micro-batch's loss, or of 0 times that loss -> its terms, and the loss `[]`."""
+    if phase.objective_with_backward is not None:
+        with torch.no_grad():
+            weighed = phase.objective_with_backward if counts else phase.objective
+            terms = weighed(policy, batch)
+            return terms, terms.weighted_sum(batch.weight)
+    terms = phase.objective(policy, batch)
+    loss = terms.weighted_sum(batch.weight)
+    (loss if counts else loss * 0.0).backward()
+    return terms, loss.detach()
 
 
 def micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[TrainingRows[B]]:

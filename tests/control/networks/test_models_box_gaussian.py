@@ -14,6 +14,7 @@ from hone.control.networks.actor_critic import ActorCritic, box_gaussian, gaussi
 from hone.control.networks.box_gaussian import from_gaussian, to_gaussian
 from hone.control.networks.checkpoint import load_policy, load_weights, save_policy
 from hone.control.networks.mlp import BoxActions, GaussianForm, MlpConfig, ObservationInputs, PolicySpaces
+from hone.control.networks.mlp_backward import box_gaussian_with_backward
 from hone.core.errors import DataError
 
 FORMS: tuple[GaussianForm, ...] = ("clipped", "squashed", "unscaled")
@@ -96,6 +97,24 @@ def test_the_unit_box_is_left_as_it_is_bit_for_bit(form: GaussianForm) -> None:
     assert torch.equal(plain[1](), found[1]())
     samples = chosen.numpy()
     assert from_gaussian(samples, box(-1.0, 1.0, form, size=2)) is samples
+
+
+def test_the_gradient_written_out_is_that_of_the_scaled_density() -> None:
+    actions = box(100.0, 300.0, "clipped", size=2)
+    mean = torch.tensor([[0.1, -0.4], [0.7, 0.2]], requires_grad=True)
+    log_std = torch.nn.Parameter(torch.tensor([-0.2, 0.1]))
+    chosen = torch.tensor([[220.0, 130.0], [310.0, 205.0]])
+    logp, entropy = box_gaussian(mean, log_std, chosen, actions)
+    (logp.sum() + 0.5 * entropy().sum()).backward()
+    wanted = mean.grad, log_std.grad
+    log_std.grad = torch.zeros_like(log_std)
+    head = box_gaussian_with_backward(mean.detach(), log_std, chosen, actions)
+    slope = head.backward(torch.ones(2), torch.full((2,), 0.5))
+    assert torch.allclose(head.logp, logp.detach(), atol=1e-6)
+    assert torch.allclose(head.entropy, entropy().detach(), atol=1e-6)
+    assert wanted[0] is not None
+    assert torch.allclose(slope, wanted[0], atol=1e-6)
+    assert torch.allclose(log_std.grad, wanted[1], atol=1e-5)  # pyright: ignore[reportArgumentType]
 
 
 def test_saturated_actions_keep_a_finite_density() -> None:

@@ -14,6 +14,7 @@ from pydantic import Field
 from hone.control import on_policy
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.normalise import NormaliseConfig
+from hone.control.ppo_backward import ppo_loss_with_backward
 from hone.control.rows import StepRows
 from hone.control.value_loss import ClippedValueLoss, SquaredValueLoss, ValueLossConfig, old_value_rows
 from hone.core.reduction import Reduction
@@ -89,6 +90,16 @@ def objective(
     )
 
 
+def objective_with_backward(
+    policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
+) -> LossTerms:
+    """`objective` with the squared error, and its gradient added to the parameters' gradients."""
+    low, high = clip_range(algorithm, clip_schedule)
+    return ppo_loss_with_backward(
+        policy, rows, low=low, high=high, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
+    )
+
+
 def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> tuple[float, float]:
     """Clip widths below and above 1 at this optimizer step."""
     factor = 1.0 if clip_schedule is None else clip_schedule.clip_factor
@@ -98,11 +109,15 @@ def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> t
 def ppo_method(config: on_policy.OnPolicyRunConfig, algorithm: PpoAlgorithm) -> on_policy.OnPolicyMethod:
     """Credit and loss of PPO with the numbers of `algorithm`."""
     shrinks = (algorithm.clip_decay or config.learner.lr_decay) == "linear"
+    value_loss, written_out = algorithm.value_loss, partial(objective_with_backward, algorithm=algorithm)
     width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)
     return on_policy.OnPolicyMethod(
         credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
         objective=partial(objective, algorithm=algorithm, clip_schedule=width),
-        layout=old_value_rows if isinstance(algorithm.value_loss, ClippedValueLoss) else None,
+        objective_with_backward=partial(written_out, clip_schedule=width)
+        if isinstance(value_loss, SquaredValueLoss)
+        else None,
+        layout=old_value_rows if isinstance(value_loss, ClippedValueLoss) else None,
         normalise=algorithm.normalise,
         max_staleness=algorithm.max_staleness,
         discount=algorithm.discount,
