@@ -40,6 +40,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def threads_of_torch() -> Iterator[None]:
     """A run within a test sets its own number of threads; left behind, it would slow other tests and change sums."""
