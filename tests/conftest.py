@@ -31,12 +31,17 @@ settings.load_profile("hone")
 
 def pytest_configure(config: pytest.Config) -> None:
     """With the slow tests, examples are as many as hypothesis would take."""
-    settings.load_profile("hone" if "not slow" in config.option.markexpr else "all")
+    if "not slow" not in config.option.markexpr and settings.get_current_profile_name() == "hone":
+        settings.load_profile("all")
 
 
 def pytest_collection_finish() -> None:
     """Ten thousand tests and their modules stay: the collector need not look at them again and again."""
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ def _say_and_die():
 def _breed():
     """A simulator in the same group, and a daemon that left it."""
     for new_session in (False, True):
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=new_session)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1001)"], start_new_session=new_session)
     os._exit(1)
 
 

@@ -109,7 +109,7 @@ def test_what_an_environment_started_goes_with_it() -> None:
     world = opened(kwargs={"act": "breed", "at": 4}, faults_allowed=0)
     with pytest.raises(ResourceError):
         lived(world, 1)
-    token = "import time; time.sleep(1000)"
+    token = "import time; time.sleep(1001)"  # nobody else's
     assert all(gone(pid) for pid in processes(token))
 
 
