@@ -15,9 +15,9 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun, ResourceError
 from hone.evaluate.comparison import compare
 from hone.process.commands import CommandEnd, HoneCommand, LocalCommands, run_commands
+from hone.run.callbacks import stop_on_signals
 from hone.run.report.comparison_page import write_comparison
 from hone.run.resume import refuse_fewer_steps
-from hone.run.signals import stop_on_signals
 from hone.run.store.folder import open_run
 
 MAX_SEEDS = 1000
