@@ -13,11 +13,12 @@ from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.core.errors import ConfigError
 from hone.core.ragged import offsets_of
-from hone.credit import group, kl_reward, passk, process, reinforce, returns, shaping
+from hone.credit import group, kl_reward, passk, reinforce, returns, shaping
+from hone.credit import turns as process
 from hone.credit.group import gdpo
 from hone.credit.grouping import turn_ends
 from hone.credit.kl_reward import AdaptiveKlController, KlEstimate, estimate_kl, k3
-from hone.credit.novelty import environment_offsets, with_novelty
+from hone.credit.moments import environment_offsets, with_novelty
 from hone.credit.potential import with_shaped_rewards
 from hone.credit.returns import v_trace
 from hone.credit.shaping import with_imitation_reward

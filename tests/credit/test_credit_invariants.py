@@ -26,7 +26,6 @@ from hone.credit.group import (
 from hone.credit.grouping import CreditFunction, episode_ends
 from hone.credit.kl_reward import AdaptiveKlController, KlRewardCredit, distillation_credit
 from hone.credit.passk import best_of_group, max_rl, pass_at_k, pkpo
-from hone.credit.process import prime, step_group_relative
 from hone.credit.reinforce import (
     optimal_token_baseline,
     reinforce_plus_plus,
@@ -51,6 +50,7 @@ from hone.credit.shaping import (
     overlong_penalty,
     with_shaped_scores,
 )
+from hone.credit.turns import prime, step_group_relative
 
 ZERO = "reward/zero_variance_groups"
 few = settings(max_examples=25)  # of each of some twenty credits

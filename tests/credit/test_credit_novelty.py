@@ -10,7 +10,7 @@ from test_credit_potential import lived
 
 from hone.core.credit import Credits
 from hone.core.errors import DataError
-from hone.credit.novelty import NoveltyValues, environment_offsets, non_episodic_gae, running_returns, with_novelty
+from hone.credit.moments import NoveltyValues, environment_offsets, non_episodic_gae, running_returns, with_novelty
 from hone.credit.returns import gae
 
 

@@ -14,7 +14,7 @@ from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, Transcript
 from hone.credit.group import leave_one_out
 from hone.credit.grouping import delimiter_ends, episode_ends, turn_ends
-from hone.credit.process import implicit_reward, prime, step_group_relative
+from hone.credit.turns import implicit_reward, prime, step_group_relative
 
 ZERO = "reward/zero_variance_groups"
 lengths_of = st.lists(st.integers(0, 4), min_size=14, max_size=14)

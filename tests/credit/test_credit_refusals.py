@@ -10,10 +10,10 @@ from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.credit import kl_reward, reinforce, returns
-from hone.credit.novelty import with_novelty
-from hone.credit.process import implicit_reward, prime
+from hone.credit.moments import with_novelty
 from hone.credit.returns import v_trace
 from hone.credit.shaping import with_imitation_reward
+from hone.credit.turns import implicit_reward, prime
 
 TWO = answers([1.0, 0.0], lengths=[2, 1])
 VALUES = Values(value=np.ones(3, np.float32), final=np.ones(2, np.float32))

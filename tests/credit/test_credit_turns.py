@@ -15,7 +15,6 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.credit.group import group_relative
 from hone.credit.grouping import CreditFunction, delimiter_ends, turn_ends
-from hone.credit.process import step_group_relative
 from hone.credit.reinforce import reinforce_plus_plus
 from hone.credit.returns import decoupled_gae, discounted_returns, gae, one_step_target
 from hone.credit.turns import (
@@ -23,6 +22,7 @@ from hone.credit.turns import (
     dialogues_as_one,
     observed_texts,
     per_turn,
+    step_group_relative,
     turn_table,
     with_turn_discount,
 )

@@ -21,7 +21,8 @@ works with. Functions that compute advantages and losses are listed under
 Shapes are in brackets: `[N]` counts decisions (tokens or actions), `[E]` episodes, `[T]` tokens of all sequences.
 """
 MODULES: dict[str, str] = {
-    "hone.api.commands": "the commands, off-policy estimates and decisions in production; import them from `hone.api`",
+    "hone.api.commands": "the commands from Python; import them from `hone.api`",
+    "hone.api.decisions": "off-policy estimates and decisions in production; import them from `hone.api`",
     "hone.api.results": "results of the commands, in `hone.api`",
     "hone.run.callbacks": "events of callbacks, in `hone.api`",
     "hone.core.episodes": "trajectories",

@@ -29,7 +29,7 @@ from hone.objectives import (
     policy as entropy,
 )
 from hone.objectives import (
-    selection as simko,
+    policy as simko,
 )
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
 

@@ -23,7 +23,7 @@ from hone.objectives import (
     policy as entropy,
 )
 from hone.objectives import (
-    selection as simko,
+    policy as simko,
 )
 from hone.objectives.ratios import quantile, sequence_mean, sequence_quantile, sequence_sum
 from hone.objectives.terms import LossTerms, add_terms, scale_terms

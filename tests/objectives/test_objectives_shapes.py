@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hone import objectives
 from hone.objectives.selection import Column
-from hone.objectives.shapes import PerDecision
+from hone.objectives.terms import PerDecision
 from hone.objectives.value import squared_error
 
 ROOT = Path(__file__).resolve().parents[2]

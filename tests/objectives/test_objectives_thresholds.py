@@ -28,13 +28,13 @@ from hone.objectives import (
     policy as covariance,
 )
 from hone.objectives import (
+    policy as simko,
+)
+from hone.objectives import (
     preference as reference_free,
 )
 from hone.objectives import (
     preference as unpaired,
-)
-from hone.objectives import (
-    selection as simko,
 )
 from hone.objectives.terms import LossTerms
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT, differences, files_of, hone, lay_out, lines_of, start, steps_logged
 
-from hone.run.signals import stop_on_signals
+from hone.run.callbacks import stop_on_signals
 
 LONG = ("train", "grpo.toml", "steps=500", "run.checkpoint_every=1000", "run.samples_every=0", "run.certify=false")
 

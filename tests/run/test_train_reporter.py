@@ -19,11 +19,11 @@ from hone.core.state import State, substate
 from hone.credit.returns import reward_as_advantage
 from hone.estimators.means import Estimate
 from hone.models.language.tokenizers import character_tokenizer
+from hone.run.callbacks import StopRequest, stop_on_signals
 from hone.run.job import EvaluationResult, RunSettings, TrainingJob
 from hone.run.loop import Recipe
 from hone.run.reporter import MetricsWindow, RunReporter, Stopwatch
 from hone.run.run import evaluation_lines
-from hone.run.signals import StopRequest, stop_on_signals
 from hone.run.store.folder import RunFolder, create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics, read_metrics

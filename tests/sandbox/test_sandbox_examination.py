@@ -6,9 +6,9 @@ import pytest
 
 from hone.core.errors import DataError
 from hone.sandbox.examination import OutputTest, run_output_tests, run_tests
-from hone.sandbox.examiner import free_names
 from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
+from hone.sandbox.supervisor import free_names
 
 POLICY = SandboxPolicy(cpu_s=0.5, wall_s=30.0, output_bytes=20_000)
 TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]

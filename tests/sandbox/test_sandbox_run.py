@@ -161,7 +161,7 @@ FILTERED = """
 import os, sys
 from hone.process.linux import PR_SET_NO_NEW_PRIVS, prctl
 from hone.process.linux import ALLOW, REFUSE, assemble, install_filter
-from hone.process import landlock
+from hone.process import linux as landlock
 from hone.sandbox import run
 from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import CodeSandbox

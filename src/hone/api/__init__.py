@@ -7,7 +7,8 @@
 rolls a policy out there in stages.
 """
 
-from hone.api.commands import compare, estimate_decisions, evaluate, sample, serve_decisions, ship, train, train_seeds
+from hone.api.commands import compare, evaluate, sample, train, train_seeds
+from hone.api.decisions import estimate_decisions, serve_decisions, ship
 from hone.api.python_config import ConfigInput
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
 from hone.run.callbacks import CheckpointEvent, EvaluationEvent, StepEvent

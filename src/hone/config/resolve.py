@@ -52,7 +52,7 @@ class SchemaNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyLocation:
+class _KeyLocation:
     """Location of an error: the key as the user writes it, its table, and the field if there is one."""
 
     path: KeyPath
@@ -87,7 +87,7 @@ def _schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
     return SchemaNode()
 
 
-def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> KeyLocation:
+def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> _KeyLocation:
     """Follow pydantic's `loc` through `model`, without the names of union members."""
     path: KeyPath = ()
     table = here = SchemaNode(models=[model])
@@ -109,7 +109,7 @@ def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknow
             continue  # pydantic's name of a union member, not a key
         path, table, info, union = (*path, part), here, child, around
         here, around = inside, None
-    return KeyLocation(path=path, table=table, node=here, field_info=info, union=union)
+    return _KeyLocation(path=path, table=table, node=here, field_info=info, union=union)
 
 
 def _field_schema(info: FieldInfo) -> SchemaNode:
@@ -227,7 +227,7 @@ class _ValidationFault:
         self.model = model
         self.document = document
         self.prefix = prefix
-        self.place: KeyLocation = _locate_key(model, details["loc"], unknown_key=self.kind == "extra_forbidden")
+        self.place: _KeyLocation = _locate_key(model, details["loc"], unknown_key=self.kind == "extra_forbidden")
 
     @property
     def key(self) -> str:

@@ -22,7 +22,7 @@ from hone.control.rows import StepRows, step_rows
 from hone.control.spaces import gaussian_spaces, world_spaces
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.credit.novelty import (
+from hone.credit.moments import (
     NoveltyCredits,
     NoveltyValues,
     environment_offsets,

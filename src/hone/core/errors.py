@@ -112,7 +112,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that was most likely meant, capital letters aside; None if none is close.
 
-    Two exchanged neighbours count as one mistake: `gpro` is grpo, not gspo.
+    Two exchanged neighbours count as one mistake: 'gpro' is grpo, not gspo.
     """
     by_lower = {one.casefold(): one for one in sorted(known, reverse=True)}
     asked = name.casefold()

@@ -101,7 +101,7 @@ def batch_relative(
     Williams 1992).
 
     A batch of equal scores gets 0. The baseline contains the answer itself, which scales the expected gradient by
-    (B-1)/B. Elsewhere: AReaL's default `reward_norm`; verl and OpenRLHF standardise over tokens instead, so that long
+    (B-1)/B. Elsewhere: AReaL's default 'reward_norm'; verl and OpenRLHF standardise over tokens instead, so that long
     answers have larger weights (see `reinforce_plus_plus`).
     """
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
@@ -118,7 +118,7 @@ def leave_one_out(episodes: Episodes, _values: Values) -> Credits:
 
     Unbiased, because an answer's baseline does not contain it. The paper's R holds the sequence's KL: decorate with
     `KlRewardCredit`. Elsewhere: OpenRLHF adds the KL after the baseline, so that it has none; TRL clips a
-    sequence-level ratio on top. A single answer gets its raw score in verl's `rloo`; here 0, as in TRL, SkyRL and
+    sequence-level ratio on top. A single answer gets its raw score in verl's 'rloo'; here 0, as in TRL, SkyRL and
     AReaL.
     """
 
@@ -167,8 +167,8 @@ def has_score_variance(episodes: Episodes) -> NDArray[np.bool_]:
     0 < right < G).
 
     Missing scores are left out: a group of one right answer and seven timeouts is dropped. Apply before any shaping: a
-    length penalty makes all-wrong groups look informative. Elsewhere: verl's `filter_groups` takes a metric, of which
-    all but `acc` may include the penalty; NeMo-RL filters on unshaped rewards; TRL has no dynamic sampling.
+    length penalty makes all-wrong groups look informative. Elsewhere: verl's 'filter_groups' takes a metric, of which
+    all but 'acc' may include the penalty; NeMo-RL filters on unshaped rewards; TRL has no dynamic sampling.
     """
     numbers = group_numbers(episodes)
     _, dead = group_deviation(episodes.score[episodes.scored], numbers)
@@ -208,7 +208,7 @@ def gdpo(
     keep each function's score in `episodes.components`. A component that is missing for an answer leaves that
     component's statistics and adds nothing; a group is dead if it is dead in every component. Raises DataError without
     components and ConfigError for a wrong number of weights. Elsewhere: verl's epsilon is 1e-6 in the groups and 1e-8
-    in the variance of its last step; TRL's name is `normalize_then_sum`.
+    in the variance of its last step; TRL's name is 'normalize_then_sum'.
     """
     components = episodes.components
     if components is None:

@@ -49,7 +49,7 @@ def best_of_group(
     2503.19595).
 
     The leave-one-out credit of the maximum over the whole group (k = N). Two equal best answers give 0.
-    `scale="none"` is the unbiased form, up to the factor N of an average over answers. Elsewhere: verl's `grpo_passk`
+    `scale="none"` is the unbiased form, up to the factor N of an average over answers. Elsewhere: verl's 'grpo_passk'
     raises for single answers; here 0.
     """
 
@@ -128,9 +128,9 @@ def max_rl(
     raises UserCodeError for negative ones, which would flip the sign.
 
     Side types of the authors' code: `centered=False` is R / (mean_g + epsilon), the mean of right answers' gradients
-    (`conditional_expectation`). `standardised` divides by the group's deviation (ddof 0) as well (`p_normalization` of
-    `misc`). `power=0.5` divides by the root of the mean (`one_sided_grpo`). `mean_floor=0.125` bounds the divisor from
-    below (`clipped_pnorm`). None of these has the expected gradient above.
+    ('conditional_expectation'). `standardised` divides by the group's deviation (ddof 0) as well ('p_normalization' of
+    'misc'). `power=0.5` divides by the root of the mean ('one_sided_grpo'). `mean_floor=0.125` bounds the divisor from
+    below ('clipped_pnorm'). None of these has the expected gradient above.
 
     Elsewhere: a single answer gets R/1e-6 in the authors' code and its raw score in SkyRL; here 0 (a right one, or
     order N - 1) or -1 (a wrong one, order N). prime-rl's docstring gives order N for an estimator of order N - 1.

@@ -46,7 +46,7 @@ def whitened(
     """A = (A - mean) / (std + epsilon) over all decisions whose episode has a score; 0 on the others. Wraps `credit`.
 
     Elsewhere: verl divides by sqrt(var + 1e-8) with ddof 1, OpenRLHF and NeMo-RL use ddof 0; verl also shifts the
-    advantages of masked tokens. AReaL's `adv_norm` is this with epsilon 1e-5. Long answers have larger weights,
+    advantages of masked tokens. AReaL's 'adv_norm' is this with epsilon 1e-5. Long answers have larger weights,
     because tokens are counted.
     """
     credits = credit(episodes, values)
@@ -60,7 +60,7 @@ def whitened_answers(
     """A = (A - mean) / (std + epsilon) over answers with a score, each counted once; 0 on the others. Wraps a `credit`
     that gives all decisions of an answer the same advantage.
 
-    TRL's `normalize_advantages` of RLOO (ddof 1, epsilon 1e-4). Answers without a decision do not count.
+    TRL's 'normalize_advantages' of RLOO (ddof 1, epsilon 1e-4). Answers without a decision do not count.
     """
     credits = credit(episodes, values)
     kept = episodes.scored & (episodes.lengths > 0)
@@ -156,7 +156,7 @@ def optimal_token_baseline(
     is the squared gradient norm of the answer up to t. `collision` gives sum_v pi_v^2 of each decision `[N]`, `current`
     the log-probability of its action in nats; `ratio`, for losses with importance weights, the weight, whose square
     multiplies the summand. Position t counts decisions only (verl's form for tools). An answer beyond the length of all
-    others has its own return as baseline there and so gets 0 (up to epsilon); verl's `handle_zero_tail`, off in some
+    others has its own return as baseline there and so gets 0 (up to epsilon); verl's 'handle_zero_tail', off in some
     versions and on in others, gives it the raw return. Dead groups get 0.
     """
     energy = 1.0 - 2.0 * np.exp(checked_column(current, episodes, "the log-probability"))

@@ -161,7 +161,7 @@ def overlong_filtered(
     episodes: Episodes, values: Values, *, credit: CreditFunction, in_statistics: bool = True
 ) -> Credits:
     """A = `credit`, and 0 for truncated answers (overlong filtering, DAPO, 2503.14476; TRL's
-    `mask_truncated_completions`).
+    'mask_truncated_completions').
 
     As in TRL they still enter the baselines of others, unless `in_statistics=False`, where they are treated as missing.
     Their share is `reward/truncated_dropped`. With token_mean aggregation the loss's denominator still counts them.

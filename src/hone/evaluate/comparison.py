@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import gymnasium
@@ -503,9 +503,7 @@ def _times_to_threshold(
             [curve.x[first[0]] if len(first) else curve.x[-1] for curve, first in zip(own, there, strict=True)]
         )
         taken = time_to_threshold(times.astype(np.float64), np.array([len(first) > 0 for first in there]))
-        result[task] = TimeToThreshold(
-            threshold=wanted, median=taken.median, low=taken.low, high=taken.high, reached=taken.reached, n=taken.n
-        )
+        result[task] = TimeToThreshold(threshold=wanted, **asdict(taken))
     return result
 
 

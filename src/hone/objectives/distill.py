@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hone.core.errors import ConfigError
 from hone.objectives.ratios import at_least_float32, log1mexp
-from hone.objectives.shapes import Elementwise, PerDecision, Table
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Elementwise, LossTerms, PerDecision, Table
 
 LOWEST = -100.0
 """Nats: floor of log-probabilities, so that 0 * log 0 is 0 and a divergence stays finite."""
@@ -72,7 +71,7 @@ def forward_kl(student: Table, teacher: Table) -> LossTerms:
     On the teacher's bare top k the sum is truncated: it can be negative, it differs from the KL by the tail's terms,
     and its minimum is the *renormalised* teacher with an empty tail: the student is sharpened by the tail's mass.
     `renormalised` on both leaves the student's mass outside free; `with_tail` on both has its minimum, 0, at the
-    teacher. verl's `forward_kl_topk` is the bare sum of log-probabilities floored at -10 nats on both sides, then held
+    teacher. verl's 'forward_kl_topk' is the bare sum of log-probabilities floored at -10 nats on both sides, then held
     to [0, 10] nats: a token whose sum is negative, because the student's mass on the k entries is above the teacher's,
     has no gradient, and so has one whose sum is above 10.
     """

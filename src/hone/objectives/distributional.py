@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hone.objectives.ratios import at_least_float32
-from hone.objectives.shapes import PerDecision, Table
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import LossTerms, PerDecision, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.objectives.ratios import at_least_float32, linear_tail_exp, sum_by_sequence
-from hone.objectives.shapes import Indices, PerAnswer, PerDecision, PerPair
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Indices, LossTerms, PerAnswer, PerDecision, PerPair
 
 
 def reference_log_ratio(now: PerAnswer, reference: PerAnswer, *, length: Real[Tensor, " n"] | None = None) -> PerAnswer:

@@ -20,8 +20,7 @@ import torch
 
 from hone.core.errors import ConfigError, did_you_mean
 from hone.objectives.ratios import LOG_RATIO_LIMIT, logp_difference
-from hone.objectives.shapes import PerDecision
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import LossTerms, PerDecision
 
 LIMIT = LOG_RATIO_LIMIT
 """Log-ratios above this are clamped before exp: far beyond it float32 overflows and the backward pass is NaN."""

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from hone.objectives.ratios import LOG_RATIO_LIMIT, at_least_float32, logp_difference, sequence_mean, sequence_sum
-from hone.objectives.shapes import Indices, Metrics, Multiplier, PerDecision
-from hone.objectives.terms import LossTerms, scale_terms
+from hone.objectives.terms import Indices, LossTerms, Metrics, Multiplier, PerDecision, scale_terms
 from hone.objectives.trust import binary_kl
 
 SMALLEST_MEAN = 1e-8
@@ -78,7 +77,7 @@ def truncated_is(
 ) -> PerDecision:
     """min(rho, 2), rho = exp(proximal - then): truncated importance sampling (Yao et al., 2025).
 
-    `weight_floor` raises smaller weights to it (TRL's `token_truncate` with a `clip_min`, OpenRLHF's `tis`, AReaL's
+    `weight_floor` raises smaller weights to it (TRL's 'token_truncate' with a 'clip_min', OpenRLHF's `tis`, AReaL's
     `clamp` with a `lower`); 0 is the published form.
     """
     return truncated_weight(token_log_ratio(proximal, then), weight_cap=weight_cap, weight_floor=weight_floor)
@@ -122,7 +121,7 @@ def sequence_truncated_is(
     proximal: PerDecision, then: PerDecision, sequence: Indices, *, weight_cap: float = 2.0, weight_floor: float = 0.0
 ) -> PerDecision:
     """min(product of the sequence's rho, 2), at least `weight_floor` (verl's sequence level; TRL's
-    `sequence_truncate`).
+    'sequence_truncate').
     """
     log_ratio = sequence_log_ratio(proximal, then, sequence)
     return truncated_weight(log_ratio, weight_cap=weight_cap, weight_floor=weight_floor)
@@ -251,14 +250,14 @@ SequenceStatistic: TypeAlias = Callable[[PerDecision, Indices], PerDecision]
 
 
 def k1_divergence(proximal: PerDecision, then: PerDecision) -> PerDecision:
-    """then - proximal nats: k1 of KL(engine || trainer), of either sign (verl's `*_k1`; AReaL's `kl_k1` has the
+    """then - proximal nats: k1 of KL(engine || trainer), of either sign (verl's `*_k1`; AReaL's 'kl_k1' has the
     opposite sign).
     """
     return -token_log_ratio(proximal, then)
 
 
 def k2_divergence(proximal: PerDecision, then: PerDecision) -> PerDecision:
-    """(proximal - then)^2 / 2 nats: never negative, biased (verl's `*_k2`, AReaL's `kl_k2`)."""
+    """(proximal - then)^2 / 2 nats: never negative, biased (verl's `*_k2`, AReaL's 'kl_k2')."""
     return 0.5 * token_log_ratio(proximal, then).square()
 
 
@@ -269,7 +268,7 @@ def k3_divergence(proximal: PerDecision, then: PerDecision) -> PerDecision:
 
 
 def reverse_k3_divergence(proximal: PerDecision, then: PerDecision) -> PerDecision:
-    """exp(-d) - 1 + d nats, d = proximal - then: `k3_divergence` with the policies exchanged (AReaL's `kl_k3`). On
+    """exp(-d) - 1 + d nats, d = proximal - then: `k3_divergence` with the policies exchanged (AReaL's 'kl_k3'). On
     the engine's tokens its mean is not a KL divergence.
     """
     return k3_divergence(then, proximal)
@@ -308,7 +307,7 @@ def divergence_mask(
 ) -> PerDecision:
     """1 where the `statistic`, combined by `over`, is within [min_nats, max_nats], else 0; None is no bound.
 
-    verl's `seq_mean_k1` with "0.999_1.001" is k1, `sequence_mean` and bounds log 0.999 and log 1.001; its `token_k3`
+    verl's 'seq_mean_k1' with "0.999_1.001" is k1, `sequence_mean` and bounds log 0.999 and log 1.001; its 'token_k3'
     with 0.01 is k3, `own_divergence` and `max_nats` 0.01. Several masks multiply: what one rejects is rejected.
     """
     values = over(statistic(proximal, then), sequence)

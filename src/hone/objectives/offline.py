@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.objectives.shapes import Actions, Indices, PerDecision, Table
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Actions, Indices, LossTerms, PerDecision, Table
 
 
 def cql_penalty(table: Table, chosen: Indices) -> LossTerms:

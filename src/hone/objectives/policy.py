@@ -23,8 +23,7 @@ from hone.objectives.ratios import (
     ratio_metrics,
     sequence_quantile,
 )
-from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision, TopKLogps
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Flags, Indices, LossTerms, Multiplier, PerDecision, TopKLogps
 
 
 def surrogate(

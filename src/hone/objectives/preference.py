@@ -22,8 +22,7 @@ from torch.nn import functional as F
 
 from hone.core.errors import ConfigError
 from hone.objectives.ratios import at_least_float32, linear_tail_exp, log1mexp
-from hone.objectives.shapes import Flags, Metrics, PerAnswer, PerPair
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Flags, LossTerms, Metrics, PerAnswer, PerPair
 
 
 def preference_metrics(chosen: PerPair, rejected: PerPair) -> Mapping[str, PerPair]:
@@ -97,7 +96,7 @@ def nca_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTe
 def sppo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, probability: PerPair | float = 1.0) -> LossTerms:
     """(s_w - (P - 1/2) / beta)^2 + (s_l + (P - 1/2) / beta)^2: SPPO (Wu et al., 2024).
 
-    `probability` P that the chosen answer beats the rejected one; 1 is the hard label of TRL's `sppo_hard`. beta is the
+    `probability` P that the chosen answer beats the rejected one; 1 is the hard label of TRL's 'sppo_hard'. beta is the
     paper's 1 / eta.
     """
     goal = (probability - 0.5) / beta
@@ -312,7 +311,7 @@ def simpo(
     and TRL (`label_smoothing`).
 
     The paper tunes beta in 2-2.5 (10 for some models) and margin / beta in about 0.3-0.6. TRL reaches it through
-    CPO with `loss_type="simpo"`, where beta is 0.1 and the margin 0.5 by default, and `cpo_alpha` must be set to 0: its
+    CPO with `loss_type="simpo"`, where beta is 0.1 and the margin 0.5 by default, and 'cpo_alpha' must be set to 0: its
     default of 1 adds the likelihood (CPO-SimPO).
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from hone.objectives.shapes import Elementwise, Flags, Indices, PerDecision
+from hone.objectives.terms import Elementwise, Flags, Indices, PerDecision
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are capped at this many nats before `exp`, so that an extreme decision gives a large number and not

@@ -7,8 +7,7 @@ from torch.nn import functional as F
 
 from hone.objectives.preference import preference_metrics
 from hone.objectives.ratios import at_least_float32
-from hone.objectives.shapes import Indices, PerAnswer, PerDecision, PerPair, Table
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Indices, LossTerms, PerAnswer, PerDecision, PerPair, Table
 
 UNLABELLED = -100
 """Label of positions where no step ends; their logits are ignored."""

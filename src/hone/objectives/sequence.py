@@ -20,8 +20,7 @@ from hone.objectives.ratios import (
     sequence_mean,
     sequence_sum,
 )
-from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Flags, Indices, LossTerms, Multiplier, PerDecision
 
 
 def _geometric(now: PerDecision, then: PerDecision, sequence: Indices) -> PerDecision:
@@ -113,7 +112,7 @@ def gmpo(
 
     Geometric-mean policy optimisation: token log-ratios lr are clipped one-sidedly, in nats (0.4: ratios of 0.67 and
     1.49), then averaged over the sequence. A = 0 counts as negative. Weights: `sequence_mean`. `keep` (0 or 1, data)
-    leaves tokens out of the mean, as TRL's `top_entropy_quantile` does with those of low entropy; a sequence without a
+    leaves tokens out of the mean, as TRL's 'top_entropy_quantile' does with those of low entropy; a sequence without a
     kept token has a ratio of 1 and no gradient. Metrics: share of decisions without gradient, by the clip, the mask or
     the numerical cap of the mean.
     """

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hone.objectives.shapes import Actions, One, PerDecision, Shared, Table
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Actions, LossTerms, One, PerDecision, Shared, Table
 
 
 @torch.no_grad()

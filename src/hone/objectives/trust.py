@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hone.objectives.ratios import at_least_float32, logp_difference, ratio, ratio_metrics
-from hone.objectives.shapes import Flags, Multiplier, PerDecision, TopKLogps
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import Flags, LossTerms, Multiplier, PerDecision, TopKLogps
 
 LEAST_PROBABILITY = 1e-8
 """Floor of the probability of all unlisted tokens together, before its logarithm is taken."""

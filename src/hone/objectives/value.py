@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.objectives.shapes import Members, PerDecision
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import LossTerms, Members, PerDecision
 
 
 def _metrics(value: PerDecision, target: PerDecision) -> Mapping[str, PerDecision]:

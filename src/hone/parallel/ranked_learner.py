@@ -13,7 +13,7 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, pack_episodes, unpack_episodes
 from hone.core.errors import HoneError, LostRankError
 from hone.core.state import State, array, integer, substate
-from hone.credit.novelty import NoveltyCredits
+from hone.credit.moments import NoveltyCredits
 from hone.learner.gradient import GradientLearner
 from hone.learner.share import SharedStatistics, sharing
 from hone.run.loop import Learner

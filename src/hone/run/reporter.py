@@ -23,11 +23,11 @@ from hone.run.callbacks import (
     RunCallbacks,
     StepEvent,
     StoppedByCallback,
+    StopRequest,
     wants_stop,
 )
 from hone.run.job import EvaluationResult, RunSettings, TrainingJob
 from hone.run.loop import Learner, Recipe, SourceWrapper
-from hone.run.signals import StopRequest
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.durable import DiskFullError
 from hone.run.store.evaluations import (

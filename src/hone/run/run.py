@@ -34,7 +34,15 @@ from hone.core.state import State, integer, substate
 from hone.native.build import keep_freed_memory
 from hone.planner.run_memory import run_memory
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
-from hone.run.callbacks import NO_CALLBACKS, HangupSafeDisplay, ProgressDisplay, RunCallbacks, StoppedByCallback
+from hone.run.callbacks import (
+    NO_CALLBACKS,
+    HangupSafeDisplay,
+    ProgressDisplay,
+    RunCallbacks,
+    StoppedByCallback,
+    StopRequest,
+    stop_on_signals,
+)
 from hone.run.job import RunConfig, TrainingJob
 from hone.run.loop import train
 from hone.run.memory_plan import MemoryPlan, planned_words
@@ -51,7 +59,6 @@ from hone.run.resume import (
     refuse_fewer_steps,
     steps_note,
 )
-from hone.run.signals import StopRequest, stop_on_signals
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.codec import write_state
 from hone.run.store.evaluations import read_evaluations

@@ -16,8 +16,7 @@ from typing import cast
 from hone.process.linux import PR_SET_DUMPABLE, prctl
 from hone.process.parent import ParentChannel, connect_to_parent
 from hone.sandbox.frames import read_frame
-from hone.sandbox.jail import ProgramLimits, library_paths
-from hone.sandbox.rungs import ConfinementRung, choose_rung
+from hone.sandbox.rungs import ConfinementRung, ProgramLimits, choose_rung, library_paths
 from hone.sandbox.supervisor import supervise
 
 

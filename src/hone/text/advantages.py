@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from hone.core.config import Config
 from hone.credit.group import Center, Ddof, Scale, group_relative
 from hone.credit.grouping import CreditFunction, turn_ends
-from hone.credit.process import step_group_relative
 from hone.credit.reinforce import whitened, whitened_answers, whitened_rewards
-from hone.credit.turns import per_turn, with_turn_discount
+from hone.credit.turns import per_turn, step_group_relative, with_turn_discount
 
 Compared = Literal["dialogue", "turn"]
 DecisionUnit = Literal["token", "turn"]

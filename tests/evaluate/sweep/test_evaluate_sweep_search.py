@@ -11,9 +11,17 @@ from manual_clock import ManualClock
 
 from hone.core.config import ConfigSetting
 from hone.core.errors import DataError, InterruptedRun
-from hone.evaluate.sweep.search import GridProposer, OptunaProposer, SweepPlan, SweepSearch, TrialProposer
+from hone.evaluate.sweep.search import (
+    GridProposer,
+    OptunaProposer,
+    SweepPlan,
+    SweepSearch,
+    TrialProposer,
+    TrialRun,
+    TrialTrainer,
+    uncompared_keys,
+)
 from hone.evaluate.sweep.space import OptunaSearch, grid, swept_keys
-from hone.evaluate.sweep.trial_runs import TrialRun, TrialTrainer, uncompared_keys
 from hone.process.commands import LOST, CommandEnd, HoneCommand
 from hone.run.report.comparison_page import latest_scores, render_sweep, trial_end
 from hone.run.store.comparison import SweepJournal, SweepRecord, read_sweep

@@ -50,8 +50,10 @@ def run(call: CommandCall) -> int:
     if first not in ESTIMATORS:
         raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
     sums = call.text("interval") == "bernstein"
-    others = [name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)]
-    estimators: list[EstimatorName] = [first, *others]
+    others: list[EstimatorName] = [
+        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
+    ]
+    estimators: tuple[EstimatorName, ...] = (first, *others)
     as_of_s, address = moment_of(call.text("as_of")), call.text("log")
     since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
     policies = _policies(call)

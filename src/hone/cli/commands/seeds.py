@@ -13,8 +13,9 @@ from hone.config.toml import COMMAND_LINE, ConfigDocument
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun, ResourceError
 from hone.process.commands import CommandEnd, HoneCommand, LocalCommands, run_commands
+from hone.run.callbacks import stop_on_signals
+from hone.run.report.comparison_page import write_comparison
 from hone.run.resume import refuse_fewer_steps
-from hone.run.signals import stop_on_signals
 from hone.run.store.folder import open_run
 
 MAX_SEEDS = 1000
@@ -140,7 +141,6 @@ def show_seeds(screen: TerminalScreen, turns: SeedRuns) -> None:
     """Print the comparison over seeds."""
     from hone.cli.commands.compare import show_comparison  # noqa: PLC0415 - runs of several seeds only
     from hone.evaluate.comparison import compare  # noqa: PLC0415 - as above
-    from hone.run.report.comparison_page import write_comparison  # noqa: PLC0415 - as above
 
     comparison = compare([str(turns.root)], root=turns.root)
     screen.line()

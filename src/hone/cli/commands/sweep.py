@@ -14,13 +14,12 @@ from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, InterruptedRun
-from hone.evaluate.sweep.search import SweepSearch, kept_count
+from hone.evaluate.sweep.search import SweepSearch, TrialTrainer, kept_count
 from hone.evaluate.sweep.space import trial_label
-from hone.evaluate.sweep.trial_runs import TrialTrainer
 from hone.parallel.connect import RayCommands, connect_to_ray
 from hone.process.commands import CommandRunner, LocalCommands
+from hone.run.callbacks import stop_on_signals
 from hone.run.report.comparison_page import latest_scores, score_text, significance_note, trial_end, write_sweep_page
-from hone.run.signals import stop_on_signals
 from hone.run.store.comparison import SWEEP, SweepJournal, SweepRecord, read_sweep
 from hone.run.store.folder import RunLock, check_name
 
@@ -42,7 +41,7 @@ from hone.cli.stages import STAGE
 from hone.config.resolve import ResolvedConfig, leaves, read_document, require_consent, resolve
 from hone.config.toml import COMMAND_LINE, ConfigDocument, KeyPath, dotted, parse_value
 from hone.core.errors import ErrorCollector, ResourceError, run_all_checks
-from hone.evaluate.sweep.search import SweepPlan, TrialProposer, make_proposer, rung_steps
+from hone.evaluate.sweep.search import SweepPlan, TrialProposer, TrialRun, make_proposer, rung_steps, uncompared_keys
 from hone.evaluate.sweep.space import (
     GridSearch,
     OptunaSearch,
@@ -54,7 +53,6 @@ from hone.evaluate.sweep.space import (
     one_at_a_time,
     swept_keys,
 )
-from hone.evaluate.sweep.trial_runs import TrialRun, uncompared_keys
 from hone.run.job import RunConfig
 from hone.run.resume import step_schedules
 
@@ -68,7 +66,7 @@ OWN_KEYS = ("name", "seed", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepCall:
+class _SweepCall:
     """A sweep as it was asked for: its own document, and that of its runs."""
 
     config: SweepConfig
@@ -79,7 +77,7 @@ class SweepCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedSweep:
+class _CheckedSweep:
     """A sweep that may start."""
 
     name: str
@@ -96,7 +94,7 @@ class CheckedSweep:
     """What a resume must not change."""
 
 
-def _read_sweep_call(call: CommandCall) -> SweepCall:
+def _read_sweep_call(call: CommandCall) -> _SweepCall:
     """The sweep that the command line names: a sweep's file, or a config with `--over`. Raises ConfigError."""
     document, stem = read_document(call.text("file")), Path(call.text("file")).stem
     if "config" not in document.values:
@@ -112,7 +110,7 @@ def _read_sweep_call(call: CommandCall) -> SweepCall:
         )
     config = resolve(SweepConfig, document).config
     base = read_document(config.config, call.overrides)
-    return SweepCall(config=config, sources=document, base=base, overrides=call.overrides, name=config.name or stem)
+    return _SweepCall(config=config, sources=document, base=base, overrides=call.overrides, name=config.name or stem)
 
 
 def _options(call: CommandCall, faults: ErrorCollector) -> list[tuple[KeyPath, object]]:
@@ -140,7 +138,7 @@ def _values(text: str) -> list[object]:
     return list(value) if isinstance(value, list) else [parse_value(part) for part in text.split(",")]
 
 
-def _check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
+def _check_sweep(asked: _SweepCall, *, yes: bool) -> _CheckedSweep:
     """Check every trial's config, open what the values name, and plan the sweep.
 
     Raises HoneError with all faults at once; ConfigError for suspicious values without `yes`.
@@ -174,7 +172,7 @@ def _check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
             pass
 
     run_all_checks({str(number): partial(open_one, one) for number, one in enumerate(one_at_a_time(keys))})
-    return CheckedSweep(
+    return _CheckedSweep(
         name=asked.name,
         config=config,
         keys=keys,
@@ -193,7 +191,7 @@ def _check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
     )
 
 
-def _refuse_keys(asked: SweepCall, keys: Sequence[SweptKey]) -> None:
+def _refuse_keys(asked: _SweepCall, keys: Sequence[SweptKey]) -> None:
     """Raise ConfigError for keys that a sweep cannot try, and for a pipeline."""
     faults = ErrorCollector(ConfigError)
     if STAGE in asked.base.values:
@@ -244,12 +242,12 @@ def _examples(search: GridSearch | OptunaSearch, keys: Sequence[SweptKey]) -> Se
     return grid(keys)
 
 
-def _steps(asked: SweepCall, keys: Sequence[SweptKey]) -> int:
+def _steps(asked: _SweepCall, keys: Sequence[SweptKey]) -> int:
     """Steps of a run."""
     return planned_runs(_trial_document(asked, keys, one_at_a_time(keys)[0]))[0].resolved.config.steps
 
 
-def _check_trials(asked: SweepCall, keys: Sequence[SweptKey], trials: Sequence[TrialSettings], *, yes: bool) -> None:
+def _check_trials(asked: _SweepCall, keys: Sequence[SweptKey], trials: Sequence[TrialSettings], *, yes: bool) -> None:
     """Resolve the config of every trial. Raises ConfigError with all faults."""
     messages: dict[str, None] = {}
     warnings: dict[str, None] = {}
@@ -282,7 +280,7 @@ def _halving_faults(config: SweepConfig, resolved: ResolvedConfig[RunConfig]) ->
     return faults
 
 
-def _trial_document(asked: SweepCall, keys: Sequence[SweptKey], settings: TrialSettings) -> ConfigDocument:
+def _trial_document(asked: _SweepCall, keys: Sequence[SweptKey], settings: TrialSettings) -> ConfigDocument:
     """The config of the runs with the settings of one trial. Raises ConfigError for a key without a place."""
     document = deepcopy(asked.base)
     faults = ErrorCollector(ConfigError)
@@ -293,7 +291,7 @@ def _trial_document(asked: SweepCall, keys: Sequence[SweptKey], settings: TrialS
     return document
 
 
-def _identity(asked: SweepCall, seeds: Sequence[int], fresh: Sequence[int], steps: int) -> dict[str, JsonValue]:
+def _identity(asked: _SweepCall, seeds: Sequence[int], fresh: Sequence[int], steps: int) -> dict[str, JsonValue]:
     """What decides the trials and the runs, flat, so that a message can name what changed."""
     config = asked.config.model_dump(mode="json")
     own = {key: config[key] for key in ("over", "search", "halving", "finalists", "metric")}
@@ -303,7 +301,7 @@ def _identity(asked: SweepCall, seeds: Sequence[int], fresh: Sequence[int], step
     )
 
 
-def _train_arguments(call: CommandCall, sweep: CheckedSweep, run: TrialRun, folder: Path, *, begun: bool) -> list[str]:
+def _train_arguments(call: CommandCall, sweep: _CheckedSweep, run: TrialRun, folder: Path, *, begun: bool) -> list[str]:
     """The command line after `hone` of one run."""
     settings = [f"{key}={toml_text(value)}" for key, value in run.trial.settings.items()]
     own = [f"steps={run.steps}", f"seed={run.seed}", f"name={seed_folder(run.seed)}"]
@@ -366,7 +364,7 @@ def run(call: CommandCall) -> int:
     return 0
 
 
-def _open_journal(folder: Path, sweep: CheckedSweep, *, resume: bool) -> SweepJournal:
+def _open_journal(folder: Path, sweep: _CheckedSweep, *, resume: bool) -> SweepJournal:
     """The sweep's folder, new or to be resumed. Raises ConfigError where the two do not fit."""
     check_name(folder.name)
     before = read_sweep(folder)
@@ -392,7 +390,7 @@ def _open_journal(folder: Path, sweep: CheckedSweep, *, resume: bool) -> SweepJo
     return SweepJournal(folder, replace(before, plan=sweep.identity))
 
 
-def _search(call: CommandCall, screen: TerminalScreen, sweep: CheckedSweep, journal: SweepJournal) -> "SweepResult":
+def _search(call: CommandCall, screen: TerminalScreen, sweep: _CheckedSweep, journal: SweepJournal) -> "SweepResult":
     """Make the runs until the sweep ends. Raises InterruptedRun with the signal's exit code."""
     runner = _runner(sweep)  # before the signals: Ray sets a handler of its own for SIGTERM
     with stop_on_signals(screen.line) as stop:
@@ -412,7 +410,7 @@ def _search(call: CommandCall, screen: TerminalScreen, sweep: CheckedSweep, jour
             raise InterruptedRun(*fault.messages, exit_code=stop.exit_code) from None
 
 
-def _runner(sweep: CheckedSweep) -> CommandRunner:
+def _runner(sweep: _CheckedSweep) -> CommandRunner:
     """What makes the runs: processes of this machine, or tasks of a Ray cluster."""
     config = sweep.config
     if config.ray is None:

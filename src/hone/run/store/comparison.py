@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from hone.core.strict_json import Json
+from hone.estimators.across_runs import TimeToThresholdEstimate
 from hone.run.store.durable import finite_or_none, read_json_object, replace_file, to_json
 from hone.run.store.evaluations import PairedDifference
 from hone.run.store.records import Number, parse_record, record_json
@@ -49,15 +50,10 @@ class RunCurveBand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeToThreshold:
+class TimeToThreshold(TimeToThresholdEstimate):
     """Steps until a threshold: Kaplan-Meier median with its interval; infinite if under half of the runs reach it."""
 
     threshold: float
-    median: float
-    low: float
-    high: float
-    reached: int
-    n: int
 
     def to_json(self) -> Json:
         """Convert to JSON values."""

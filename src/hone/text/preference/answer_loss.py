@@ -23,8 +23,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.batchwide import RunningShift
 from hone.objectives.implicit import length_desensitised
 from hone.objectives.ratios import sum_by_sequence
-from hone.objectives.shapes import Metrics
-from hone.objectives.terms import LossTerms
+from hone.objectives.terms import LossTerms, Metrics
 from hone.objectives.weights import TermWeights, sequence_sum
 from hone.text.answer_data import answer_episodes, answer_tokens
 from hone.text.loss import chosen_logp, collision_probability
