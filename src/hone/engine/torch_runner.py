@@ -23,7 +23,7 @@ from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 class _SamplingTensors:
     """Settings of each row `[n]`; see `work.SamplerInput`."""
 
-    given: Tensor
+    forced_token: Tensor
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -38,7 +38,7 @@ def _sampling_tensors(draws: SamplerInput, device: torch.device) -> _SamplingTen
     """Settings of rows as tensors on a device."""
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
     return _SamplingTensors(
-        given=torch.from_numpy(draws.forced_token).to(device, torch.int64),
+        forced_token=torch.from_numpy(draws.forced_token).to(device, torch.int64),
         temperature=torch.from_numpy(draws.temperature).to(device),
         top_k=torch.from_numpy(draws.top_k).to(device, torch.int64),
         top_p=torch.from_numpy(draws.top_p).to(device),
@@ -69,7 +69,7 @@ def _sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     tokens, greedy = _inverse_cdf(drawn_from, uniform), settings.greedy
     best = logp.argmax(dim=-1)
     tokens = torch.where(greedy, best, tokens)
-    tokens = torch.where(settings.given == DRAW, tokens, settings.given)
+    tokens = torch.where(settings.forced_token == DRAW, tokens, settings.forced_token)
     at = tokens[:, None]
     sampled = drawn_from.gather(1, at)[:, 0]
     certain = torch.where(tokens == best, 0.0, -torch.inf).to(sampled.dtype)
@@ -346,8 +346,8 @@ class TorchRunner:
         return self._logits(hidden[at])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        found = self._model.logits(hidden, self._linear) if self._half is None else self._half.logits(hidden)
-        return found[:, : self._vocab]
+        logits = self._model.logits(hidden, self._linear) if self._half is None else self._half.logits(hidden)
+        return logits[:, : self._vocab]
 
     def _attention(self, places: flash.FlashInputs) -> PagedAttentionFn:
         assert self._keys is not None

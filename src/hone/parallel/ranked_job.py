@@ -48,8 +48,8 @@ class RankTask:
     @classmethod
     def from_json(cls, line: bytes) -> Self:
         """The task of a line of `to_json`."""
-        found = json.loads(line)
-        return cls(meeting=RankMeeting(**found["meeting"]), recipe=found["recipe"], config=found["config"])
+        message = json.loads(line)
+        return cls(meeting=RankMeeting(**message["meeting"]), recipe=message["recipe"], config=message["config"])
 
 
 class LaunchedRanks(RankPeers, Protocol):
@@ -142,9 +142,9 @@ class ChildRanks:
 
     def fault(self) -> HoneError | None:
         limit_s = self.clock.monotonic_s() + FAULT_WAIT_S
-        while (found := self._fault_now()) is None and self.clock.monotonic_s() < limit_s:
+        while (fault := self._fault_now()) is None and self.clock.monotonic_s() < limit_s:
             self.pump(self.children.values(), TICK_S)
-        return found
+        return fault
 
     def close(self) -> None:
         for child in self.children.values():
@@ -168,8 +168,8 @@ def _fault_of(rank: int, reply: bytes | ChildLostError) -> HoneError | None:
     """What a reply says of a rank: that it ended, that its own work failed, or nothing."""
     if isinstance(reply, ChildLostError):
         return LostRankError(f"rank {rank}: {reply}")
-    told = json.loads(reply)
-    return ResourceError(f"rank {rank}: {told['error']}") if "error" in told else None
+    answer = json.loads(reply)
+    return ResourceError(f"rank {rank}: {answer['error']}") if "error" in answer else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,11 +302,11 @@ def _rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) -
 
 
 def serve_rank(
-    task: RankTask, build: JobBuild, config: RunConfig, told: Iterator[bytes], ready: Callable[[], None]
+    task: RankTask, build: JobBuild, config: RunConfig, lines: Iterator[bytes], ready: Callable[[], None]
 ) -> None:
     """Be a rank that is not the driver: meet the others, build the same job, keep its learner, carry out orders.
 
-    `told` are lines with the names of orders, `ready` answers the driver.
+    `answer` are lines with the names of orders, `ready` answers the driver.
     """
     with joined(task.meeting) as group:
         sharded = ShardedBuild(group)
@@ -319,7 +319,7 @@ def serve_rank(
             twin.forget_whole()
         ready()
         servant = RankServant(work)
-        for line in told:
+        for line in lines:
             with contextlib.suppress(DivergedError):  # raised by every rank: the driver reports it
                 servant.obey(line.strip().decode())
 

@@ -105,11 +105,11 @@ class RankWork:
             with torch.no_grad():
                 self.group.copy_from_driver(list(policy.buffers()))
 
-    def take_statistics(self, given: State) -> None:
+    def take_statistics(self, message: State) -> None:
         """Take up what the driver's source has put into a small policy: statistics that normalise observations."""
         policy = self.learner.policy
-        if isinstance(policy, SharedStatistics) and STATISTICS in given:
-            policy.take_statistics(substate(given, STATISTICS))
+        if isinstance(policy, SharedStatistics) and STATISTICS in message:
+            policy.take_statistics(substate(message, STATISTICS))
 
 
 @dataclass(kw_only=True)
@@ -125,21 +125,21 @@ class RankedLearner(Generic[P]):
         inner = self.work.learner
         if isinstance(inner, GradientLearner) and inner.predict_values is None:
             return NO_VALUES
-        given: State = {"episodes": pack_episodes(episodes), **_source_statistics(self.policy)}
-        return self._together(VALUES, given, lambda: self.work.values(episodes))
+        message: State = {"episodes": pack_episodes(episodes), **_source_statistics(self.policy)}
+        return self._together(VALUES, message, lambda: self.work.values(episodes))
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
-        given: State = {
+        message: State = {
             "episodes": pack_episodes(episodes),
             "credits": _pack_credits(credits),
             **_source_statistics(self.policy),
         }
-        return self._together(UPDATE, given, lambda: self.work.update(episodes, credits))
+        return self._together(UPDATE, message, lambda: self.work.update(episodes, credits))
 
     def answer(self, number: int, episodes: Episodes) -> NDArray[Any]:
         """Answer of all ranks together to a question about episodes."""
-        given: State = {"number": number, "episodes": pack_episodes(episodes)}
-        return self._together(QUESTION, given, lambda: self.work.answer(number, episodes))
+        message: State = {"number": number, "episodes": pack_episodes(episodes)}
+        return self._together(QUESTION, message, lambda: self.work.answer(number, episodes))
 
     def state(self) -> State:
         return self._together(STATE, {}, self.work.state)
@@ -152,11 +152,11 @@ class RankedLearner(Generic[P]):
         """Give all ranks the weights of the whole policy."""
         self._together(WEIGHTS, {}, self.work.take_weights)
 
-    def _together(self, order: str, given: State, act: Callable[[], T]) -> T:
+    def _together(self, order: str, message: State, act: Callable[[], T]) -> T:
         """Carry out an order on all ranks. Raises LostRankError where another rank ended or did not answer."""
         self.peers.tell(order)
         try:
-            self.work.group.send(given)
+            self.work.group.send(message)
             return act()
         except HoneError:
             raise
@@ -183,19 +183,19 @@ class RankServant:
 
     def obey(self, order: str) -> None:
         """Carry out an order with the data that rank 0 sends for it."""
-        given = self.work.group.send(None)
-        self.work.take_statistics(given)
+        message = self.work.group.send(None)
+        self.work.take_statistics(message)
         if order == VALUES:
-            self.work.values(unpack_episodes(substate(given, "episodes")))
+            self.work.values(unpack_episodes(substate(message, "episodes")))
         elif order == UPDATE:
-            credits = _unpack_credits(substate(given, "credits"))
-            self.work.update(unpack_episodes(substate(given, "episodes")), credits)
+            credits = _unpack_credits(substate(message, "credits"))
+            self.work.update(unpack_episodes(substate(message, "episodes")), credits)
         elif order == QUESTION:
-            self.work.answer(integer(given, "number"), unpack_episodes(substate(given, "episodes")))
+            self.work.answer(integer(message, "number"), unpack_episodes(substate(message, "episodes")))
         elif order == STATE:
             self.work.state()
         elif order == RESTORE:
-            self.work.restore(given)
+            self.work.restore(message)
         else:
             assert order == WEIGHTS, f"unknown order {order!r}"
             self.work.take_weights()
@@ -212,21 +212,21 @@ def _pack_credits(credits: Credits) -> State:
     columns = {"advantage": credits.advantage, "target": credits.target, "discount": credits.discount}
     if isinstance(credits, NoveltyCredits):
         columns["novelty_target"] = credits.novelty_target
-    found: State = {name: column for name, column in columns.items() if column is not None}
-    return {**found, "metrics": {name: float(value) for name, value in credits.metrics.items()}}
+    present: State = {name: column for name, column in columns.items() if column is not None}
+    return {**present, "metrics": {name: float(value) for name, value in credits.metrics.items()}}
 
 
 def _unpack_credits(state: State) -> Credits:
     """Inverse of `_pack_credits`."""
     metrics = {name: float(value) for name, value in substate(state, "metrics").items() if isinstance(value, float)}
-    found = {name: array(state, name).astype(np.float32) for name in CREDIT_COLUMNS if name in state}
-    advantage, target, discount = found["advantage"], found.get("target"), found.get("discount")
-    if "novelty_target" not in found:
+    columns = {name: array(state, name).astype(np.float32) for name in CREDIT_COLUMNS if name in state}
+    advantage, target, discount = columns["advantage"], columns.get("target"), columns.get("discount")
+    if "novelty_target" not in columns:
         return Credits(advantage=advantage, target=target, discount=discount, metrics=metrics)
     return NoveltyCredits(
         advantage=advantage,
         target=target,
         discount=discount,
         metrics=metrics,
-        novelty_target=found["novelty_target"],
+        novelty_target=columns["novelty_target"],
     )

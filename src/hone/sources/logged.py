@@ -124,8 +124,8 @@ class MixedSource(SourceWrapper[P]):
         self.source.publish(policy)
 
     def metrics(self) -> Metrics:
-        told, self.last_metrics = self.last_metrics, {}
-        return {**self.source.metrics(), **told}
+        metrics, self.last_metrics = self.last_metrics, {}
+        return {**self.source.metrics(), **metrics}
 
     def state(self) -> State:
         return {"source": self.source.state(), "log": self.log.state(), "version": self.version}
@@ -219,8 +219,8 @@ class SuccessReplay(SourceWrapper[P]):
         self.source.publish(policy)
 
     def metrics(self) -> Metrics:
-        told, self.last_metrics = self.last_metrics, {}
-        return {**self.source.metrics(), **told}
+        metrics, self.last_metrics = self.last_metrics, {}
+        return {**self.source.metrics(), **metrics}
 
     def state(self) -> State:
         kept = {} if self.kept is None else {"kept": pack_episodes(self.kept)}

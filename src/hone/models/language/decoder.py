@@ -148,14 +148,14 @@ def _offloading_activations(network: nn.Module, *, from_host: bool = False) -> I
     `from_host`: also those that are in the host's memory already, to try it without a GPU.
     """
     own = {_address(tensor) for tensor in (*network.parameters(), *network.buffers())}
-    found = _OffloadedActivations()
+    offloaded = _OffloadedActivations()
 
     def pack(x: Tensor) -> Tensor | _OffloadedTensor:
         if _address(x) in own or (x.device.type == "cpu" and not from_host):
             return x
         copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
         copy.copy_(x)
-        found.moved_bytes += copy.nbytes
+        offloaded.moved_bytes += copy.nbytes
         return _OffloadedTensor(copy, x.device)
 
     def unpack(kept: Tensor | _OffloadedTensor) -> Tensor:
@@ -164,7 +164,7 @@ def _offloading_activations(network: nn.Module, *, from_host: bool = False) -> I
         return kept.copy.to(kept.device, non_blocking=True)
 
     with saved_tensors_hooks(pack, unpack):
-        yield found
+        yield offloaded
 
 
 def _address(x: Tensor) -> int:
