@@ -35,12 +35,15 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder_layer import (
     CompiledLayerHalves,
     DecoderLayer,
+    ExpertArithmetic,
     ForwardArithmetic,
+    LinearFn,
     RmsNorm,
+    RoutingRecord,
     TensorGroup,
+    check_routing_shape,
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
-from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingRecord, check_routing_shape
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rope import RopeConfig
