@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from hone.core.generation import Request, SamplingParams
 from hone.engine.clients.http import ServerError
-from hone.engine.clients.wire import GenerateResponse, PartialCompletion, ResponseRules, logp_array, token_id_array
+from hone.engine.clients.remote import PartialCompletion, ResponseRules
+from hone.engine.clients.wire import GenerateResponse, logp_array, token_id_array
 from hone.engine.session import TokenizerRules
 
 VOCAB, MOST = 20, 30

@@ -10,12 +10,21 @@ from shared_prompts import pack_shared_prompts
 
 from hone.core.generation import generate
 from hone.engine import torch_runner
-from hone.engine.cuda_steps import BLOCK, RecordedSteps, draw_rows, flash_inputs, recorded_rows
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
-from hone.engine.torch_runner import TorchRunner, _casting_linear, _HalfWeights, _sample_tokens
+from hone.engine.torch_runner import (
+    BLOCK,
+    TorchRunner,
+    _casting_linear,
+    _draw_rows,
+    _flash_inputs,
+    _HalfWeights,
+    _recorded_rows,
+    _RecordedSteps,
+    _sample_tokens,
+)
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 from hone.models.language import decoder
 from hone.models.language.fused_ops import mixed_linear
@@ -44,7 +53,7 @@ def test_places_by_hand():
         pages=np.array([[6, 2], [1, 0]], np.int32),
         draws=draws,
     )
-    places = flash_inputs(work, rows=6, scratch=9, page_tokens=4, device=torch.device("cpu"))
+    places = _flash_inputs(work, rows=6, scratch=9, page_tokens=4, device=torch.device("cpu"))
     assert places.tokens.tolist() == [7, 8, 9, 5, 0, 0]
     assert places.page.tolist() == [6, 2, 2, 1, 9, 9]
     assert places.slot.tolist() == [3, 0, 1, 0, 0, 0]
@@ -85,7 +94,7 @@ def test_the_cuda_path_with_a_slow_kernel_says_what_the_cpu_says(monkeypatch, fi
         return lambda: self._step(inputs)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_slowly)
-    monkeypatch.setattr(RecordedSteps, "_record", not_recorded)
+    monkeypatch.setattr(_RecordedSteps, "_record", not_recorded)
     asked = [request(number, samples=2, length=40 * number + 3, max_tokens=8) for number in range(4)]
     found, plain = by_name(generate(made, asked)), by_name(generate(engine_of(model, slots=5), asked))
     for name, done in found.items():
@@ -151,7 +160,7 @@ def drawn_both(logits: torch.Tensor, **changes) -> tuple[SamplerOutput, SamplerO
         "greedy": np.zeros(count, np.bool_),
     }
     draws = SamplerInput(**settings | changes)
-    return draw_rows(torch.cat([logits, torch.randn(3, logits.shape[1])]), draws), _sample_tokens(logits, draws)
+    return _draw_rows(torch.cat([logits, torch.randn(3, logits.shape[1])]), draws), _sample_tokens(logits, draws)
 
 
 @given(
@@ -185,7 +194,7 @@ def test_given_and_greedy_rows_and_rows_without_a_number():
 
 
 def test_sizes_of_recorded_steps():
-    assert [recorded_rows(count) for count in (1, 2, 3, 4, 5, 7, 13, 25, 97, 130, 200)] == [
+    assert [_recorded_rows(count) for count in (1, 2, 3, 4, 5, 7, 13, 25, 97, 130, 200)] == [
         1, 2, 3, 4, 6, 8, 16, 32, 128, 192, 256,
     ]  # fmt: skip
-    assert all(count <= recorded_rows(count) <= 1.5 * count for count in range(1, 300))
+    assert all(count <= _recorded_rows(count) <= 1.5 * count for count in range(1, 300))

@@ -6,7 +6,7 @@ import pytest
 from hone.core.credit import Credits
 from hone.core.state import State
 from hone.credit.moments import NoveltyCredits
-from hone.parallel.ranked_learner import _pack_credits, _unpack_credits
+from hone.parallel.ranked_job import _pack_credits, _unpack_credits
 from hone.run.store.codec import state_bytes, state_from_bytes
 
 ROWS = np.array([0.5, -1.0, np.nan], np.float32)

@@ -27,7 +27,7 @@ from hone.objectives.natural import TrustRegion
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.parallel.group import GroupReduction, RankGroup
-from hone.parallel.ranked_learner import RankWork
+from hone.parallel.ranked_job import RankWork
 from hone.parallel.sharded_build import ShardedBuild
 from hone.recipes.registry import load_recipe
 from hone.text.critic import CriticView, SquaredErrorLoss

@@ -29,7 +29,7 @@ from hone.models.language.tokenizers import character_tokenizer
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.parallel.group import RankGroup, RankMeeting, joined, open_meeting
-from hone.parallel.ranked_learner import RankWork
+from hone.parallel.ranked_job import RankWork
 from hone.parallel.sharded_build import ShardedBuild
 from hone.process.child import ChildProcess, LineParser
 from hone.process.parent import connect_to_parent

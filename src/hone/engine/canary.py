@@ -118,8 +118,8 @@ class WeightCanary:
         if routing is None:
             hidden = self._model.run(*asked)
         else:
-            told = torch.from_numpy(routing.astype(np.int64)).to(tokens.device)
-            hidden, _ = self._model.run_routed(*asked, told)
+            replayed = torch.from_numpy(routing.astype(np.int64)).to(tokens.device)
+            hidden, _ = self._model.run_routed(*asked, replayed)
         logits = self._model.logits(hidden, functional.linear)[:, : self._vocab]
         logp = torch.log_softmax(logits, dim=-1).gather(1, tokens[1:, None])[:, 0]
         return logp.double().cpu().numpy()

@@ -514,27 +514,27 @@ def mixed_batch(table: RunningBatch, chunks: list[PromptChunk]) -> ForwardBatch:
 
 def _draws(rows: SamplerInput, tokens: int, chunks: list[PromptChunk]) -> SamplerInput:
     at: list[NDArray[np.int32]] = [rows.token_index]
-    given: list[NDArray[np.int32]] = [rows.forced_token]
+    forced: list[NDArray[np.int32]] = [rows.forced_token]
     uniform: list[float] = []
     owners: list[SampleState] = []
     for chunk in chunks:
         fill, count = chunk.group, chunk.draws
         if fill.tokens_to_score is None:
             at.append(np.full(count, tokens + chunk.stop - chunk.start - 1, np.int32))
-            given.append(np.full(count, DRAW, np.int32))
+            forced.append(np.full(count, DRAW, np.int32))
             uniform.extend(float(sample.stream(len(sample.tokens) + 1)[-1]) for sample in chunk.drawing_samples)
         else:
             first = tokens + chunk.first_draw - chunk.start
             at.append(np.arange(first, first + count, dtype=np.int32))
             begin = chunk.first_draw - fill.first_draw
-            given.append(fill.tokens_to_score[begin : begin + count])
+            forced.append(fill.tokens_to_score[begin : begin + count])
             uniform.extend([0.0] * count)
         owners.append(fill.members[0])
         tokens += chunk.stop - chunk.start
     asked, counts = [one.request.sampling for one in owners], [chunk.draws for chunk in chunks]  # one request a text
     return SamplerInput(
         token_index=np.concatenate(at),
-        forced_token=np.concatenate(given),
+        forced_token=np.concatenate(forced),
         uniform=np.concatenate([rows.uniform, np.array(uniform, np.float64)]),
         temperature=_with(rows.temperature, [one.temperature for one in asked], counts),
         top_k=_with(rows.top_k, [one.top_k for one in asked], counts),

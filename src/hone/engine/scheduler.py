@@ -211,14 +211,14 @@ class _HeldSamples:
 def _rows_to_hold(table: RunningBatch, version: int, *, keep: bool) -> list[tuple[int, int | None]]:
     """Rows, the last first, that cannot draw their next token by `version`, each with the version that it keeps its
     keys for; None: its text is read again."""
-    found: list[tuple[int, int | None]] = []
+    rows: list[tuple[int, int | None]] = []
     for row in range(len(table) - 1, -1, -1):
         sample, drawn = table.samples[row], int(table.drawn_tokens[row])
         wanted = sample.wanted_version(drawn, version)
         reread = sample.recorded is not None and drawn in sample.recorded.reread_at
         if wanted != version or (reread and keep):
-            found.append((row, wanted if keep and not reread else None))
-    return found
+            rows.append((row, wanted if keep and not reread else None))
+    return rows
 
 
 # --------------------------------------------------------------------------------------------------------------- routes
@@ -426,13 +426,13 @@ class Scheduler:
     def _hold_rows(self) -> bool:
         """In a replay, take samples out of their rows that wait for other weights, or are to be read again; whether
         there were any. Only rows that keep their old keys hold pages meanwhile."""
-        found = _rows_to_hold(self.table, self.version, keep=self.replay == "keep")
-        for row, version in found:
+        held_rows = _rows_to_hold(self.table, self.version, keep=self.replay == "keep")
+        for row, version in held_rows:
             if version is None:
                 self._drop_row(row, known=False)
             else:
                 self.held.add_row(version, *self.table.remove([row])[0])
-        return bool(found)
+        return bool(held_rows)
 
     def _pages_of(self, fill: PrefillGroup, most: int) -> list[list[int]]:
         """Pages for up to `most` ready samples. They share the whole pages of their prompt, and each gets a copy of the

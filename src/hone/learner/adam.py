@@ -136,16 +136,16 @@ class Adam:
 def _saved_moments(state: State, name: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Moments that were saved by parameter. Raises DataError with the names that are missing or of another shape."""
     saved = substate(state, name)
-    found = {key: torch.from_numpy(array(saved, key).copy()) for key in shapes if key in saved}
+    tensors = {key: torch.from_numpy(array(saved, key).copy()) for key in shapes if key in saved}
     wrong = [
-        f"{key} ({tuple(found[key].shape) if key in found else 'missing'} instead of {tuple(shape)})"
+        f"{key} ({tuple(tensors[key].shape) if key in tensors else 'missing'} instead of {tuple(shape)})"
         for key, shape in shapes.items()
-        if key not in found or found[key].shape != shape
+        if key not in tensors or tensors[key].shape != shape
     ]
     wrong += [f"{key} (not a parameter of the policy)" for key in saved if key not in shapes]
     if wrong:
         raise DataError(f"saved {name} does not fit the policy: {', '.join(wrong[:5])}; {len(wrong)} in all")
-    return found
+    return tensors
 
 
 def _split(state: State, name: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -84,19 +84,19 @@ class MetricsAccumulator:
         """One figure a name over all ranks: loss terms by decision, values by optimizer step, cost in all."""
         noted = {name: sum(values) / len(values) for name, values in self.step_values.items()}
         ranks = self._figures_of_ranks(reduction)
-        found: Metrics = {}
+        means: Metrics = {}
         for name in dict.fromkeys(name for figures in ranks for name in figures):
             rows = [figures[name] for figures in ranks if name in figures]
             if name.endswith("_max"):
-                found[name] = max(row[0] for row in rows)
+                means[name] = max(row[0] for row in rows)
                 continue
             first, *others = rows
             sums = [sum(column, start=start) for start, *column in zip(first, *others, strict=True)]
             if name.endswith("_ess"):
-                found[name] = _effective_sample_share(sums[0], sums[1], sums[2])
+                means[name] = _effective_sample_share(sums[0], sums[1], sums[2])
             else:
-                found[name] = sums[0] if len(sums) == 1 else sums[0] / max(sums[1], 1)
-        return noted | found
+                means[name] = sums[0] if len(sums) == 1 else sums[0] / max(sums[1], 1)
+        return noted | means
 
     def _figures_of_ranks(self, reduction: Reduction) -> list[dict[str, list[float]]]:
         """Sums and counts, maxima, moments of weights, and cost by name, of each rank: names may differ between them,

@@ -101,7 +101,7 @@ class TrustRegionLearner(Generic[P, B]):
             )
         outcome = self._step(rows, count)
         self.updates += 1
-        told = {
+        step_metrics = {
             "policy/loss": loss,
             "policy/grad_norm": norm,
             "natural/accepted": float(outcome.accepted),
@@ -111,7 +111,7 @@ class TrustRegionLearner(Generic[P, B]):
             "natural/tries": float(outcome.tries),
         }
         after = {} if self.critic is None else self.critic.update(episodes, credits)
-        return {**credits.metrics, **after, **tally.means(self._everybody()), **told}
+        return {**credits.metrics, **after, **tally.means(self._everybody()), **step_metrics}
 
     def _everybody(self) -> Reduction:
         """Reduction of what is counted on this rank's micro-batches."""

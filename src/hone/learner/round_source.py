@@ -100,8 +100,8 @@ class RoundSource(SourceWrapper[P]):
 
     def metrics(self) -> Metrics:
         """Metrics of the source while it gathers; those of the selection at a round's first step of learning."""
-        told, self.last_metrics = self.last_metrics, {}
-        return told if self.learns else self.source.metrics()
+        metrics, self.last_metrics = self.last_metrics, {}
+        return metrics if self.learns else self.source.metrics()
 
     def pop_notes(self) -> Sequence[str]:
         """Notes for the user since the last call."""

@@ -76,5 +76,5 @@ def accumulation_buffers(parameters: Sequence[Tensor]) -> Sequence[Tensor] | Non
     buffers = _ACCUMULATING.get()
     if buffers is None:
         return None
-    found = [buffers[id(parameter)] for parameter in parameters if id(parameter) in buffers]
-    return found if len(found) == len(parameters) else None
+    own = [buffers[id(parameter)] for parameter in parameters if id(parameter) in buffers]
+    return own if len(own) == len(parameters) else None

@@ -62,8 +62,8 @@ def _inspect_node(node: str, folder: str, token: str) -> NodeReport:
         kernels = build().path.stem
     except ResourceError as error:
         kernels = f"none: {error.messages[0]}"
-    found = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
-    return NodeReport(node=node, versions=found, kernels=kernels, folder_fault=fault)
+    versions = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+    return NodeReport(node=node, versions=versions, kernels=kernels, folder_fault=fault)
 
 
 def _findings_of(
@@ -78,10 +78,10 @@ def _findings_of(
 ) -> list[ClusterFinding]:
     """Findings from the reports of the driver (`here`) and of each machine. `written` are the machines whose tokens the
     driver can read; with a `config` its fleet must have room."""
-    found = [_version_finding(name, here, there) for name in here.versions]
+    findings = [_version_finding(name, here, there) for name in here.versions]
     for one in there:
         fault = one.folder_fault or ("" if one.node in written else "what it wrote is not seen here")
-        found.append(
+        findings.append(
             ClusterFinding(subject="shared folder", found=f"{one.node} reads and writes {folder}")
             if not fault
             else ClusterFinding(
@@ -91,8 +91,8 @@ def _findings_of(
                 fix=f"mount the same volume at {folder} on every machine, or choose a folder that is (--runs)",
             )
         )
-    found.append(_kernels_finding(here, there, config))
-    return [*found, *_room_findings(rooms, config, weights_bytes)]
+    findings.append(_kernels_finding(here, there, config))
+    return [*findings, *_room_findings(rooms, config, weights_bytes)]
 
 
 def _version_finding(name: str, here: NodeReport, there: Sequence[NodeReport]) -> ClusterFinding:
@@ -131,7 +131,7 @@ def _kernels_finding(here: NodeReport, there: Sequence[NodeReport], config: Clus
 def _room_findings(rooms: Sequence[NodeRoom], config: ClusterConfig | None, weights_bytes: int) -> list[ClusterFinding]:
     """Room of the machines, against the plan where there is one."""
     sizes = [f"{room.text}, store {room.store_bytes / 2**20:.0f} MiB" for room in rooms]
-    found = [ClusterFinding(subject="machine", found=text) for text in sizes]
+    findings = [ClusterFinding(subject="machine", found=text) for text in sizes]
     if config is not None:
         faults = placement_faults(rooms, config.rollout, weights_bytes)
         need = (
@@ -139,15 +139,15 @@ def _room_findings(rooms: Sequence[NodeRoom], config: ClusterConfig | None, weig
         )
         text = f"{config.rollout.replicas} replicas and {config.rollout.spares} spares have room; {need or 'a folder'}"
         if not faults:
-            return [*found, ClusterFinding(subject="plan", found=text)]
+            return [*findings, ClusterFinding(subject="plan", found=text)]
         parts = [fault.partition("; ") for fault in faults]
-        return [*found, *(ClusterFinding(subject="plan", found=a, verdict="fail", fix=b) for a, _, b in parts)]
+        return [*findings, *(ClusterFinding(subject="plan", found=a, verdict="fail", fix=b) for a, _, b in parts)]
     small = [room.name for room in rooms if room.store_bytes < _SMALL_STORE_BYTES]
     if small:
         fix = "start Ray with `--object-store-memory`, and in a container give /dev/shm the same size"
         text = f"less than {_SMALL_STORE_BYTES >> 20} MiB on {', '.join(small)}"
-        found.append(ClusterFinding(subject="object store", found=text, verdict="warn", fix=fix))
-    return found
+        findings.append(ClusterFinding(subject="object store", found=text, verdict="warn", fix=fix))
+    return findings
 
 
 def inspect_cluster(
@@ -181,10 +181,10 @@ def inspect_cluster(
     finally:
         for one in place.glob(f"{token}*"):
             one.unlink(missing_ok=True)
-    found = _findings_of(
+    findings = _findings_of(
         here, reports, rooms, written=written, folder=place, config=config, weights_bytes=weights_bytes
     )
-    return [ClusterFinding(subject="Ray", found=f"{len(rooms)} machines at {address}"), *found, *silent]
+    return [ClusterFinding(subject="Ray", found=f"{len(rooms)} machines at {address}"), *findings, *silent]
 
 
 def _ask_nodes(place: Path, token: str) -> tuple[list[NodeRoom], list[NodeReport], list[ClusterFinding]]:

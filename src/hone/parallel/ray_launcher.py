@@ -115,12 +115,12 @@ class _ChildHost:
         for line in lines:
             self._child.send(line)
         pump_children([self._child], wait_s)
-        found: list[bytes] = []
+        replies: list[bytes] = []
         while (reply := self._child.take_reply()) is not None:
             if isinstance(reply, ChildLostError):
-                return _HostReplies(lines=tuple(found), lost=f"{reply} (on {platform.node()})", printed="")
-            found.append(reply)
-        return _HostReplies(lines=tuple(found), lost="", printed=self._child.last_output())
+                return _HostReplies(lines=tuple(replies), lost=f"{reply} (on {platform.node()})", printed="")
+            replies.append(reply)
+        return _HostReplies(lines=tuple(replies), lost="", printed=self._child.last_output())
 
     def close(self) -> None:
         """End the child, which may finish what it does for a moment."""
@@ -179,15 +179,15 @@ class _RemoteChild:
 
     def _take(self, call: "ray.ObjectRef[_HostReplies]") -> None:
         try:
-            told: _HostReplies | None = ray.get(call)
+            replies: _HostReplies | None = ray.get(call)
         except exceptions.RayError as error:
             self._lost = " ".join(str(error).split())[:400]
             return
-        if told is None:  # `close` has ended it
+        if replies is None:  # `close` has ended it
             self._lost = "its process ended"
             return
-        self._replies.extend(told.lines)
-        self._lost, self._printed = told.lost, told.printed
+        self._replies.extend(replies.lines)
+        self._lost, self._printed = replies.lost, replies.printed
 
 
 def _pump_remote(children: Iterable[_RemoteChild], timeout_s: float) -> None:

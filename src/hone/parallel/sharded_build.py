@@ -258,7 +258,7 @@ class ShardedParameters:
 
     def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """Whole values on rank 0; empty ones on the others, which need not hold what only rank 0 saves."""
-        found: dict[str, Tensor] = {}
+        wholes: dict[str, Tensor] = {}
         for name, parameter, value in zip(self.names, self.parameters, values, strict=True):
             assert isinstance(parameter, DTensor)
             placed = DTensor.from_local(
@@ -270,8 +270,8 @@ class ShardedParameters:
                 stride=parameter.stride(),
             )
             whole = _joined_parts(self.split, name, placed.full_tensor())
-            found[name] = whole if self.group.is_driver else whole.new_empty(0)
-        return found
+            wholes[name] = whole if self.group.is_driver else whole.new_empty(0)
+        return wholes
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
         return [_own_rows(self.split, name, named[name], self.group) for name in self.names]
@@ -385,8 +385,8 @@ class ShardedTwin:
                 _local_part(own.detach()).copy_(part)
             pairs = [(whole if group.is_driver else own, own) for whole, own in self._factor_pairs()]
             pairs += [(whole if group.is_driver else own, own) for whole, own in self._buffer_pairs()]
-            for given, own in pairs:
-                own.copy_(given)
+            for other, own in pairs:
+                own.copy_(other)
             group.copy_from_driver([own for _, own in pairs])
             if adapter is not None:
                 adapter.merge()

@@ -115,7 +115,7 @@ def _update(build: Callable[[], Learner[Any]], group: "RankGroup | None") -> Cal
     if group is None:
         return build().update
     from hone.learner.share import building_for  # noqa: PLC0415 - ranks alone need it
-    from hone.parallel.ranked_learner import RankWork  # noqa: PLC0415 - torch.distributed
+    from hone.parallel.ranked_job import RankWork  # noqa: PLC0415 - torch.distributed
     from hone.parallel.sharded_build import ShardedBuild  # noqa: PLC0415 - torch.distributed
 
     sharded = ShardedBuild(group)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,10 +114,10 @@ class AsyncSource(Generic[P]):
 
     def metrics(self) -> Metrics:
         """Metrics of the last returned batch, and its age."""
-        told, self._last_metrics = self._last_metrics, {}
+        metrics, self._last_metrics = self._last_metrics, {}
         if self.in_background:
-            told["time/rollout_awaited_s"], self._waited_s = self._waited_s, 0.0
-        return told
+            metrics["time/rollout_awaited_s"], self._waited_s = self._waited_s, 0.0
+        return metrics
 
     def state(self) -> State:
         """Waits for what is being collected: it is part of the state, so that no answer is asked for twice."""
@@ -139,7 +139,7 @@ class AsyncSource(Generic[P]):
             figures: object = batch.get("metrics")
             if not isinstance(figures, dict):
                 raise DataError("a batch that was collected ahead has no metrics in the saved state")
-            metrics = {str(name): float(value) for name, value in figures.items()}
+            metrics = {name: float(value) for name, value in cast("dict[str, float]", figures).items()}
             self._ready.append(_CollectedBatch(episodes=unpack_episodes(substate(batch, "episodes")), metrics=metrics))
         self._outstanding = len(self._ready)
 
@@ -184,7 +184,7 @@ class AsyncSource(Generic[P]):
     def _staleness_metrics(self, episodes: Episodes, dropped: NDArray[np.int64]) -> Metrics:
         age = self.version - episodes.version
         kept = episodes.lengths
-        told: Metrics = {
+        metrics: Metrics = {
             "async/staleness": float(age.mean()),
             "async/staleness_max": float(age.max()),
             "async/dropped": len(dropped) / (len(dropped) + len(kept)),
@@ -192,9 +192,9 @@ class AsyncSource(Generic[P]):
         if self.partial_rollouts:
             turned = (episodes.version[1:] != episodes.version[:-1]) & (episodes.owner[1:] == episodes.owner[:-1])
             mixed = np.bincount(episodes.owner[1:][turned], minlength=len(kept)) > 0
-            told["async/several_versions"] = float(mixed.mean())
+            metrics["async/several_versions"] = float(mixed.mean())
         if len(dropped):
             # Dropping by age selects by length: long answers take long to write.
             everything = np.concatenate([kept, dropped])
-            told["async/length_bias_tokens"] = float(kept.mean() - everything.mean())
-        return told
+            metrics["async/length_bias_tokens"] = float(kept.mean() - everything.mean())
+        return metrics

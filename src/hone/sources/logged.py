@@ -123,8 +123,8 @@ class MixedSource(SourceWrapper[P]):
         self.source.publish(policy)
 
     def metrics(self) -> Metrics:
-        told, self.last_metrics = self.last_metrics, {}
-        return {**self.source.metrics(), **told}
+        metrics, self.last_metrics = self.last_metrics, {}
+        return {**self.source.metrics(), **metrics}
 
     def state(self) -> State:
         return {"source": self.source.state(), "log": self.log.state(), "version": self.version}
@@ -218,8 +218,8 @@ class SuccessReplay(SourceWrapper[P]):
         self.source.publish(policy)
 
     def metrics(self) -> Metrics:
-        told, self.last_metrics = self.last_metrics, {}
-        return {**self.source.metrics(), **told}
+        metrics, self.last_metrics = self.last_metrics, {}
+        return {**self.source.metrics(), **metrics}
 
     def state(self) -> State:
         kept = {} if self.kept is None else {"kept": pack_episodes(self.kept)}

@@ -66,7 +66,7 @@ def test_never_more_than_a_chunk_of_logits(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 16 * 11)
     hidden, weight, chosen = draws(rows=400)
     largest = 0
-    linear = module.scaled_logits
+    linear = module._scaled_logits
 
     def watched(*given):
         nonlocal largest
@@ -74,7 +74,7 @@ def test_never_more_than_a_chunk_of_logits(monkeypatch):
         largest = max(largest, result.numel())
         return result
 
-    monkeypatch.setattr(module, "scaled_logits", watched)
+    monkeypatch.setattr(module, "_scaled_logits", watched)
     token_logprobs(hidden, weight, chosen, 1.0, entropy=True).logp.sum().backward()
     assert 0 < largest <= 16 * 11
 

@@ -49,10 +49,10 @@ class _ScoringRunner:
 
     def run(self, work: ForwardBatch) -> SamplerOutput:
         """Score the given tokens of one text, at temperature 1."""
-        given = ScoreRequest(
+        text = ScoreRequest(
             prompt=work.tokens[:1], tokens=work.draws.forced_token, sampling=SamplingParams(max_tokens=1)
         )
-        logp = self._wire.score(given)
+        logp = self._wire.score(text)
         return SamplerOutput(token=work.draws.forced_token, logp=logp, sampled_logp=logp, sampling_mask_bits=None)
 
 

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -20,35 +21,28 @@ from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, ErrorCollector
-from hone.core.generation import OnPublish, Request, SamplingParams, ScoreRequest, ScoreResult
+from hone.core.generation import Completion, FinishReason, OnPublish, Request, SamplingParams, ScoreRequest, ScoreResult
+from hone.core.random import key
 from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.clients.handover import ForeignWeightsError, WeightTransfer
 from hone.engine.clients.http import (
-    HttpClient,
-    Json,
     RequestCancelledError,
     ServerEngine,
     ServerError,
     UnreachableError,
 )
-from hone.engine.clients.vllm import VllmProtocol
+from hone.engine.clients.servers import open_protocol
 from hone.engine.clients.wire import (
     FEATURE_DESCRIPTIONS,
+    MOST_SEED,
     GenerateRequest,
     GenerateResponse,
-    InFlight,
-    PartialCompletion,
-    ResponseRules,
     ServerFeature,
     ServerFeatures,
     ServerProtocol,
-    json_object,
-    list_field,
-    logp_array,
-    token_id_array,
 )
 from hone.engine.protocol import GenerationModel
-from hone.engine.session import EngineSession, TokenizerRules, check_requests, check_score_requests
+from hone.engine.session import EngineSession, StopRules, TokenizerRules, check_requests, check_score_requests
 
 # --------------------------------------------------------------------------------------------------------------- checks
 
@@ -93,6 +87,113 @@ def _check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFea
                 f"{sampling.min_p}, greedy = {str(sampling.greedy).lower()}"
             )
     faults.raise_if_any()
+
+
+# -------------------------------------------------------------------------------------------------- partial completions
+
+
+@dataclass(slots=True, eq=False)
+class PartialCompletion:
+    """Sample `number` of `request` in `round`."""
+
+    request: Request
+    number: int
+    round: int
+    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    logp: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    version: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def name(self) -> str:
+        """Name of the answer in messages."""
+        return f"request {self.request.id!r}, sample {self.number}"
+
+    def next_request(self, seed: int, eos: tuple[int, ...]) -> GenerateRequest:
+        """Request for the rest of the answer."""
+        name, *turn = self.request.draw_key
+        drawn = len(self.tokens)
+        return GenerateRequest(
+            name=self.name,
+            prefix=np.concatenate([self.request.prompt, self.tokens]).astype(np.int32),
+            max_tokens=self.request.sampling.max_tokens - drawn,
+            sampling=self.request.sampling,
+            seed=key(seed, "sample", self.round, name, self.number, drawn, *turn) % MOST_SEED,
+            eos=eos,
+        )
+
+    def append_response(self, response: GenerateResponse, version: NDArray[np.int32]) -> None:
+        """Append a reply that `check` accepted; `version` `[n]`."""
+        self.tokens = np.concatenate([self.tokens, response.tokens])
+        self.logp = np.concatenate([self.logp, response.logp])
+        self.version = np.concatenate([self.version, version])
+
+    def completion(self, finish: FinishReason, behind: int) -> Completion:
+        """The completion of a finished answer."""
+        logp = np.minimum(self.logp, 0.0)
+        return Completion(
+            request_id=self.request.id,
+            sample_index=self.number,
+            tokens=self.tokens,
+            logp=logp,
+            sampled_logp=np.zeros_like(logp) if self.request.sampling.greedy else logp,
+            version=self.version,
+            finish_reason=finish,
+            trailing_characters=behind,
+            turn=self.request.turn,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A running request."""
+
+    partial: PartialCompletion
+    request: GenerateRequest
+    version: int
+    """Version at the time of the request."""
+
+
+class ResponseRules:
+    """Stopping conditions by hone's own rules; the server's are only compared."""
+
+    def __init__(self, text: TokenizerRules) -> None:
+        self.text = text
+        self._eos = frozenset(text.eos)
+        self._rules = StopRules(text)
+
+    def finish_of(self, writing: PartialCompletion) -> tuple[FinishReason, int] | None:
+        """Reason for the end, and the characters after its stop string; None while the answer is unfinished."""
+        if not len(writing.tokens):
+            return None
+        sampling = writing.request.sampling
+        if int(writing.tokens[-1]) in self._eos:
+            return "eos", 0
+        if sampling.stop:
+            behind = self._rules.characters_after_stop(sampling.stop, lambda _, count: writing.tokens[-count:], 0)
+            if behind is not None:
+                return "stop", behind
+        return ("length", 0) if len(writing.tokens) >= sampling.max_tokens else None
+
+    def check_response(self, ask: GenerateRequest, response: GenerateResponse, place: str) -> None:
+        """Raise ServerError for an invalid reply, naming the request and the first fault."""
+        count, most, vocab = len(response.tokens), ask.max_tokens, self.text.vocab
+        message = f"{place}: {ask.name}"
+        if len(response.logp) != count:
+            raise ServerError(f"{message}: {count} tokens came with {len(response.logp)} log-probabilities")
+        if count > most:
+            raise ServerError(f"{message}: {count} tokens came, at most {most} were requested")
+        if not count and response.finish_reason != "abort":
+            raise ServerError(f"{message}: no token came, and the server gives the reason {response.finish_reason!r}")
+        if count and int(response.tokens.max()) >= vocab:
+            raise ServerError(
+                f"{message}: it sampled token {int(response.tokens.max())}, and the tokenizer has 0 to {vocab - 1}; "
+                "the served model has rows without a token, or is another model: give both the same vocabulary"
+            )
+        ends = [token in self._eos for token in response.tokens[:-1].tolist()]
+        if any(ends):
+            raise ServerError(
+                f"{message}: it continued after token {int(response.tokens[ends.index(True)])}, which ends an answer"
+            )
 
 
 # --------------------------------------------------------------------------------------------------------------- remote
@@ -436,142 +537,7 @@ class RemoteEngine(EngineSession):
             wait = min(2 * wait, 5.0)
 
 
-# --------------------------------------------------------------------------------------------------------------- sglang
-
-
-_GENERATE: Final = "/generate"
-_LOAD: Final = "/update_weights_from_disk"
-_OTHER_METHOD: Final = 405
-
-
-class _SglangProtocol:
-    """Implements `wire.Wire`."""
-
-    def __init__(self, link: HttpClient) -> None:
-        self.link = link
-        self.refusal = ""
-
-    def probe(self) -> ServerFeatures:
-        info = self.link.get("/get_server_info")
-        version, context = info.get("version", "of unknown version"), info.get("context_length")
-        cold, warm = self._likeliest(0.25), self._likeliest(1.0)
-        has: set[ServerFeature] = {"tokens", "score"}
-        if cold[1] > warm[1] or warm[1] > -1e-6:  # a lower temperature raises the probability of the most likely token
-            has.add("temperature")
-        if warm[0]:
-            has.add("labels")
-        if self.link.status(_LOAD) == _OTHER_METHOD:
-            has.add("load")
-        if self.link.status("/pause_generation") == self.link.status("/continue_generation") == _OTHER_METHOD:
-            has |= {"abort", "freeze"}
-        return ServerFeatures(
-            server=f"SGLang {version} at {self.link.url}",
-            supported=frozenset(has),
-            context=context if isinstance(context, int) else None,
-        )
-
-    def write(self, ask: GenerateRequest) -> GenerateResponse:
-        params: dict[str, object] = {
-            "max_new_tokens": ask.max_tokens,
-            "temperature": 0.0 if ask.sampling.greedy else ask.sampling.temperature,
-            "sampling_seed": ask.seed,
-            "stop_token_ids": list(ask.eos),
-            "ignore_eos": True,  # `stop_token_ids` ends answers, not the server's own config
-            "no_stop_trim": True,
-            "skip_special_tokens": False,
-        }
-        if ask.sampling.stop:
-            params["stop"] = list(ask.sampling.stop)
-        body = {"input_ids": ask.prefix.tolist(), "sampling_params": params, "return_logprob": True}
-        return self._parse_reply(self.link.post(_GENERATE, body, retry="refused"))
-
-    def score(self, text: ScoreRequest) -> NDArray[np.float32]:
-        tokens = [*text.prompt.tolist(), *text.tokens.tolist()]
-        body = {
-            "input_ids": tokens,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
-            "return_logprob": True,
-            "logprob_start_len": 0,
-        }
-        place = self.link.url + _GENERATE
-        meta = json_object(self.link.post(_GENERATE, body, retry="refused").get("meta_info"), "meta_info", place)
-        ids, logp = _pairs(list_field(meta, "input_token_logprobs", place)[-len(text.tokens) :], place)
-        if ids.tolist() != text.tokens.tolist():
-            raise ServerError(
-                f"{place}: {len(text.tokens)} tokens were sent for scoring, and the reply has other tokens: {ids}"
-            )
-        return logp
-
-    def load(self, folder: Path, label: str) -> None:
-        body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
-        reply = self.link.post(_LOAD, body, retry="always")
-        if reply.get("success") is not True:
-            raise ServerError(f"{self.link.url}{_LOAD}: it did not load {folder}: {reply.get('message')}")
-
-    def abort(self) -> None:
-        self.link.post("/pause_generation", {"mode": "abort"}, retry="always")
-
-    def freeze(self) -> None:
-        self.link.post("/pause_generation", {"mode": "in_place"}, retry="always")
-
-    def resume(self) -> None:
-        self.link.post("/continue_generation", {}, retry="always")
-
-    def alive(self) -> bool:
-        try:
-            return self.link.status("/health") == 200
-        except ServerError:
-            return False
-
-    def _parse_reply(self, reply: Json) -> GenerateResponse:
-        place = self.link.url + _GENERATE
-        meta = json_object(reply.get("meta_info"), "meta_info", place)
-        tokens = token_id_array(list_field(reply, "output_ids", place), "output_ids", place)
-        rows = list_field(meta, "output_token_logprobs", place)
-        ids, logp = _pairs(rows, place)
-        if len(ids) == len(tokens) and (ids != tokens).any():
-            raise ServerError(f"{place}: the log-probabilities belong to other tokens")
-        label, reason = meta.get("weight_version"), meta.get("finish_reason")
-        return GenerateResponse(
-            tokens=tokens,
-            logp=logp,
-            weight_labels=None if label is None else ((0, str(label)),),
-            finish_reason=str(json_object(reason, "finish_reason", place).get("type")),
-        )
-
-    def _likeliest(self, temperature: float) -> tuple[bool, float]:
-        """Sample one token: whether the answer names its weights, and the log-probability of the most likely token."""
-        body = {
-            "input_ids": [0, 0],
-            "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
-            "return_logprob": True,
-            "top_logprobs_num": 1,
-        }
-        place = self.link.url + _GENERATE
-        meta = json_object(self.link.post(_GENERATE, body, retry="always").get("meta_info"), "meta_info", place)
-        first = list_field(meta, "output_top_logprobs", place)[0]
-        _, logp = _pairs(first if isinstance(first, list) else [], place)
-        return meta.get("weight_version") is not None, float(logp.max())
-
-
-def _pairs(rows: object, place: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """`[[log-probability, token id, text], ...]` as two arrays."""
-    pairs = [row for row in rows if isinstance(row, list) and len(row) >= 2] if isinstance(rows, list) else None
-    if pairs is None or not isinstance(rows, list) or len(pairs) != len(rows):
-        raise ServerError(f"{place}: {rows!r} are not pairs of log-probability and token")
-    return (
-        token_id_array([row[1] for row in pairs], "the tokens of log-probabilities", place),
-        logp_array([row[0] for row in pairs], "log-probabilities", place),
-    )
-
-
 # -------------------------------------------------------------------------------------------------------------- connect
-
-
-def open_protocol(config: ServerEngine, url: str) -> ServerProtocol:
-    """Return the protocol of one server. Raises ConfigError for an invalid address."""
-    link = HttpClient(config.address(url))
-    return VllmProtocol(link) if config.kind == "vllm" else _SglangProtocol(link)
 
 
 def open_weight_transfer(

@@ -167,7 +167,7 @@ class FleetBook:
 
     def give(self, now_s: float) -> list[tuple[str, GenerationAsk]]:
         """Return the asks to send now, each with its replica."""
-        given = self._give_again(now_s)
+        asks = self._give_again(now_s)
         size = self._ask_size()
         self._waiting.sort(key=lambda item: item.priority)
         while self._waiting:
@@ -179,8 +179,8 @@ class FleetBook:
             self._waiting = [item for item in self._waiting if item not in items]
             self.asks[record.ask.number] = record
             self._hand(record, holder, now_s)
-            given.append((holder.name, record.ask))
-        return given
+            asks.append((holder.name, record.ask))
+        return asks
 
     def answered(
         self, replica: str, number: int, digest: str, now_s: float, *, work_s: float = 0.0
@@ -190,10 +190,10 @@ class FleetBook:
 
         Raises DivergedError when two replicas answered differently; they may where weights were published meanwhile.
         """
-        record, told = self.asks.get(number), self.replicas.get(replica)
-        if told is not None:
-            self._heard(told, now_s)
-            told.asks.discard(number)
+        record, member = self.asks.get(number), self.replicas.get(replica)
+        if member is not None:
+            self._heard(member, now_s)
+            member.asks.discard(number)
         if record is None:
             return "drop"
         first, record.digest = record.digest, record.digest or digest
@@ -218,8 +218,8 @@ class FleetBook:
 
     def give_back(self, replica: str, number: int) -> None:
         """Take an ask back from a replica that cannot do it; it is asked again."""
-        if (told := self.replicas.get(replica)) is not None:
-            told.asks.discard(number)
+        if (member := self.replicas.get(replica)) is not None:
+            member.asks.discard(number)
         self._release(replica, [number])
 
     def cancel(self, request_ids: Collection[str] | None = None) -> list[tuple[str, int]]:
@@ -254,59 +254,59 @@ class FleetBook:
 
     def join(self, replica: str, now_s: float) -> None:
         """Record that a replica runs; it is to be sent the weights."""
-        if (told := self.replicas.get(replica)) is not None:
-            told.phase, told.heard_s = ReplicaPhase.LOADING, now_s
+        if (member := self.replicas.get(replica)) is not None:
+            member.phase, member.heard_s = ReplicaPhase.LOADING, now_s
 
     def ready(self, replica: str, version: int, now_s: float) -> None:
         """Record that a replica has the weights of `version`."""
-        if (told := self.replicas.get(replica)) is None:
+        if (member := self.replicas.get(replica)) is None:
             return
-        self._heard(told, now_s)
+        self._heard(member, now_s)
         if version == self.version:
-            told.phase = ReplicaPhase.READY
+            member.phase = ReplicaPhase.READY
 
     def published(self, version: int, now_s: float) -> None:
         """Record new weights: nothing is given to a replica before it is `ready` with them."""
         self.version = version
         self._homes.clear()
-        for told in self.replicas.values():
-            if told.phase is ReplicaPhase.READY:
-                told.phase = ReplicaPhase.LOADING
-                if not told.asks:
-                    told.heard_s = now_s
+        for member in self.replicas.values():
+            if member.phase is ReplicaPhase.READY:
+                member.phase = ReplicaPhase.LOADING
+                if not member.asks:
+                    member.heard_s = now_s
 
     def progress(self, replica: str, passes: int, now_s: float) -> None:
         """Record a sign of life. It counts if the replica ran passes since the last, or has nothing to run."""
-        if (told := self.replicas.get(replica)) is None:
+        if (member := self.replicas.get(replica)) is None:
             return
-        if told.phase is ReplicaPhase.AWAY:
-            told.phase = ReplicaPhase.LOADING
-        if passes > told.passes or not told.asks:
-            self._heard(told, now_s)
-        told.passes = max(passes, told.passes)
+        if member.phase is ReplicaPhase.AWAY:
+            member.phase = ReplicaPhase.LOADING
+        if passes > member.passes or not member.asks:
+            self._heard(member, now_s)
+        member.passes = max(passes, member.passes)
 
     def away(self, replica: str) -> None:
         """Record that a replica cannot be reached: its asks are asked of others, and it may come back."""
-        if (told := self.replicas.get(replica)) is not None:
-            told.phase = ReplicaPhase.AWAY
-            self._release(replica, sorted(told.asks))
-            told.asks.clear()
+        if (member := self.replicas.get(replica)) is not None:
+            member.phase = ReplicaPhase.AWAY
+            self._release(replica, sorted(member.asks))
+            member.asks.clear()
 
     def late(self, now_s: float) -> list[str]:
         """Have the asks of silent replicas asked of others; returns those that have been silent for twice the
         patience, or did not start: they are to be ended, and `gone` is to be called."""
         over: list[str] = []
-        for told in self.replicas.values():
-            silence_s, starting = now_s - told.heard_s, told.phase is ReplicaPhase.STARTING
-            idle = told.phase is ReplicaPhase.READY and not told.asks
+        for member in self.replicas.values():
+            silence_s, starting = now_s - member.heard_s, member.phase is ReplicaPhase.STARTING
+            idle = member.phase is ReplicaPhase.READY and not member.asks
             if idle or silence_s < (self.limits.start_s if starting else self.limits.patience_s):
                 continue
-            told.silent = True
-            for number in told.asks:
+            member.silent = True
+            for number in member.asks:
                 record = self.asks[number]
                 record.wants_another = not record.digest and all(self.replicas[name].silent for name in record.holders)
             if starting or silence_s >= 2 * self.limits.patience_s:
-                over.append(told.name)
+                over.append(member.name)
         return over
 
     def gone(self, replica: str, cause: str) -> None:
@@ -315,14 +315,14 @@ class FleetBook:
         Raises DataError for a prompt that was with several lost replicas in a row, LostResourceError when too many were
         lost. A loss elsewhere acquits a prompt: something else ends replicas, too.
         """
-        told = self.replicas.pop(replica, None)
-        if told is None:
+        member = self.replicas.pop(replica, None)
+        if member is None:
             return
-        held = [self.asks[number] for number in told.asks if number in self.asks]
+        held = [self.asks[number] for number in member.asks if number in self.asks]
         suspects = [item for record in held if not record.digest for item in record.items]
         for item in (*self._waiting, *(item for record in self.asks.values() for item in record.items)):
             item.losses = item.losses + 1 if item in suspects else 0
-        self._release(replica, sorted(told.asks))
+        self._release(replica, sorted(member.asks))
         self._losses = [one for one in self._losses if one[0] > self.version - _WINDOW]
         self._losses.append((self.version, f"{replica}: {cause}"))
         if poisoned := [item for item in self._waiting if item.losses >= self.limits.losses_of_work]:
@@ -349,8 +349,8 @@ class FleetBook:
     def _add(self, item: _WorkItem) -> None:
         self._waiting.append(item)
 
-    def _heard(self, told: _ReplicaRecord, now_s: float) -> None:
-        told.heard_s, told.silent = now_s, False
+    def _heard(self, member: _ReplicaRecord, now_s: float) -> None:
+        member.heard_s, member.silent = now_s, False
 
     def _active(self) -> list[_ReplicaRecord]:
         """Replicas that may be given work; the others that are ready are spares."""
@@ -388,23 +388,23 @@ class FleetBook:
         homes = {self._homes.get(turn) for turn in turns}
         return min(free, key=lambda one: (one.name not in homes, self._load(one)), default=None)
 
-    def _has_room(self, told: _ReplicaRecord, record: _AskRecord) -> bool:
-        if record.alone or any(self.asks[number].alone for number in told.asks):
-            return not told.asks
-        return len(told.asks) < _ASKS or self._load(told) <= self.limits.slots
+    def _has_room(self, member: _ReplicaRecord, record: _AskRecord) -> bool:
+        if record.alone or any(self.asks[number].alone for number in member.asks):
+            return not member.asks
+        return len(member.asks) < _ASKS or self._load(member) <= self.limits.slots
 
-    def _load(self, told: _ReplicaRecord) -> int:
-        return sum(self.asks[number].ask.answers for number in told.asks)
+    def _load(self, member: _ReplicaRecord) -> int:
+        return sum(self.asks[number].ask.answers for number in member.asks)
 
-    def _hand(self, record: _AskRecord, told: _ReplicaRecord, now_s: float) -> None:
-        if not told.asks:
-            told.heard_s = now_s
-        told.asks.add(record.ask.number)
-        record.holders.add(told.name)
+    def _hand(self, record: _AskRecord, member: _ReplicaRecord, now_s: float) -> None:
+        if not member.asks:
+            member.heard_s = now_s
+        member.asks.add(record.ask.number)
+        record.holders.add(member.name)
         record.wants_another = False
 
     def _give_again(self, now_s: float) -> list[tuple[str, GenerationAsk]]:
-        given: list[tuple[str, GenerationAsk]] = []
+        asks: list[tuple[str, GenerationAsk]] = []
         for record in [one for one in self.asks.values() if one.wants_another]:
             if record.ask.version != self.version:
                 continue  # its version cannot be had any more: it is asked anew once its holders are gone
@@ -412,8 +412,8 @@ class FleetBook:
             if holder is not None:
                 self.asked_again += len(record.items)
                 self._hand(record, holder, now_s)
-                given.append((holder.name, record.ask))
-        return given
+                asks.append((holder.name, record.ask))
+        return asks
 
     def _release(self, replica: str, numbers: Iterable[int]) -> None:
         """Take asks from a replica; those that nobody else holds wait again, one request each."""

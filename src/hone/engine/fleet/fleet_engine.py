@@ -225,9 +225,9 @@ class FleetEngine(EngineSession):
             self._weights = self.transport.put(version, self._buffer, weights_digest(self._buffer))
             expected = [one.name for one in self.book.replicas.values() if one.phase is ReplicaPhase.READY]
             self.book.published(version, began)
-            for told in self.book.replicas.values():
-                if told.phase is ReplicaPhase.LOADING:
-                    self.transport.load(told.name, self._weights)
+            for member in self.book.replicas.values():
+                if member.phase is ReplicaPhase.LOADING:
+                    self.transport.load(member.name, self._weights)
             self._start_missing()
         while self._awaits(expected, version) and self.clock.monotonic_s() - began < self.rules.limits.patience_s:
             self._pump()
@@ -334,8 +334,8 @@ class FleetEngine(EngineSession):
                 self._fail(event)
 
     def _phase_of(self, replica: str) -> ReplicaPhase | None:
-        told = self.book.replicas.get(replica)
-        return None if told is None else told.phase
+        member = self.book.replicas.get(replica)
+        return None if member is None else member.phase
 
     def _take(self, event: AskAnswered, now_s: float) -> None:
         record, answers = self.book.asks.get(event.number), event.answers
@@ -401,12 +401,12 @@ class FleetEngine(EngineSession):
 
     def _ping(self, now_s: float) -> None:
         """Ask for a sign of life where one is due; a replica that generates a long answer gives it."""
-        for told in self.book.replicas.values():
-            since_s = max(told.heard_s, self._pinged_s.get(told.name, -np.inf))
+        for member in self.book.replicas.values():
+            since_s = max(member.heard_s, self._pinged_s.get(member.name, -np.inf))
             due = now_s - since_s >= self.rules.limits.patience_s / _PINGS
-            if due and (told.asks or told.phase is ReplicaPhase.AWAY):
-                self._pinged_s[told.name] = now_s
-                self.transport.ping(told.name)
+            if due and (member.asks or member.phase is ReplicaPhase.AWAY):
+                self._pinged_s[member.name] = now_s
+                self.transport.ping(member.name)
 
 
 def _with_counts(stats: GenerationStats, answers: AskAnswers) -> GenerationStats:

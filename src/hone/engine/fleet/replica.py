@@ -209,15 +209,15 @@ class GenerationReplica:
     def load(self, version: int, flat: NDArray[np.uint8], digest: str) -> TakenWeights:
         """Take up weights. Raises DivergedError when the bytes are not those that were sent, or the runner does not
         sample from them."""
-        found = weights_digest(flat)
-        if found != digest:
+        arrived = weights_digest(flat)
+        if arrived != digest:
             raise DivergedError(
-                f"the weights of version {version} arrived damaged: digest {found}, and {digest} was sent"
+                f"the weights of version {version} arrived damaged: digest {arrived}, and {digest} was sent"
             )
         _unpack_weights(flat, self.settings.layout, self.model.stored_tensors())
         self.engine.publish(version)
         self.asks.forget_turns()
-        return TakenWeights(version=version, digest=found, fingerprint=self.engine.fingerprints[version])
+        return TakenWeights(version=version, digest=arrived, fingerprint=self.engine.fingerprints[version])
 
     def answer(self, ask: GenerationAsk) -> AskAnswers:
         """Answer an ask. Raises as `AskSession.answer`."""

@@ -21,7 +21,8 @@ from hone.core.errors import HoneError, ResourceError
 from hone.core.fleet import GenerationAsk, PublishedWeights, RunnerArithmetic
 from hone.engine.clients.handover import WeightTransfer
 from hone.engine.clients.http import RequestCancelledError, ServerEngine, ServerError, UnreachableError
-from hone.engine.clients.remote import RemoteEngine, open_protocol, open_weight_transfer
+from hone.engine.clients.remote import RemoteEngine, open_weight_transfer
+from hone.engine.clients.servers import open_protocol
 from hone.engine.fleet.fleet_book import FleetLimits
 from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules
 from hone.engine.fleet.replica import (

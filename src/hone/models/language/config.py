@@ -111,13 +111,13 @@ def _experts_from_hf(
     """
     if family not in EXPERT_FAMILIES:
         return None
-    given = {key: config[key] for key in _COUNT if config.get(key) is not None}
-    if len({repr(value) for value in given.values()}) > 1:
-        both = " and ".join(f"{key} {value!r}" for key, value in given.items())
+    counts = {key: config[key] for key in _COUNT if config.get(key) is not None}
+    if len({repr(value) for value in counts.values()}) > 1:
+        both = " and ".join(f"{key} {value!r}" for key, value in counts.items())
         faults.add(f"{where}: {both} disagree; keep the right one")
     width_key = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
     numbers = {
-        next(iter(given), "num_experts"): next(iter(given.values()), None),
+        next(iter(counts), "num_experts"): next(iter(counts.values()), None),
         "num_experts_per_tok": config.get("num_experts_per_tok"),
         width_key: config.get(width_key),
     }
@@ -314,16 +314,16 @@ def _window_faults(config: Mapping[str, object], family: str) -> Iterator[str]:
     limit = config.get("max_position_embeddings") or DEFAULT_POSITIONS.get(family, 2048)
     if window is None or (isinstance(window, int) and isinstance(limit, int) and window >= limit):
         return
-    said = f"sliding_window {window!r} of {limit} positions"
+    message = f"sliding_window {window!r} of {limit} positions"
     if family in ("qwen2", "qwen3"):
         first = config.get("max_window_layers", 28)
         reached = not isinstance(layers, int) or not isinstance(first, int) or layers > first
         if not config.get("use_sliding_window", False) or not reached or kinds is not None:
             return
-        said = f"use_sliding_window with sliding_window {window!r}"
+        message = f"use_sliding_window with sliding_window {window!r}"
     yield (
-        f"{said}: sliding-window attention is active and not supported; it can be switched off (sliding_window: null) "
-        "where every text is shorter than the window"
+        f"{message}: sliding-window attention is active and not supported; it can be switched off "
+        "(sliding_window: null) where every text is shorter than the window"
     )
 
 

@@ -35,12 +35,15 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder_layer import (
     CompiledLayerHalves,
     DecoderLayer,
+    ExpertArithmetic,
     ForwardArithmetic,
+    LinearFn,
     RmsNorm,
+    RoutingRecord,
     TensorGroup,
+    check_routing_shape,
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
-from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingRecord, check_routing_shape
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rope import RopeConfig
@@ -148,14 +151,14 @@ def _offloading_activations(network: nn.Module, *, from_host: bool = False) -> I
     `from_host`: also those that are in the host's memory already, to try it without a GPU.
     """
     own = {_address(tensor) for tensor in (*network.parameters(), *network.buffers())}
-    found = _OffloadedActivations()
+    offloaded = _OffloadedActivations()
 
     def pack(x: Tensor) -> Tensor | _OffloadedTensor:
         if _address(x) in own or (x.device.type == "cpu" and not from_host):
             return x
         copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
         copy.copy_(x)
-        found.moved_bytes += copy.nbytes
+        offloaded.moved_bytes += copy.nbytes
         return _OffloadedTensor(copy, x.device)
 
     def unpack(kept: Tensor | _OffloadedTensor) -> Tensor:
@@ -164,7 +167,7 @@ def _offloading_activations(network: nn.Module, *, from_host: bool = False) -> I
         return kept.copy.to(kept.device, non_blocking=True)
 
     with saved_tensors_hooks(pack, unpack):
-        yield found
+        yield offloaded
 
 
 def _address(x: Tensor) -> int:

@@ -3,18 +3,218 @@
 Key storage and masking are in a `LayerAttention` that the caller brings.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn import functional
 
-from hone.models.language.config import ModelConfig
-from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutedTokens, mix_experts
+from hone.core.errors import DataError
+from hone.models.gradient_buffers import write_gradient
+from hone.models.language.config import ExpertsConfig, ModelConfig
 from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
 from hone.models.language.packed_attention import LayerAttention
-from hone.models.native.library import NativeAttention, native_add_norm, native_gated_silu
+from hone.models.native.library import (
+    NativeAttention,
+    native_add_norm,
+    native_gated_silu,
+    rounded_matmul,
+    tiled_matmul,
+    weight_gradient,
+)
+
+# -------------------------------------------------------------------------------------------------------------- experts
+
+
+LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
+NO_ROUTE: Final = -1
+"""In a replayed routing: no expert was recorded, the router chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RoutedTokens:
+    """Choice of one layer's router for T tokens."""
+
+    chosen: Tensor
+    """`[T, k]` int64: the experts of each token, the one with the largest weight first (or as they were replayed)."""
+    logits: Tensor
+    """`[T, E]` float32 at least, differentiable: the router's scores of all experts."""
+
+
+@dataclass(slots=True)
+class RoutingRecord:
+    """Routes of a forward pass: those to be followed, and those that were taken."""
+
+    replayed: Tensor | None = None
+    """`[T, L, k]` int64 experts to use; NO_ROUTE: the router's own choice. None: its own everywhere."""
+    layers: list[_RoutedTokens] = field(default_factory=list[_RoutedTokens])
+
+    def replayed_of(self, layer: int) -> Tensor | None:
+        """`[T, k]` the experts that a layer is told to use."""
+        return None if self.replayed is None else self.replayed[:, layer]
+
+    def padded(self, count: int) -> "RoutingRecord":
+        """An empty record that is told the same experts, for `count` tokens, of which the last are padding."""
+        if self.replayed is None:
+            return RoutingRecord()
+        missing = count - len(self.replayed)
+        return RoutingRecord(functional.pad(self.replayed, (0, 0, 0, 0, 0, missing), value=NO_ROUTE))
+
+    def take(self, other: "RoutingRecord", count: int) -> None:
+        """Take over what another record holds of its first `count` tokens."""
+        self.layers += [_RoutedTokens(one.chosen[:count], one.logits[:count]) for one in other.layers]
+
+    def chosen(self) -> Tensor:
+        """`[T, L, k]` the experts that were used."""
+        return torch.stack([layer.chosen for layer in self.layers], dim=1)
+
+    def logits(self, at: Tensor) -> Tensor:
+        """`[n, L, E]` the routers' scores for tokens `at` `[n]`."""
+        return torch.stack([layer.logits[at] for layer in self.layers], dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertArithmetic:
+    """Functions that a layer's experts compute with."""
+
+    linear: LinearFn
+    """Products of the experts."""
+    router_linear: LinearFn
+    """Products of the router, in float32 at least: a rounded score sends tokens elsewhere."""
+    gate: Callable[[Tensor], Tensor]
+    """`[n, 2 f] -> [n, f]`."""
+    tile: int = 1
+    """Every product has a multiple of so many rows."""
+
+
+def check_routing_shape(routing: Tensor | None, *, layers: int, experts: ExpertsConfig) -> None:
+    """Raise DataError for a routing that was recorded from another architecture."""
+    if routing is not None and routing.shape[1:] != (layers, experts.per_token):
+        raise DataError(
+            f"a routing of {routing.shape[1]} layers and {routing.shape[2]} experts a token does not fit a model of "
+            f"{layers} layers and {experts.per_token}: it was recorded from another architecture"
+        )
+
+
+def _mix_experts(
+    x: Tensor,
+    router: Tensor,
+    stacks: tuple[Tensor, Tensor],
+    config: ExpertsConfig,
+    by: ExpertArithmetic,
+    *,
+    bias: Tensor | None = None,
+    replayed: Tensor | None = None,
+) -> tuple[Tensor, _RoutedTokens]:
+    """sum_i gate_i expert_i(x) for each token of `x` `[T, hidden]`, `[T, hidden]`.
+
+    The experts are those with the largest probability, plus `bias` `[E]` where there is one, the smaller number first
+    among equals; or `replayed` `[T, k]`. Their gates are p_i, or p_i / sum_j p_j over them, with p = softmax(router x).
+    `router` `[E, hidden]`; `stacks`: gates and ups `[E * 2 f, hidden]`, downs `[E * hidden, f]`, expert after expert.
+    """
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    logits = by.router_linear(x.to(wide), router.to(wide), None)
+    scores = torch.softmax(logits.detach(), dim=-1)
+    if bias is not None:
+        scores = scores + bias
+    chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : config.per_token]
+    if replayed is not None:
+        chosen = torch.where(replayed == NO_ROUTE, chosen, replayed)
+    # Whoever chose the experts, the gradient reaches the router through their weights (rollout routing replay, 2025).
+    gates = torch.softmax(logits, dim=-1).gather(1, chosen)
+    if config.normalise_gates:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    flat = chosen.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    counts = torch.bincount(flat, minlength=config.count).tolist()
+    rows = x.index_select(0, order // config.per_token)
+    inner = by.gate(_ExpertLinear.apply(rows, stacks[0], counts, by))
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    shape = len(x), config.per_token, -1
+    outer = _ExpertLinear.apply(inner, stacks[1], counts, by)
+    parts = outer.index_select(0, back).view(shape).to(wide)
+    del outer  # no copy is held
+    total = parts[:, 0] * gates[:, 0, None]
+    for slot in range(1, config.per_token):
+        total = total + parts[:, slot] * gates[:, slot, None]
+    return total.to(x.dtype), _RoutedTokens(chosen, logits)
+
+
+class _ExpertContext(Protocol):
+    """Autograd context of both passes."""
+
+    saved_tensors: tuple[Tensor, Tensor]
+    weight: Tensor
+    counts: list[int]
+    kind: torch.dtype
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _ExpertLinear(torch.autograd.Function):
+    """Rows `[n, in]` of the experts, one after another, times each expert's part of `stack` `[E * out, in]`:
+    y_e = x_e w_e^T for each expert e;  dx_e = g_e w_e,  dw_e = g_e^T x_e, 0 for an expert without tokens.
+
+    One function for all experts: autograd would add a gradient of the size of the whole stack for each of them.
+    """
+
+    @staticmethod
+    def forward(ctx: _ExpertContext, x: Tensor, stack: Tensor, counts: list[int], by: ExpertArithmetic) -> Tensor:
+        weights, parts = stack.view(len(counts), -1, stack.shape[1]), []
+        for weight, rows in zip(weights, x.split(counts), strict=True):
+            if len(rows):
+                missing = -len(rows) % by.tile
+                padded = functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+                parts.append(by.linear(padded, weight, None)[: len(rows)])
+        out = torch.cat(parts)
+        ctx.save_for_backward(x.to(out.dtype), stack)
+        ctx.weight, ctx.counts, ctx.kind = stack, counts, x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: _ExpertContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, stack = ctx.saved_tensors
+        g, counts = grads[0], ctx.counts
+        to_x, to_weight = ctx.needs_input_grad[:2]
+        weights = stack.view(len(counts), -1, stack.shape[1])
+        dx = None
+        if to_x:
+            parts = zip(weights, g.split(counts), strict=True)
+            dx = torch.cat([_product(rows, weight.to(rows.dtype)) for weight, rows in parts if len(rows)]).to(ctx.kind)
+        write = partial(_write_gradients, g, x, counts)
+        dw = write_gradient(ctx.weight, write, partial(_stacked_gradients, g, x, counts, stack)) if to_weight else None
+        return dx, dw, None, None
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    return tiled_matmul(left, right) if left.dtype == torch.float32 else rounded_matmul(left, right)
+
+
+def _stacked_gradients(g: Tensor, x: Tensor, counts: list[int], stack: Tensor) -> Tensor:
+    place = torch.empty_like(stack)
+    _write_gradients(g, x, counts, place)
+    return place
+
+
+def _write_gradients(g: Tensor, x: Tensor, counts: list[int], place: Tensor) -> bool:
+    """Write `g_e^T x_e` of every expert to its part of `place`; bfloat16 numbers to float32 by a kernel, where there is
+    one, which rounds nothing on the way."""
+    by_kernel = g.dtype == torch.bfloat16 and place.dtype == torch.float32
+    for part, above, rows in zip(
+        place.view(len(counts), -1, place.shape[1]), g.split(counts), x.split(counts), strict=True
+    ):
+        if not len(rows):
+            part.zero_()
+        elif not (by_kernel and weight_gradient(above, rows, part) is not None):
+            part.copy_(_product(above.t(), rows))
+    return True
+
 
 # ------------------------------------------------------------------------------------------------------ sums over ranks
 
@@ -195,7 +395,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, turns: Tensor, attend: LayerAttention, by: ForwardArithmetic,
         halves: "CompiledLayerHalves | None" = None, replayed: Tensor | None = None
-    ) -> tuple[Tensor, RoutedTokens | None]:  # fmt: skip
+    ) -> tuple[Tensor, _RoutedTokens | None]:  # fmt: skip
         """The stream after the layer, and where its experts were asked; `replayed` `[T, k]` are experts to use."""
         enter, leave = (
             (DecoderLayer.project_qkv, DecoderLayer.add_attention_and_mlp)
@@ -237,11 +437,11 @@ class DecoderLayer(nn.Module):
 
     def mix_experts(
         self, normed: Tensor, by: ForwardArithmetic, replayed: Tensor | None
-    ) -> tuple[Tensor, RoutedTokens]:
+    ) -> tuple[Tensor, _RoutedTokens]:
         """The MLP of a layer with experts, for normalised inputs `[T, hidden_size]`."""
         assert self.router is not None and self.experts is not None and by.experts is not None
         stacks = (self.gate_up.weight, self.down.weight)
-        return mix_experts(
+        return _mix_experts(
             normed, self.router.weight, stacks, self.experts, by.experts, bias=self.selection_bias, replayed=replayed
         )
 
@@ -254,7 +454,7 @@ class DecoderLayer(nn.Module):
     def forward_native(
         self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: ForwardArithmetic,
         replayed: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, RoutedTokens | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, _RoutedTokens | None]:  # fmt: skip
         """`forward` by compiled kernels. `delta` is still to be added to the stream; so is the second result."""
         eps = self.attention_norm.eps
         x, normed = native_add_norm(x, delta, self.attention_norm.weight, eps, by.dtype)

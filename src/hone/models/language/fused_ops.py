@@ -207,7 +207,7 @@ def rounding_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]`; in float32 by AMX tiles of the processor, where it
-    has them, as accurate as torch's own (see native/products.py).
+    has them, as accurate as torch's own (see native/library.py).
     """
     return _TiledLinear.apply(x, weight, bias)
 

@@ -97,12 +97,12 @@ def check_adapter(folder: Path, lora: LoraConfig) -> None:
         require_same_adapter(folder, wanted, saved)
 
 
-def _load_with_adapter(found: PeftFolder, device: str = "cpu", *, checkpoint_activations: bool = False) -> LoraAdapter:
+def _load_with_adapter(folder: PeftFolder, device: str = "cpu", *, checkpoint_activations: bool = False) -> LoraAdapter:
     """The base of an adapter's folder, with the adapter merged."""
-    decoder = load_model(found.base, device=device, checkpoint_activations=checkpoint_activations)
-    settings = found.settings(decoder.config)
-    adapter = LoraAdapter(decoder, settings, base_folder=found.base.resolve(), base_sha256=weights_sha256(decoder))
-    load_factors(adapter, found)
+    decoder = load_model(folder.base, device=device, checkpoint_activations=checkpoint_activations)
+    settings = folder.settings(decoder.config)
+    adapter = LoraAdapter(decoder, settings, base_folder=folder.base.resolve(), base_sha256=weights_sha256(decoder))
+    load_factors(adapter, folder)
     adapter.starts_at_base = False
     return adapter
 
@@ -121,22 +121,22 @@ def load_pieces(
     wanted = {piece.checkpoint_name: piece for piece in pieces}
     files = _weight_files(folder, faults)
     faults.raise_if_any()
-    found: dict[str, Path] = {}
+    file_of: dict[str, Path] = {}
     for file in files:
-        _read_file(file, wanted, parameters, found, faults)
+        _read_file(file, wanted, parameters, file_of, faults)
     if config.tie_embeddings and not faults.messages:
-        faults.extend(_untied_head_faults(found))
-    lost = [name for name in wanted if name not in found]
+        faults.extend(_untied_head_faults(file_of))
+    lost = [name for name in wanted if name not in file_of]
     # Older writers add tensors that follow from the rest.
     redundant = {_HEAD} if config.tie_embeddings else set[str]()
-    redundant |= {name for name in found if name.endswith("rotary_emb.inv_freq")}
-    surplus = [name for name in found if name not in wanted and name not in redundant]
+    redundant |= {name for name in file_of if name.endswith("rotary_emb.inv_freq")}
+    surplus = [name for name in file_of if name not in wanted and name not in redundant]
     faults.extend(
         _shortened_list(
             lost, lambda name: f"{_missing_fault(folder, name)}: tensor {name} is missing{did_you_mean(name, surplus)}"
         )
     )
-    faults.extend(_shortened_list(surplus, lambda name: _surplus_fault(found[name], name, config)))
+    faults.extend(_shortened_list(surplus, lambda name: _surplus_fault(file_of[name], name, config)))
     faults.raise_if_any()
 
 
@@ -230,17 +230,17 @@ def _missing_fault(folder: Path, name: str) -> str:
     return f"{folder if file is None else folder / str(file)}: tensor {name} is missing"
 
 
-def _untied_head_faults(found: Mapping[str, Path]) -> Iterator[str]:
+def _untied_head_faults(file_of: Mapping[str, Path]) -> Iterator[str]:
     """Faults of an output projection that is in the files beside the embedding that it is tied to."""
-    if not {_EMBEDDING, _HEAD} <= found.keys():
+    if not {_EMBEDDING, _HEAD} <= file_of.keys():
         return
     tensors = []
     for name in (_EMBEDDING, _HEAD):
-        with safe_open(found[name], framework="pt") as file:
+        with safe_open(file_of[name], framework="pt") as file:
             tensors.append(file.get_tensor(name))
     if not torch.equal(*tensors):
         yield (
-            f"{found[_HEAD]}: tensor {_HEAD} is not equal to {_EMBEDDING}, but config.json has tie_word_embeddings "
+            f"{file_of[_HEAD]}: tensor {_HEAD} is not equal to {_EMBEDDING}, but config.json has tie_word_embeddings "
             f"true; set it to false to use both, or remove {_HEAD}"
         )
 
@@ -281,7 +281,7 @@ def _read_file(
     file: Path,
     wanted: Mapping[str, CheckpointPiece],
     parameters: Mapping[str, Tensor],
-    found: dict[str, Path],
+    file_of: dict[str, Path],
     faults: ErrorCollector,
 ) -> None:
     """Copy the wanted tensors of a file into their parameters."""
@@ -289,10 +289,10 @@ def _read_file(
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
             faults.extend(
-                f"{file}: tensor {name} is in {found[name].name} too; keep it in one file"
-                for name in found.keys() & names
+                f"{file}: tensor {name} is in {file_of[name].name} too; keep it in one file"
+                for name in file_of.keys() & names
             )
-            found.update(dict.fromkeys(names, file))
+            file_of.update(dict.fromkeys(names, file))
             for name in sorted(wanted.keys() & names):
                 faults.extend(_fill(file, wanted[name], tensors.get_tensor(name), parameters))
     except (SafetensorError, OSError) as error:
@@ -302,8 +302,8 @@ def _read_file(
 def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[str]:
     target = _rows(parameters, piece)
     if tensor.shape != target.shape:
-        given, asked = tuple(tensor.shape), tuple(target.shape)
-        yield f"{file}: tensor {piece.checkpoint_name} has shape {given}; config.json asks for {asked}"
+        stored, asked = tuple(tensor.shape), tuple(target.shape)
+        yield f"{file}: tensor {piece.checkpoint_name} has shape {stored}; config.json asks for {asked}"
     elif tensor.dtype not in _STORED_DTYPES:
         yield f"{file}: tensor {piece.checkpoint_name} holds {tensor.dtype}; quantised weights are not supported"
     elif not bool(torch.isfinite(tensor).all()):

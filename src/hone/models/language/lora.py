@@ -53,21 +53,21 @@ class LoraConfig(Config):
         """The adapter of a model of this architecture. Raises ConfigError for layers that it lacks, and for
         a rank that no update of them can have."""
         wanted = set(_GROUPS[self.layers] if isinstance(self.layers, str) else self.layers)
-        found = {name: piece for name, piece in adaptable_layers(config).items() if name.rpartition(".")[2] in wanted}
-        if not found:
+        layers = {name: piece for name, piece in adaptable_layers(config).items() if name.rpartition(".")[2] in wanted}
+        if not layers:
             raise ConfigError(
                 f"model.lora.layers = {self.layers!r}: the model has no such layers that can be adapted (experts "
                 'cannot); set model.lora.layers = "attention"'
             )
         sides = linear_sizes(config)
-        low = {name.rpartition(".")[2]: sides[name] for name in found if self.rank > min(sides[name])}
+        low = {name.rpartition(".")[2]: sides[name] for name in layers if self.rank > min(sides[name])}
         if low:
             listed = ", ".join(f"{name} ({rows} x {columns})" for name, (rows, columns) in low.items())
             raise ConfigError(
                 f"model.lora.rank = {self.rank} is above the smaller side of {listed}; lower it to "
                 f"{min(map(min, low.values()))} or less, or leave these out of model.lora.layers"
             )
-        return LoraSettings(rank=self.rank, alpha=self.alpha, rslora=self.rslora, layers=tuple(found))
+        return LoraSettings(rank=self.rank, alpha=self.alpha, rslora=self.rslora, layers=tuple(layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,21 +86,21 @@ class PeftFolder:
         )
 
     def _tensor_faults(self, expected: Mapping[str, tuple[int, int]]) -> Iterator[str]:
-        file, found = self.path / ADAPTER_WEIGHTS, list[str]()
+        file, faults = self.path / ADAPTER_WEIGHTS, list[str]()
         for name, shape in self.shapes.items():
             other = name.replace(".lora_A.", ".lora_?.").replace(".lora_B.", ".lora_A.").replace("?", "B")
             if name not in expected:
                 near = did_you_mean(name, list(expected))
-                found.append(f"tensor {_PREFIX}{name} is of no linear layer of {self.base} that hone can adapt{near}")
+                faults.append(f"tensor {_PREFIX}{name} is of no linear layer of {self.base} that hone can adapt{near}")
             elif shape != expected[name]:
-                found.append(f"tensor {_PREFIX}{name} has shape {shape}; {self.base} asks for {expected[name]}")
+                faults.append(f"tensor {_PREFIX}{name} has shape {shape}; {self.base} asks for {expected[name]}")
             elif other not in self.shapes:
-                found.append(f"tensor {_PREFIX}{other} is missing")
+                faults.append(f"tensor {_PREFIX}{other} is missing")
         if not self.shapes:
-            found.append("no tensors; this is no adapter")
-        yield from (f"{file}: {fault}" for fault in found[:_MAX_SHOWN])
-        if len(found) > _MAX_SHOWN:
-            yield f"{file}: ... and {len(found) - _MAX_SHOWN} more; is {self.base} the base of this adapter?"
+            faults.append("no tensors; this is no adapter")
+        yield from (f"{file}: {fault}" for fault in faults[:_MAX_SHOWN])
+        if len(faults) > _MAX_SHOWN:
+            yield f"{file}: ... and {len(faults) - _MAX_SHOWN} more; is {self.base} the base of this adapter?"
 
 
 def is_adapter(folder: Path) -> bool:
@@ -151,17 +151,17 @@ def require_same_adapter(folder: Path, wanted: LoraSettings, saved: LoraSettings
         )
 
 
-def load_factors(adapter: LoraAdapter, found: PeftFolder) -> None:
+def load_factors(adapter: LoraAdapter, folder: PeftFolder) -> None:
     """Fill A and B from a folder, and merge them. Raises DataError for another base, and numbers that are not finite.
 
     The adapter is made with the settings of the folder.
     """
-    file = found.path / ADAPTER_WEIGHTS
-    if found.base_sha256 not in {None, adapter.base_sha256}:
+    file = folder.path / ADAPTER_WEIGHTS
+    if folder.base_sha256 not in {None, adapter.base_sha256}:
         raise DataError(
-            f"{file} is an adapter of a base with sha256 {found.base_sha256}, and the weights in {adapter.base_folder} "
-            f"have {adapter.base_sha256}: that model was changed or replaced. Put the folder of the adapter's own base "
-            f"into base_model_name_or_path of a copy of {found.path}"
+            f"{file} is an adapter of a base with sha256 {folder.base_sha256}, and the weights in "
+            f"{adapter.base_folder} have {adapter.base_sha256}: that model was changed or replaced. Put the folder of "
+            f"the adapter's own base into base_model_name_or_path of a copy of {folder.path}"
         )
     pieces = {f"{name}.lora_B.weight": update.piece for name, update in adapter.updates.items()}
     faults = ErrorCollector(DataError)

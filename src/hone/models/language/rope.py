@@ -95,11 +95,11 @@ def rope_from_hf(config: Mapping[str, object], *, where: str, faults: ErrorColle
 
     Where both spellings are given, transformers takes `rope_scaling`; here they must agree.
     """
-    given = [key for key in ("rope_scaling", "rope_parameters") if config.get(key)]
-    if not given:
+    spellings = [key for key in ("rope_scaling", "rope_parameters") if config.get(key)]
+    if not spellings:
         return RopeConfig(theta=_theta({}, config, where, faults))
     own = ErrorCollector(DataError)
-    read = [_RopeReader(config, key, where, own).read() for key in given]
+    read = [_RopeReader(config, key, where, own).read() for key in spellings]
     faults.extend(own.messages)
     first, other = read[0], read[-1]
     if not own.messages and other not in (first, RopeConfig(theta=first.theta)):
@@ -130,11 +130,11 @@ class _RopeReader:
         self.config, self.key, self.where, self.faults = config, key, where, faults
 
     def read(self) -> RopeConfig:
-        given = self.config[self.key]
-        if not isinstance(given, dict):
-            self._refuse(f"must be an object, got {given!r}")
+        value = self.config[self.key]
+        if not isinstance(value, dict):
+            self._refuse(f"must be an object, got {value!r}")
             return RopeConfig()
-        settings = cast("dict[str, object]", given)
+        settings = cast("dict[str, object]", value)
         kind = settings.get("rope_type", settings.get("type", "default"))
         if settings.get("type", kind) != kind:
             self._refuse(f"has rope_type {kind!r} and type {settings['type']!r}; keep the right one")
@@ -171,8 +171,8 @@ class _RopeReader:
         """Length of the original context; like transformers, from the key beside the object first."""
         name = "original_max_position_embeddings"
         beside = self.config.get(name)
-        given = settings if beside is None else {name: beside}
-        return int(_NumberReader(given, f"{self.where}: {self.key}", kind, own).read(name))
+        source = settings if beside is None else {name: beside}
+        return int(_NumberReader(source, f"{self.where}: {self.key}", kind, own).read(name))
 
     def _yarn(
         self, rope: RopeConfig, settings: Mapping[str, object], numbers: "_NumberReader", own: ErrorCollector

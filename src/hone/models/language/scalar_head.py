@@ -80,14 +80,14 @@ class ScalarHeadModel(nn.Module):
         """`[n]` the numbers at positions `at` of each sequence, one sequence's after another's; passes as in
         `score_sequences`."""
         device = self.score.weight.device
-        found = [torch.zeros(0, dtype=torch.float64)]
+        scores = [torch.zeros(0, dtype=torch.float64)]
         for batch in _batches(sequences, micro_batch_tokens):
             packed = pack_rows([sequences[place] for place in batch], device=str(device))
             starts = packed.offsets[:-1].tolist()
             places = np.concatenate([start + at[place] for start, place in zip(starts, batch, strict=True)])
             if len(places):
-                found.append(self.scores(packed, torch.from_numpy(places).to(device)).double().cpu())
-        return torch.cat(found).numpy()
+                scores.append(self.scores(packed, torch.from_numpy(places).to(device)).double().cpu())
+        return torch.cat(scores).numpy()
 
     def save(self, folder: Path, *, pad_id: int | None = None) -> None:
         """Write weights and `config.json`. `pad_id` becomes `pad_token_id` where the config has none: without one,
@@ -151,8 +151,8 @@ def _pieces(model: ScalarHeadModel) -> Iterator[CheckpointPiece]:
 
 
 def _parameters(model: ScalarHeadModel) -> dict[str, nn.Parameter]:
-    found = {**dict(model.decoder.named_parameters()), SCALAR_HEAD: model.score.weight}
-    return found if model.score.bias is None else {**found, _BIAS: model.score.bias}
+    tensors = {**dict(model.decoder.named_parameters()), SCALAR_HEAD: model.score.weight}
+    return tensors if model.score.bias is None else {**tensors, _BIAS: model.score.bias}
 
 
 def _batches(sequences: Sequence[NDArray[np.int32]], budget: int) -> Iterator[list[int]]:
@@ -279,10 +279,10 @@ def read_score_range(folder: Path) -> ScoreRange | None:
     file."""
     if not (folder / SCORE_RANGE_FILE).is_file():
         return None
-    found = read_json(folder / SCORE_RANGE_FILE)
-    mean, std, count = (found.get(name) for name in ("mean", "std", "n"))
+    content = read_json(folder / SCORE_RANGE_FILE)
+    mean, std, count = (content.get(name) for name in ("mean", "std", "n"))
     if not (isinstance(mean, int | float) and isinstance(std, int | float) and isinstance(count, int)):
-        raise DataError(f"{folder / SCORE_RANGE_FILE}: expected the numbers mean, std and n; got {found}")
+        raise DataError(f"{folder / SCORE_RANGE_FILE}: expected the numbers mean, std and n; got {content}")
     return ScoreRange(mean=float(mean), std=float(std), n=count)
 
 

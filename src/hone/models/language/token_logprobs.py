@@ -157,8 +157,8 @@ def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     are left out."""
     most = CUDA_CHUNK_ELEMENTS if hidden.is_cuda else CHUNK_ELEMENTS
     rows, size = len(hidden), max(16, most // max(1, len(weight)))
-    found = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
-    return [*found[:2], *found[2:][-1:]] if computes_nothing() else found
+    parts = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return [*parts[:2], *parts[2:][-1:]] if computes_nothing() else parts
 
 
 def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor) -> Tensor:

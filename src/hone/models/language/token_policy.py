@@ -93,9 +93,9 @@ class TokenPolicy(nn.Module):
         if self.adapter is None:
             load_weights(self.decoder, folder)
             return
-        found = read_peft_folder(folder)
-        require_same_adapter(folder, self.adapter.settings, found.settings(self.decoder.config))
-        load_factors(self.adapter, found)
+        saved = read_peft_folder(folder)
+        require_same_adapter(folder, self.adapter.settings, saved.settings(self.decoder.config))
+        load_factors(self.adapter, saved)
 
     def base_policy(self) -> "TokenPolicy":
         """The policy without its adapter, which shares all weights that are not adapted. There is an adapter."""

@@ -34,7 +34,7 @@ class CheckpointPiece:
         return tensor.reshape(self.rotary_heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
     def to_checkpoint(self, rows: Tensor) -> Tensor:
-        """The inverse of `inward`."""
+        """The inverse of `from_checkpoint`."""
         if not self.rotary_heads:
             return rows.clone(memory_format=torch.contiguous_format)
         pairs = rows.reshape(self.rotary_heads, -1, 2, *rows.shape[1:])
