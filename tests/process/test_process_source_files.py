@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_parsed_is_fingerprinted_alone(place: Path) -> Non
 
 
 def test_libraries_and_hone_are_nobodys_own_code(place: Path) -> None:
-    assert names(place, "hone.rewards.functions:load_function", "numpy.linalg:norm", "os.path:join", "absent:f") == []
+    assert names(place, "hone.rewards.functions:check_reference", "numpy.linalg:norm", "os.path:join", "absent:f") == []
 
 
 def test_the_files_are_those_that_python_itself_runs(place: Path) -> None:

@@ -14,7 +14,14 @@ from hone.core.errors import ConfigError, UserCodeError
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, encode, pack, unpack
 from hone.rewards.config import RewardsConfig
-from hone.rewards.functions import AFTER_EQUALS, ANSWER_TAG, check_reference, exact_match, extract_answer, load_function
+from hone.rewards.functions import (
+    AFTER_EQUALS,
+    ANSWER_TAG,
+    LoadedFunction,
+    check_reference,
+    exact_match,
+    extract_answer,
+)
 from hone.rewards.math_answer import last_boxed, math_answer
 from hone.rewards.mathematics.tree import why_too_large
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
@@ -165,7 +172,7 @@ def form_of(source: str, **options: object) -> tuple[str, set[str], set[str]]:
     vars(module).update(namespace)
     sys.modules["made_up_rewards"] = module
     try:
-        loaded = load_function("made_up_rewards:f", options)
+        loaded = LoadedFunction.load("made_up_rewards:f", options)
     finally:
         del sys.modules["made_up_rewards"]
     return loaded.form, set(loaded.columns), set(loaded.required_columns)
@@ -183,9 +190,9 @@ def test_forms_are_told_by_the_names_of_the_parameters() -> None:
 
 
 def test_values_of_options_are_checked_before_a_run() -> None:
-    load_function("math_answer", {"form": "same", "units": "ignored"})
+    LoadedFunction.load("math_answer", {"form": "same", "units": "ignored"})
     with pytest.raises(UserCodeError) as refused:
-        load_function("math_answer", {"form": "finall", "units": 3})
+        LoadedFunction.load("math_answer", {"form": "finall", "units": 3})
     assert refused.value.messages == (
         "reward function 'math_answer': option form is 'finall', not one of 'final', 'any', 'same'",
         "reward function 'math_answer': option units is 3, not one of 'kept', 'ignored'",

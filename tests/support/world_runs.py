@@ -28,7 +28,7 @@ EVERY = "".join(chr(code) for code in range(32, 127)) + "\n"
 
 
 class PlainTokens:
-    """Implements `_DialogueTokens`: a token for each character, those of the policy first; messages end with `;`."""
+    """Implements `DialogueTokens`: a token for each character, those of the policy first; messages end with `;`."""
 
     letters = WORDS + "".join(letter for letter in EVERY if letter not in WORDS)
 

@@ -101,6 +101,17 @@ class LoadedFunction:
             raise RewardContractError(f"returned {len(plain)} values for {count} completions")
         return [_sample_score(value) for value in plain]
 
+    @staticmethod
+    def load(use: str, options: Mapping[str, object]) -> "LoadedFunction":
+        """Import a function and find its form. Raises UserCodeError: the import raises (with the user's part of the
+        traceback), no such name, an unknown form, options that it does not take, or with a value that is none of a
+        Literal's."""
+        reference = BUILTIN_FUNCTIONS.get(use, use)
+        function, name = user_files.load_reference(reference, kind=_KIND), reference.rpartition(":")[2]
+        if not callable(function):
+            raise UserCodeError(f"reward function {use!r}: {name} is a {type(function).__name__}, not a function")
+        return _inspect_function(use, name, function, options)
+
 
 def check_reference(use: str) -> None:
     """Raises ConfigError when `use` is neither a built-in function nor a reference to one."""
@@ -113,17 +124,6 @@ def check_reference(use: str) -> None:
             "A function of your own is written path/to/file.py:name or package.module:name"
         )
     user_files.check_reference(use, kind=_KIND)
-
-
-def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
-    """Import a function and find its form. Raises UserCodeError: the import raises (with the user's part of the
-    traceback), no such name, an unknown form, options that it does not take, or with a value that is none of a
-    Literal's."""
-    reference = BUILTIN_FUNCTIONS.get(use, use)
-    function, name = user_files.load_reference(reference, kind=_KIND), reference.rpartition(":")[2]
-    if not callable(function):
-        raise UserCodeError(f"reward function {use!r}: {name} is a {type(function).__name__}, not a function")
-    return _inspect_function(use, name, function, options)
 
 
 def _inspect_function(

@@ -70,6 +70,7 @@ def result_from_value(
 
 
 def failed_result(status: ScoreStatus, reason: str, *, seconds: float = 0.0) -> RewardResult:
+    """A result without a score."""
     return RewardResult(score=np.nan, status=status, reason=reason, seconds=seconds)
 
 

@@ -20,7 +20,7 @@ from hone.process.confine import Confinement, confine
 from hone.process.parent import ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode
-from hone.rewards.functions import LoadedFunction, RewardContractError, load_function
+from hone.rewards.functions import LoadedFunction, RewardContractError
 
 if TYPE_CHECKING:
     import asyncio
@@ -58,7 +58,7 @@ def _load_functions(
     refused: list[str] = []
     for spec in specs:
         try:
-            functions.append(load_function(str(spec["use"]), cast("Mapping[str, object]", spec["options"])))
+            functions.append(LoadedFunction.load(str(spec["use"]), cast("Mapping[str, object]", spec["options"])))
         except UserCodeError as error:
             refused.extend(error.messages)
     if refused:

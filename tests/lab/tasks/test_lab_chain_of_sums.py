@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hone.lab.tasks import chain_of_sums as sums
 from hone.lab.tasks.chain_of_sums import SumProblem
 from hone.process.user_files import check_reference
-from hone.rewards.functions import load_function
+from hone.rewards.functions import LoadedFunction
 from hone.rewards.solutions import run_solutions
 
 PROBLEM = SumProblem((9, 3, -7))
@@ -91,7 +91,7 @@ def test_problems_are_distinct_held_out_and_repeatable():
 
 @pytest.mark.parametrize("name", ["right_answer", "right_chain", "right_so_far"])
 def test_configs_name_the_verifiers(name: str):
-    assert load_function(f"hone.lab.tasks.chain_of_sums:{name}", {}).form == "batch"
+    assert LoadedFunction.load(f"hone.lab.tasks.chain_of_sums:{name}", {}).form == "batch"
 
 
 def test_configs_name_the_teachers():

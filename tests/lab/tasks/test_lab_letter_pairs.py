@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.lab.tasks import letter_pairs as pairs
-from hone.rewards.functions import load_function
+from hone.rewards.functions import LoadedFunction
 
 strings = st.text(pairs.LETTERS, max_size=30)
 
@@ -55,4 +55,4 @@ def test_the_reward_function_reads_the_prompts_last_letter():
     assert pairs.letter_reward(["a"], ["bc"]) == [pytest.approx(pairs.true_reward("abc"))]
     assert pairs.letter_reward(["go on: a\n"], ["bc\n"]) == pairs.letter_reward(["a"], ["bc"])
     assert pairs.letter_reward(["a"], ["bc"], seed=3) == [pytest.approx(pairs.true_reward("abc", seed=3))]
-    assert load_function("hone.lab.tasks.letter_pairs:letter_reward", {"seed": 3}).form == "batch"
+    assert LoadedFunction.load("hone.lab.tasks.letter_pairs:letter_reward", {"seed": 3}).form == "batch"

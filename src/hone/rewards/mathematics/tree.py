@@ -73,6 +73,7 @@ CONSTANTS = frozenset({"pi", "e", "i", "infty"})
 
 
 def walk(node: MathNode) -> Iterator[MathNode]:
+    """A node and all nodes below it."""
     yield node
     match node:
         case MathOperation(operands=below) | ValueCollection(items=below) | ComparisonChain(sides=below):

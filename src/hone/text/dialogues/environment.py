@@ -182,7 +182,7 @@ class Bridge:
     """`[n]` the rewritten conversation, where the chat template does not let the present row go on."""
 
 
-class _DialogueTokens(Protocol):
+class DialogueTokens(Protocol):
     """Text of a dialogue as tokens, by the policy's tokenizer. Text of a world is plain text: it cannot name special
     tokens. All methods raise DataError for text that has no tokens, and messages that the chat template refuses."""
 
@@ -236,7 +236,7 @@ class DialogueEnvironment:
         self,
         host: WorldHost,
         rules: DialogueRules,
-        tokens: _DialogueTokens,
+        tokens: DialogueTokens,
         prompts: Sequence[Prompt],
         *,
         seed: int,

@@ -17,7 +17,7 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import UserCodeError, run_all_checks
 from hone.process.user_files import load_reference
 from hone.text.tools.loading import LoadedTools, ToolUse, load_tools
-from hone.text.tools.toolbox import ToolWorld, is_environment
+from hone.text.tools.toolbox import ToolWorld
 
 # ------------------------------------------------------------------------------------------------------------- protocol
 
@@ -257,7 +257,7 @@ def load_world(spec: WorldSpec) -> LoadedWorld:
     )
     make, tools = cast("Callable[..., DialogueWorld] | None", loaded["world"]), cast("LoadedTools", loaded["tools"])
     reward = cast("Callable[..., object] | None", loaded["reward"])
-    if spec.reference is not None and is_environment(make):
+    if spec.reference is not None and ToolWorld.is_environment(make):
         make, tools = None, load_tools((ToolUse(use=spec.reference, options=spec.options), *spec.tools))
     if make is not None and reward is not None:
         raise UserCodeError(
@@ -278,7 +278,7 @@ def _load_class(reference: str, options: Mapping[str, object]) -> Callable[..., 
     make = load_reference(reference, kind=KIND, prefix="hone_world_")
     if not callable(make):
         raise UserCodeError(f"{KIND} {reference!r} is a {type(make).__name__}, expected a class or a function")
-    if is_environment(make):
+    if ToolWorld.is_environment(make):
         return make
     faults: list[str] = []
     try:

@@ -266,6 +266,7 @@ def _quality_warnings(found: ScorerReport) -> list[str]:
 
 
 def scorer_record(found: ScorerReport, *, step: int | None = None) -> CalibrationRecord:
+    """The report for the run's folder."""
     return CalibrationRecord(
         step=step,
         kind=found.kind,

@@ -571,4 +571,5 @@ class _ServerGenerator:
 
 
 def decode_bytes(tokens: NDArray[np.int32]) -> str:
+    """The text of an answer."""
     return bytes(tokens[tokens != _END].astype(np.uint8)).decode("utf-8", errors="replace")

@@ -24,7 +24,7 @@ from hone.process import user_files
 from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import close_shared, no_rung_message, run_python, shared_sandbox
 from hone.text.tools.mcp_tools import PREFIX as MCP
-from hone.text.tools.mcp_tools import McpTools, option_faults
+from hone.text.tools.mcp_tools import McpTools
 from hone.text.tools.schemas import function_schema
 from hone.text.tools.toolbox import EnvironmentInstance, PythonTool, ToolBox, ToolResult
 
@@ -230,7 +230,7 @@ def check_references(uses: Sequence[ToolUse]) -> None:
         if one.use in BUILTIN_TOOLS:
             continue
         if one.use.startswith(MCP):
-            faults += option_faults(one.use, one.options)
+            faults += McpTools.option_faults(one.use, one.options)
             continue
         if one.use.startswith("hone:") or ":" not in one.use:
             near = did_you_mean(one.use, list(BUILTIN_TOOLS))

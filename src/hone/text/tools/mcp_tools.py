@@ -167,7 +167,7 @@ class McpTools:
     @classmethod
     def load(cls, use: str, options: Mapping[str, Any]) -> "McpTools":
         """Ask a server for its tools, over a session that ends. Raises UserCodeError with all faults."""
-        faults = option_faults(use, options)
+        faults = cls.option_faults(use, options)
         if faults:
             raise UserCodeError(*faults)
         env = tuple((str(key), str(value)) for key, value in dict(options.get("env", {})).items())
@@ -187,21 +187,23 @@ class McpTools:
             raise UserCodeError(*(faults or [f"tool {use!r}: the server has no tools"]))
         return cls(schemas=tuple(schemas), server=server)
 
-
-def option_faults(use: str, options: Mapping[str, Any]) -> list[str]:
-    """Faults of an entry that names a server, without asking it."""
-    target = use.removeprefix(PREFIX)
-    faults = [
-        f"tool {use!r} takes no option {key!r}{did_you_mean(key, _OPTIONS)}" for key in options if key not in _OPTIONS
-    ]
-    if importlib.util.find_spec("mcp") is None:
-        faults.append(f"tool {use!r} needs the package mcp: pip install 'hone-rl[tools]'")
-    try:
-        if not shlex.split(target):
-            faults.append(f"tool {use!r} names no server: write mcp:COMMAND or mcp:http://HOST:PORT/PATH")
-    except ValueError as error:
-        faults.append(f"tool {use!r}: the command cannot be read: {error}")
-    return faults
+    @staticmethod
+    def option_faults(use: str, options: Mapping[str, Any]) -> list[str]:
+        """Faults of an entry that names a server, without asking it."""
+        target = use.removeprefix(PREFIX)
+        faults = [
+            f"tool {use!r} takes no option {key!r}{did_you_mean(key, _OPTIONS)}"
+            for key in options
+            if key not in _OPTIONS
+        ]
+        if importlib.util.find_spec("mcp") is None:
+            faults.append(f"tool {use!r} needs the package mcp: pip install 'hone-rl[tools]'")
+        try:
+            if not shlex.split(target):
+                faults.append(f"tool {use!r} names no server: write mcp:COMMAND or mcp:http://HOST:PORT/PATH")
+        except ValueError as error:
+            faults.append(f"tool {use!r}: the command cannot be read: {error}")
+        return faults
 
 
 _connections: dict[_McpServer, _McpConnection] = {}

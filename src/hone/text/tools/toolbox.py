@@ -34,7 +34,7 @@ class ToolResult:
         return {"role": "tool", "name": self.name, "content": self.text}
 
 
-class _ToolFunction(Protocol):
+class ToolFunction(Protocol):
     """A tool that can be called."""
 
     @property
@@ -76,7 +76,7 @@ class ToolBox:
 
     def __init__(
         self,
-        tools: Sequence[_ToolFunction],
+        tools: Sequence[ToolFunction],
         environments: Sequence[EnvironmentInstance] = (),
         on_close: Sequence[Callable[[], object]] = (),
     ) -> None:
@@ -213,11 +213,11 @@ class ToolWorld:
             raise UserCodeError(f"the reward is {wrong!r}, expected a number, or None for no score")
         return None if None in paid else float(sum(cast("list[float]", paid)))
 
-
-def is_environment(found: object) -> bool:
-    """Whether a class is an environment as TRL takes one: it has `reset`, and is no `DialogueWorld`."""
-    members = dict(inspect.getmembers_static(found)) if inspect.isclass(found) else {}
-    return "reset" in members and "begin" not in members
+    @staticmethod
+    def is_environment(found: object) -> bool:
+        """Whether a class is an environment as TRL takes one: it has `reset`, and is no `DialogueWorld`."""
+        members = dict(inspect.getmembers_static(found)) if inspect.isclass(found) else {}
+        return "reset" in members and "begin" not in members
 
 
 def _with_columns(function: Callable[..., object], columns: Mapping[str, Any]) -> object:
