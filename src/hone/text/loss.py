@@ -221,7 +221,7 @@ class TokenLoss:
         if self.step_correction is not None:
             known = self._correct_step(self.step_correction, rows, policy, known)
         elif self.denominator == "recomputed" or self.loss.needs_old_logp:
-            (proximal,) = rows.evaluate(partial(_own_logp, policy), budget)
+            (proximal,) = rows.evaluate(partial(own_logp, policy), budget)
             known = replace(known, old_logp=proximal)
         if self.loss.top_k:
             named = self.loss.top_k_question
@@ -235,7 +235,7 @@ class TokenLoss:
     ) -> PrecomputedColumns:
         """`known` with the correction of all tokens, also of those without an advantage: they count in its means."""
         every = replace(rows, layout=replace(rows.layout, skip_zero_advantage=False))
-        (proximal,) = every.evaluate(partial(_own_logp, policy), self.micro_batch_tokens)
+        (proximal,) = every.evaluate(partial(own_logp, policy), self.micro_batch_tokens)
         columns = (proximal, rows.episodes.logp, rows.episodes.owner)
         factor, counted = correction.columns(*(torch.from_numpy(np.ascontiguousarray(one)) for one in columns))
         keeps_old = self.denominator == "recomputed" or self.loss.needs_old_logp
@@ -264,7 +264,7 @@ def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
     return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
 
 
-def _own_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+def own_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
     """`chosen_logp` of the policy that chose: its tokens take the routes that were recorded with them."""
     return (policy.token_logprobs(batch.replayed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
 
