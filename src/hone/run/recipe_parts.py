@@ -40,7 +40,7 @@ def recipe_parts(
     assert isinstance(method, FunctionType)
     named = list(dict.fromkeys(_named(method.__code__, method.__globals__)))
     for part in named:
-        if part.__module__.startswith("hone.sources.") and part.__module__ != "hone.sources.live":
+        if part.__module__.startswith(("hone.sources.", "hone.text.recipe")) and part.__module__ != "hone.sources.live":
             source = f"{part.__name__}({source})"
     return RecipeParts(
         source=source,

@@ -120,7 +120,7 @@ def actor_critic_learner(
 
 
 def _open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: CriticConfig) -> ValueNetwork:
-    """The critic as it starts. Raises DataError for a damaged folder; `require_fitting_critic` has been asked."""
+    """The critic as it starts. Raises DataError for a damaged folder; `require_fit` has been asked."""
     policy, outputs, model = policies.policy, critic.loss.outputs, config.model
     scorer = None
     if critic.path is not None and scored_tokens(policy_folder(Path(critic.path))) is not None:

@@ -9,7 +9,7 @@ from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, ResourceError
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.parallel.config import ClusterConfig, check_cluster
+from hone.parallel.config import check_cluster
 from hone.rewards.scorer import RewardScorer
 from hone.sources.live import LiveSource
 from hone.text.adapters.verifiers import VerifiersDriver
@@ -18,7 +18,7 @@ from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.fleet import generating_cluster
 from hone.text.live import AnswersConfig, engine_actor
 from hone.text.open_text import TextInputs
-from hone.text.rollout_config import RolloutConfig
+from hone.text.rl import TextRunConfig
 from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.tasks.dataset import ExampleDataset, build_examples
@@ -96,16 +96,11 @@ def captured_inputs(
 
 
 def open_captured_text(
-    inputs: TextInputs[Sequence[Prompt]],
-    policy: TokenPolicy,
-    rollout: RolloutConfig,
-    *,
-    greedy_baseline: bool,
-    cluster: ClusterConfig | None = None,
+    config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, *, greedy_baseline: bool
 ) -> CapturedText:
     """Take the address, and serve it. Raises ResourceError if something else has it or the extra `serve` is missing,
     ConfigError for credit that needs greedy answers."""
-    task, clock, desk = inputs.config.task, SystemClock(), CaptureDesk()
+    task, rollout, clock, desk = config.task, config.rollout, SystemClock(), CaptureDesk()
     if greedy_baseline:
         raise ConfigError(
             f"task.source = {task.source!r}: this recipe compares answers with greedy ones, and an agent's dialogue is "
@@ -136,7 +131,7 @@ def open_captured_text(
             ids=[row.id for row in rows],
             per_step=rollout.prompts_per_step,
             samples=rollout.samples_per_prompt,
-            seed=inputs.config.seed,
+            seed=config.seed,
         )
     world = CaptureWorld(
         desk=desk,
@@ -155,7 +150,7 @@ def open_captured_text(
         plan=plan,
         driver=driver,
     )
-    actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=inputs.config.seed, cluster=cluster)
+    actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=config.seed, cluster=config.cluster)
     return CapturedText(world=world, actor=actor, scorer=inputs.scorer, close_address=server.close)
 
 
