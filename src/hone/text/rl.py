@@ -491,7 +491,7 @@ def _open_live(
     if config.task.is_captured:
         from hone.text.captured import open_captured_text  # noqa: PLC0415 - where agents come of themselves only
 
-        return open_captured_text(inputs, policy, config.rollout, greedy_baseline=greedy, cluster=config.cluster)
+        return open_captured_text(config, inputs, policy, greedy_baseline=greedy)
     return open_live_text(
         inputs,
         policy,
