@@ -18,7 +18,6 @@ from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.fleet import generating_cluster
 from hone.text.live import AnswersConfig, engine_actor
 from hone.text.open_text import TextInputs
-from hone.text.rl import TextRunConfig
 from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.tasks.dataset import ExampleDataset, build_examples
@@ -96,7 +95,7 @@ def captured_inputs(
 
 
 def open_captured_text(
-    config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, *, greedy_baseline: bool
+    config: AnswersConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, *, greedy_baseline: bool
 ) -> CapturedText:
     """Take the address, and serve it. Raises ResourceError if something else has it or the extra `serve` is missing,
     ConfigError for credit that needs greedy answers."""

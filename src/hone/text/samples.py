@@ -13,7 +13,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.rewards.judges.questions import shown_template
 from hone.run.store.evaluations import SampleRow
-from hone.text.open_text import LanguageRunConfig
+from hone.text.open_text import TextDataConfig
 
 
 def answer_metrics(episodes: Episodes) -> Metrics:
@@ -78,7 +78,7 @@ def answer_rows(
 
 
 def judge_questions(
-    config: LanguageRunConfig, rewards: RewardsConfig | None = None, *, answers: int = 0
+    config: TextDataConfig, rewards: RewardsConfig | None = None, *, answers: int = 0
 ) -> dict[str, str]:
     """The question of each judge of `rewards` and of the evaluation, with names in place of the material; with the
     largest number of requests for `answers` answers in all."""
