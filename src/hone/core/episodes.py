@@ -23,6 +23,10 @@ from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, of
 from hone.core.state import State, array, substate
 
 # -------------------------------------------------------------------------------------------------------------- routing
+# Routes of tokens through a mixture of experts, as recorded by an engine and replayed by a trainer.
+#
+# `[T, L, k]`: the experts that each of T tokens went to in each of L layers, in 8 bits (16 for more than 255 experts).
+# The largest number of the type means that no expert was recorded.
 
 
 Routing: TypeAlias = NDArray[np.unsignedinteger[Any]]

@@ -164,6 +164,9 @@ def _first_of_each(numbers: Ints, order: np.ndarray) -> Ints:
 
 
 # -------------------------------------------------------------------------------------------------------------- columns
+# Further inputs of credit functions: columns (one number per decision) and marks (decisions that end a step).
+#
+# Columns need a network, so a recipe passes a function that computes them; `checked_column` checks its result.
 
 
 CreditFunction: TypeAlias = Callable[[Episodes, Values], Credits]

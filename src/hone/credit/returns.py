@@ -232,6 +232,10 @@ def v_trace(
 
 
 # -------------------------------------------------------------------------------------------------------- decoupled gae
+# Generalised advantages with one lambda for the policy and another for the critic, and what the critic explains.
+#
+# Only decisions are steps, as in `credit.returns`: tokens that the environment wrote between two answers neither decay
+# nor end an advantage, and nothing is bootstrapped from them.
 
 
 def length_adaptive_lambda(lengths: NDArray[np.integer], scale: float) -> Floats:

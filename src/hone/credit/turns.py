@@ -172,6 +172,9 @@ def anchored(
 
 
 # -------------------------------------------------------------------------------------------------------------- process
+# Process rewards: advantages from rewards within an answer, of explicit step scorers or implied by a policy ratio.
+#
+# Explicit step rewards are in `episodes.reward`; implicit ones are passed as a column.
 
 
 def step_group_relative(

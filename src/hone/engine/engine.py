@@ -3,6 +3,10 @@
 It orders planning, passes and results, and handles new versions of the weights. A completion depends only on its
 request, the seed, the round and the weights, bit for bit where the runner is exact: random numbers are counter-based,
 and a runner's results do not depend on the batch.
+
+Streams of sampled tokens to listeners, during generation.
+
+Maps the results of a pass to requests; the scheduler is not involved.
 """
 
 import threading

@@ -60,6 +60,9 @@ class PagePool:
 
 
 # ---------------------------------------------------------------------------------------------------------------- radix
+# Prefix cache: a trie over whole pages of tokens, so that a common prefix is computed once.
+#
+# Pages belong to a version of the weights, and are never found under another.
 
 
 @dataclass(slots=True, eq=False)

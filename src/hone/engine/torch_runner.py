@@ -1,4 +1,9 @@
-"""The runner that needs no compiler: the trainer's own parameters, or a copy, over pages that torch keeps."""
+"""The runner that needs no compiler: the trainer's own parameters, or a copy, over pages that torch keeps.
+
+Attention on a CUDA device by torch's paged variable-length kernel; recorded decoding steps are in `cuda_steps`.
+
+Not run by the tests of a machine without a GPU; `-m gpu` selects its tests.
+"""
 
 import gc
 from collections.abc import Callable
@@ -105,6 +110,10 @@ class _FlashPagedAttention:
 
 
 # ----------------------------------------------------------------------------------------------------------- cuda steps
+# Decoding steps on a CUDA device: one token of every row, from its number to the next drawn one, as recorded graphs.
+#
+# A step is two copies to the device, one replay and one copy back: launching its hundreds of small kernels one by one
+# would take many times longer than running them. The sizes that are recorded differ by a third at most.
 
 
 BLOCK: Final = 128

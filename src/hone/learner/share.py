@@ -234,6 +234,9 @@ class ParameterStore(Protocol):
 
 
 # --------------------------------------------------------------------------------------------------------- ranked build
+# The build of a job whose learner is spread over ranks: which networks are cut, and which parameters are stepped.
+#
+# Without such a build every network is its own, and one process holds all of it.
 
 
 P = TypeVar("P", bound=nn.Module)

@@ -147,6 +147,11 @@ _DISPATCH = (__name__, "torch._compile", "torch._dynamo.eval_frame")
 
 
 # ------------------------------------------------------------------------------------------------------ without numbers
+# Tensors that have sizes and no numbers: code that reads one gets 0, and goes on.
+#
+# torch's fake tensors refuse to be read. What a training step reads of its own results are figures to report, and the
+# number of tokens of each expert. What follows from tensors with numbers alone (positions, offsets, labels) has
+# numbers.
 
 
 _ZEROS: Final[Mapping[Any, Callable[[], object]]] = {

@@ -196,6 +196,10 @@ def decoupled_ppo(
 
 
 # -------------------------------------------------------------------------------------------------------------- entropy
+# The entropy bonus, on the entropy `[n]` of each decision's distribution.
+#
+# To restrict the gradient to high-entropy decisions, select them over the whole batch (`selection.high_entropy_mask`)
+# and apply the mask with `terms.scale_terms`.
 
 
 def entropy_bonus(entropy: PerDecision) -> LossTerms:
@@ -210,6 +214,11 @@ def entropy_bonus(entropy: PerDecision) -> LossTerms:
 
 
 # ----------------------------------------------------------------------------------------------------------- covariance
+# Losses that preserve entropy by treating the tokens of the largest covariance separately: Clip-Cov and KL-Cov.
+#
+# Source: Cui et al., "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", 2025, 2505.22617.
+# The change of entropy in a step is minus the covariance of log-probability and advantage, and few tokens make up most
+# of it. `selection` selects them over the whole batch of the optimizer step; the losses here take the mask as data.
 
 
 def clip_cov(
@@ -257,6 +266,10 @@ def kl_cov(
 
 
 # ---------------------------------------------------------------------------------------------------------------- simko
+# SimKO: spreads probability over the top-K candidates of right answers, and penalises the top-1 of wrong ones more.
+#
+# Loss of "Simple Pass@K Policy Optimization" (Peng et al., 2025, 2510.14807), which needs the log-probabilities of the
+# K most likely tokens besides the sampled one.
 
 
 TINY = 1e-8

@@ -110,6 +110,9 @@ def balanced_bias(bias: Float[Tensor, " E"], load: Float[Tensor, " E"], *, rate:
 
 
 # ------------------------------------------------------------------------------------------------------------- dynamics
+# Loss of learned dynamics models: the Gaussian likelihood of an ensemble's predictions.
+#
+# The networks are in `models.control.ensemble_dynamics`.
 
 
 def gaussian_nll(mean: Members, log_variance: Members, target: Members) -> LossTerms:

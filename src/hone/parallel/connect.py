@@ -1,4 +1,10 @@
-"""The connection of this process to Ray."""
+"""The connection of this process to Ray.
+
+Commands of hone as tasks of a Ray cluster: a `hone.process.commands.CommandRunner`.
+
+A task runs its command as a child process, as `LocalCommands` does, in the driver's folder, which every machine must
+see.
+"""
 
 import contextlib
 import logging

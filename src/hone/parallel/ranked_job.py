@@ -242,6 +242,9 @@ def _unpack_credits(state: State) -> Credits:
 
 
 # ------------------------------------------------------------------------------------------------------------- launcher
+# Start of the ranks beside the driver, and the channel by which the driver reaches them.
+#
+# `RankLauncher` is the seam: ranks are child processes of the driver, or of actors of a Ray cluster (`ray_launcher`).
 
 
 READY: Final = b"{}\n"

@@ -74,6 +74,9 @@ class RayLauncher:
 
 
 # ---------------------------------------------------------------------------------------------------------- child hosts
+# Child processes on the machines of a Ray cluster: an actor starts each where Ray places it, and passes lines on.
+#
+# The actor itself computes nothing and imports no torch. Its child ends with it, and it ends with its driver.
 
 
 _CLOSE_S: Final = 5.0

@@ -33,6 +33,10 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.group import RankGroup
 
 # ------------------------------------------------------------------------------------------------------------ tree sums
+# Sums whose bits do not depend on the number of ranks: one binary tree of neighbours over a fixed number of shares.
+#
+# The lower levels of the tree are sums over ranks, the upper ones over a rank's own shares. Additions of whole tensors
+# have the same bits on any device and with any number of threads.
 
 
 def _tree_sum(values: Tensor) -> Tensor:
@@ -99,6 +103,10 @@ class _ShareSum:
 
 
 # ------------------------------------------------------------------------------------------------------------- sharding
+# FSDP2 (`torch.distributed.fsdp.fully_shard`) on a network with a decoder, and the parts of parameters that it makes.
+#
+# Each layer is gathered for its forward and backward pass and cut again. Gradients of the ranks are summed, not
+# averaged: the weights of a loss are those of the whole batch.
 
 
 DecoderNetwork: TypeAlias = TokenPolicy | TokenScorer | ValueNetwork
@@ -294,6 +302,10 @@ class ShardedParameters:
 
 
 # ------------------------------------------------------------------------------------------------------ sharded adapter
+# A low-rank adapter whose frozen base and merged weights are cut over ranks.
+#
+# A and B are small and whole on every rank. Each rank merges its part of W from its part of W0, and turns its part of
+# the gradient of W, which FSDP2 has summed over the rows of the batch, into its share of theirs: the shares add up.
 
 
 class _ShardedFactors(LowRankParameters):

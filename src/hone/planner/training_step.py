@@ -19,6 +19,11 @@ from hone.planner.step_settings import NumberType as NumberType
 from hone.planner.step_settings import StepSettings as StepSettings
 
 # ----------------------------------------------------------------------------------------------------- gathered weights
+# Memory of weights that are cut over ranks by FSDP2 (`torch.distributed.fsdp.fully_shard`), while one rank computes.
+#
+# The embedding, the output projection and the last norm are gathered from the forward to the end of the backward pass.
+# A layer is gathered for its own pass; in the backward pass that of the layer below is on its way meanwhile, and the
+# gradients of the layer above are still being sent. Gradients are whole until their layer is finished, and cut then.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,10 @@ from hone.process.linux import (
 )
 
 # -------------------------------------------------------------------------------------------------------- signal filter
+# Seccomp filter against signals to one process, for kernels without Landlock's signal scope.
+#
+# The filter sees numbers, not processes: it refuses the system calls that would signal or trace the process of this
+# number, its group, or everybody, and those that name a process in a way that it cannot see.
 
 
 _CALLS: Mapping[str, tuple[int, int, int | None]] = {

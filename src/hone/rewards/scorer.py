@@ -168,6 +168,10 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
 
 
 # ---------------------------------------------------------------------------------------------------------- each answer
+# Scores of every answer of a conversation, as scores of turns that add up to the last answer's.
+#
+# The first turn's score is the first answer's; each later turn's is its answer's minus that of the one before:
+# progress.
 @dataclass(frozen=True, slots=True)
 class _EachAnswerTicket:
     """Answers that are being scored, of some conversations of one prompt."""

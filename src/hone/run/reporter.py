@@ -119,6 +119,10 @@ def timed(recipe: Recipe[P], stopwatch: Stopwatch) -> Recipe[P]:
 
 
 # ----------------------------------------------------------------------------------------------------- preference watch
+# Chosen answers that become less likely while their pairs are told apart better: noticed, and said in one sentence.
+#
+# A loss on pairs looks at the margin. It can grow while both answers of a pair lose probability to answers that stand
+# in no pair; the accuracy on pairs does not show it.
 
 
 FIRST_STEPS = 5

@@ -65,6 +65,10 @@ from hone.process.linux import (
 from hone.sandbox.frames import delete_folder, new_folder
 
 # --------------------------------------------------------------------------------------------------------- system calls
+# System calls that a program in the sandbox may make; every other one is refused.
+#
+# Allowed is what computing, files, threads and pipes need. Not allowed: networks, other processes, mounts, users, modes
+# of files, kernel memory, io_uring, tracing, and whatever a later kernel brings.
 
 
 _CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020080

@@ -1,4 +1,10 @@
-"""Dynamic sampling: a source that asks again until its batch holds only groups from which something is learnt."""
+"""Dynamic sampling: a source that asks again until its batch holds only groups from which something is learnt.
+
+Dynamic sampling: a source that asks again until its batch holds only groups that say something.
+
+A decoration of *collect*: what it hands out is as many groups as its source would, each of them informative, and it
+tells what that cost.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

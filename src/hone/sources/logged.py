@@ -96,6 +96,11 @@ class LogSource(Generic[P]):
 
 
 # ---------------------------------------------------------------------------------------------------------------- mixed
+# Warm buffers: every batch of a live source, with groups of a log beside it.
+#
+# The log's decisions keep the log-probabilities of whoever made them, so that a ratio against recorded log-
+# probabilities corrects for them. Groups of the log have numbers below 0: no batch merges them with live ones, and what
+# is told about the policy's own answers leaves them out.
 
 
 _MISSING: Final[Mapping[str, float]] = {"f": np.nan, "i": -1, "u": 0, "b": False}

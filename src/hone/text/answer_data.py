@@ -2,6 +2,12 @@
 
 A recipe reads with `read_answers` and lays out with `encode_answers`, the two functions that `TextInputs` asks for. The
 answers come from a file, as text, or from the folder of a run that collected them, as tokens.
+
+Scored answers as episodes of a log, for reward models and preference losses.
+
+Answers of one example have one `group`: of a pair the episode with the higher `score` is preferred. The reward stands
+at an answer's last token; of an answer with labelled steps each label stands at the last token of its step, and every
+other reward is NaN: no label.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,13 @@ trainer.
 Three policies are told apart: the behaviour policy (its log-probabilities were recorded by an engine), the policy at
 the start of the update, and the one being stepped. The ratio is taken between the last and one of the others; the
 difference between the first two is mismatch, measured before anything is clipped.
+
+A policy's loss on tokens: what an objective may look at, what has to be found out for it, and how the recorded
+log-probabilities are held against the trainer's own.
+
+Three policies are told apart: the one that acted (its log-probabilities were recorded by an engine), the one at the
+start of the update, and the one being stepped. The loss's ratio is taken between the last and `then`; what lies between
+the first two is mismatch, measured before anything is clipped.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,8 @@
-"""Answers drawn from codes of 8 bits: what corrects for them by default, and what is refused without a correction."""
+"""Answers drawn from codes of 8 bits: what corrects for them by default, and what is refused without a correction.
+
+The recorded log-probabilities are those of the quantised policy, which is the one that acted. It is not the trainer's,
+so that a loss needs a ratio, and the ratio a correction.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final, cast

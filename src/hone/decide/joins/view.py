@@ -44,6 +44,12 @@ class JoinConfig(Config):
 Floats = NDArray[np.float64]
 
 # --------------------------------------------------------------------------------------------------------------- delays
+# The delay between a decision and its first outcome, where some outcomes are still to come (Kaplan and Meier, 1958).
+#
+# The outcome of a decision of age a is *censored* if it has not arrived: its delay is longer than a, or it is lost.
+# With d_j first outcomes at delay t_j and r_j decisions that were observed at least that long without one,
+#
+#     arrived(t) = 1 - prod over t_j <= t of (1 - d_j / r_j)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,13 @@ alone."""
 
 
 # ----------------------------------------------------------------------------------------------------- redis connection
+# Connections to a Redis server that has rewritten its append-only file since it started.
+#
+# A server that is killed while it writes a transaction leaves the first commands of it at the end of its append-only
+# file. When it starts again it does not run them, but (Redis 6.2 and 7.0) it keeps those that are whole, and appends
+# what comes next behind them. The start after that runs both as one transaction: records that were sent again are then
+# in the stream twice. So a server that was started on a log must rewrite its file before anything is appended; it tells
+# how long its last rewrite took, and -1 before the first one since its start.
 
 
 PREFIX: Final = "{hone}:decisions:"

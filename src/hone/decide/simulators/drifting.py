@@ -149,6 +149,10 @@ class StagedTraffic:
 
 
 # ---------------------------------------------------------------------------------------------------------- bandit arms
+# Bandit environments.
+#
+# A pull is an episode of one decision. The reward of an arm at pull n is a function of (seed, n) only, so that two
+# policies compared on one seed have common random numbers.
 
 
 class BernoulliArms(Config):

@@ -57,6 +57,11 @@ class _ScoringRunner:
 
 
 # --------------------------------------------------------------------------------------------------------------- untied
+# Model folders with a separate output layer.
+#
+# vLLM 0.32 on a CPU packs the output layer at start, and a reload of weights skips one that is tied to the embedding,
+# without an error. So a server for training is started from an untied folder, and gets its weights through untied
+# folders. The numbers are the same.
 
 
 _HEAD: Final = "lm_head.weight"

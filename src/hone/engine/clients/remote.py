@@ -2,6 +2,12 @@
 
 Each answer is a request of its own, so that it can be repeated alone. Requests wait in threads of a pool; the calling
 thread (`generate`, `stream`) processes their replies.
+
+Partial completions of a server: tokens so far, the next request, and validation of replies.
+
+Pure bookkeeping. An answer interrupted by new weights or a server's restart is continued from its tokens so far; the
+seed of each piece is a function of (run seed, round, request, sample, tokens so far), so that a repeated request gives
+the same tokens on a reproducible server.
 """
 
 import tempfile

@@ -181,6 +181,10 @@ def _labels(spans: object, count: int, place: str) -> tuple[tuple[int, str], ...
 
 
 # --------------------------------------------------------------------------------------------------------------- sglang
+# SGLang's protocol: `/generate` with token ids, weights by `update_weights_from_disk`.
+#
+# Written for the documented protocol of SGLang 0.5 and tested with recorded replies, never with a server: no build of
+# it runs on a CPU. One label covers a whole answer, so that weights may change only between answers.
 
 
 _SGLANG_GENERATE: Final = "/generate"

@@ -58,6 +58,7 @@ def build(*, force: bool = False, checked: bool = False, clock: Clock | None = N
 
 
 # -------------------------------------------------------------------------------------------------------------- library
+# Loads and calls the library, without torch and without the model's types.
 
 
 ISA_NAMES: Final = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")

@@ -16,6 +16,9 @@ from hone.core.errors import DataError, ErrorCollector
 from hone.models.language.rope import RopeConfig, is_number, rope_from_hf
 
 # -------------------------------------------------------------------------------------------------------- expert config
+# Settings of a mixture of experts, and their keys in a Hugging Face `config.json`: Qwen3-MoE, Mixtral and OLMoE.
+#
+# Every layer of such a model has experts: configs with dense layers among them are refused.
 
 
 EXPERT_FAMILIES: Final = ("qwen3_moe", "mixtral", "olmoe")

@@ -1,6 +1,12 @@
 """Layers of a decoder: pre-norm attention and a gated MLP, or a mixture of experts, each added to the stream.
 
 Key storage and masking are in a `LayerAttention` that the caller brings.
+
+Sums over the ranks that hold one model together, as functions with gradients (tensor_parallel.py cuts the model).
+
+A stream of states is the same on every rank; a layer's heads and MLP columns are not. A product enters the part of a
+rank with the whole stream as its input, so its backward pass sums the gradients of all parts; the product that leaves
+it gives a part of the output, so the forward pass sums (Shoeybi et al., "Megatron-LM", 2019).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +33,10 @@ from hone.models.native.library import (
 )
 
 # -------------------------------------------------------------------------------------------------------------- experts
+# Mixtures of experts: the router's choice, the experts' products, and the record of which token went where.
+#
+# Tokens are sorted by expert, and each expert multiplies its own in one product. A token's result does not depend on
+# its neighbours: its experts' outputs are added in the order in which they were chosen.
 
 
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]

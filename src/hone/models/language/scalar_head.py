@@ -170,6 +170,9 @@ def _batches(sequences: Sequence[NDArray[np.int32]], budget: int) -> Iterator[li
 
 
 # -------------------------------------------------------------------------------------------------------- value network
+# A value network: the critic of a token policy, a decoder of its own with a linear head.
+#
+# It is asked at the position before each decision, as the policy is: the value of what was written so far.
 
 
 class ValueNetwork(nn.Module):
@@ -203,6 +206,9 @@ class ValueNetwork(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------------- token scorer
+# A token scorer: a scalar-head model and the tokenizer it reads with, as one thing that is trained, saved and shipped.
+#
+# It is to a reward model, a verifier of steps or a critic what `TokenPolicy` is to a policy.
 
 
 SCORE_RANGE_FILE: Final = "score_range.json"

@@ -22,6 +22,11 @@ from hone.core.strict_json import strict_json
 from hone.models.language.config import Json
 
 # -------------------------------------------------------------------------------------------------------- chat template
+# Chat templates: rendering with the users' text kept apart, and the default template.
+#
+# The default one belongs to tokenizers that hone builds for a new model and data with conversations. A message is its
+# role's token, its text, and `<eos>`: `<|user|>2+2?<eos><|assistant|>4<eos>`. It appends only, keeps all whitespace,
+# and needs no character beside those of the messages.
 
 
 ROLE_TOKENS: Final = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")

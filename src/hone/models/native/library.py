@@ -326,6 +326,10 @@ def native_gated_silu(gate_up: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
+# Attention over packed rows by a compiled kernel: from the output of one linear layer to the input of the next.
+#
+# The split of packed rows into the kernel's tasks, and the torch function. The kernel applies norms and rotary
+# embeddings on input, keeps the scores of a tile of queries in the CPU cache, and recomputes them in the backward pass.
 
 
 MAX_POSITIONS: Final = 2048
@@ -461,6 +465,13 @@ class _NativeAttentionFunction(torch.autograd.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- products
+# Matrix products of linear layers by AMX tiles: of float32 numbers in three bfloat16 pieces, and of bfloat16 numbers.
+#
+# With the conditions for their use; torch computes the rest. float32 takes six products of pieces, so that a result is
+# at least as close to the true one as torch's (source/product_amx.h).
+#
+# torch multiplies bfloat16 matrices by oneDNN where the processor has AVX-512, and by plain loops where it has not: 10
+# to 80 times slower than float32. There they are widened.
 
 
 _WIDTH: Final = 32

@@ -18,6 +18,9 @@ from hone.core.strict_json import strict_json
 from hone.rewards.judges.config import PairwiseQuestion, ReferenceQuestion, RewardJudge, RubricQuestion
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
+# Verdicts: their fields, their JSON schema and line grammar, and how a judge's reply is read.
+#
+# A reply that is no verdict raises `VerdictError` with the reason: the score is then missing, never 0.
 
 VerdictFormat = Literal["json", "lines"]
 VerdictValue = float | str
@@ -256,6 +259,10 @@ class JudgeReply:
 
 
 # ---------------------------------------------------------------------------------------------------------------- fence
+# Fences around text that a judge grades, so that the text cannot speak as the judge's instructions.
+#
+# A fence carries a nonce: a hash of all fenced text. An author cannot write it into the text, because that changes the
+# hash. Text that looks like a fence, or like a special token of a chat template, is escaped as well, without loss.
 
 _ESCAPED = re.compile(r"<(?=\\*<\\*<)|<(?=\\*\|)|>(?=\\*>\\*>)|\|(?=\\*>)")
 _UNESCAPED = re.compile(r"<\\(?=\\*<\\*<)|<\\(?=\\*\|)|>\\(?=\\*>\\*>)|\|\\(?=\\*>)")

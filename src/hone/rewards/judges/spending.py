@@ -19,6 +19,10 @@ from hone.rewards.judges.config import JudgeBudget
 from hone.rewards.judges.questions import JudgeReply
 
 # ---------------------------------------------------------------------------------------------------------------- cache
+# Cache of replies on disk: one JSON file for each reply, named by the hash of its question.
+#
+# A file is written under another name and renamed, so that several processes can share a folder. An entry that cannot
+# be read, or has a wrong checksum, is counted and asked again; it is never an error.
 
 
 class ReplyCache:

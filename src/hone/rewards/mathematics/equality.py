@@ -22,6 +22,10 @@ from hone.rewards.mathematics.tree import (
 )
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
+# Values of expressions: exact for rational arithmetic, else complex numbers of mpmath with as many digits as needed.
+#
+# Two expressions are equal when they agree at fixed points, to 50 digits: an identity test (Schwartz 1980; Zippel 1979)
+# that costs a millisecond, knows every function below and cannot run away, where a symbolic simplifier may.
 
 MAX_BITS = 100_000
 """Longest exact power, in bits; longer ones are rounded."""

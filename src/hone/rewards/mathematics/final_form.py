@@ -22,6 +22,9 @@ from hone.rewards.mathematics.tree import (
 )
 
 # ------------------------------------------------------------------------------------------------------------ monomials
+# Terms as a rational coefficient times a monomial: factors with exponents. Like terms share their monomial.
+#
+# Roots of numbers are reduced: `\sqrt{18}` is 3 times the monomial of `\sqrt{2}`, and so is `6/\sqrt{2}`.
 
 Monomial: TypeAlias = frozenset[tuple[str, Fraction]]
 

@@ -37,6 +37,10 @@ from hone.text.tasks.step_rewards import step_ends
 from hone.text.tasks.world import Prompt
 
 # -------------------------------------------------------------------------------------------------------- reward models
+# Reward models in the trainer's process: one or several scalar-head models that score answers, or their steps.
+#
+# They read the token ids that the policy drew: nothing is encoded again. An answer beyond a model's context has no
+# score.
 
 Floats = NDArray[np.float64]
 ModelLoader: TypeAlias = Callable[[str, str], TokenScorer]

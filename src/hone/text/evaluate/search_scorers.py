@@ -1,4 +1,10 @@
-"""Scorers of search candidates: reward models by token ids, verifiers by text."""
+"""Scorers of search candidates: reward models by token ids, verifiers by text.
+
+Asking a world model at decision time: candidates are scored by how likely the environment's wanted answer is.
+
+A policy that has learnt what the environment says (`learn.world`) knows where an action leads, and often not which
+action leads where. One step of search turns the first into the second: score = p(wanted answer | question, action).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -497,6 +497,9 @@ def _rewards(own: Mapping[str, Json], tree: Mapping[str, Json], asked: Evaluatio
 
 
 # --------------------------------------------------------------------------------------------------------------- server
+# Evaluation of a text server on the same held-out prompts as a policy, such as a teacher model.
+#
+# Its answers are text only, so their tokens are bytes; their log-probabilities are NaN and must not enter a loss.
 
 _END: Final = 256
 """End token after the bytes of an answer, so that an empty answer has one decision."""

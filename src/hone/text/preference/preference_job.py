@@ -135,6 +135,10 @@ def prompts_to_answer(log: Episodes, count: int, *, seed: int) -> list[NDArray[n
 
 
 # -------------------------------------------------------------------------------------------------------- reference log
+# A log whose answers carry the reference policy's log-probabilities: asked once, kept as a column, saved with the run.
+#
+# The reference is mostly the policy as the run starts. It is asked before the first step, when the policy is still that
+# one, so that no second model is ever in memory.
 
 
 @dataclass

@@ -15,6 +15,11 @@ A collection is parquet files in a folder, one row per answer, with the tokens t
 | `steps` | text of each labelled step; null without steps |
 
 The metadata hold a hash of the vocabulary: tokens are used as they are, and by policies with these tokens only.
+
+Scored answers as rows of TRL's formats, written as JSON Lines or parquet.
+
+`read_examples` reads the rows back. Text is decoded: other programs encode it in their own way, so that their tokens
+may not be those that were drawn; hone itself reads a collection's tokens.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -195,6 +200,9 @@ def _clean(text: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------- uses of collected answers
+# Uses of collected answers: pairs, labelled answers, outcomes, answers with labelled steps, examples to imitate.
+#
+# All of them choose among the answers of each prompt, in the order of their collection, and tell what they left out.
 
 
 AnswerKind: TypeAlias = Literal["preference", "unpaired", "outcome", "stepwise", "imitation", "experience"]

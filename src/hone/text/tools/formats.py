@@ -100,6 +100,18 @@ def _skip(text: str, place: int) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------ qwen xml format
+# Calls as nested tags, one for each parameter: `qwen_xml` (Qwen3-Coder, Qwen3.5).
+#
+#     <tool_call>
+#     <function=add>
+#     <parameter=a>
+#     1
+#     </parameter>
+#     </function>
+#     </tool_call>
+#
+# A value is text or JSON: the tool's schema decides. Text has no escapes, so a text that holds the closing tags itself
+# cannot be written.
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\s*")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>\s*(?=<parameter=|</function>)", re.DOTALL)
@@ -186,6 +198,11 @@ def _json_kinds(schema: Any) -> set[str]:  # noqa: ANN401 - a piece of a JSON sc
 
 
 # --------------------------------------------------------------------------------------------------------- json formats
+# Calls as JSON objects: `hermes` (Hermes, Qwen2.5, Qwen3) and `llama3_json` (Llama 3.1 and later).
+#
+# hermes: any text, then one or more of `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`. llama3_json: an
+# answer that is nothing but `{"name": "add", "parameters": {"a": 1}}`; several are separated by `; `. A JSON string may
+# hold `</tool_call>`: the object ends where its JSON does.
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _LLAMA_START = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name"\s*:)')
@@ -252,6 +269,12 @@ def _from_object(value: object, key: str) -> ToolCall:
 
 
 # ------------------------------------------------------------------------------------------------------- bracket format
+# Calls in square brackets, for small models that learn a format from nothing: `bracket`.
+#
+# With one tool that takes one text, the bracket holds that text: `[34+58]`. With others it begins with the tool's name:
+# `[search rivers of Peru]` for a tool of one text, `[add {"a": 1, "b": 2}]` for any other, `[clock]` without arguments.
+# A text that has brackets, quotes or line breaks is written as a JSON string: `["a [b]"]`. Every bracket in an answer
+# is a call.
 
 _NAME = re.compile(r"[^\s\[\]\"]+")
 _PLAIN = re.compile(r"[^\[\]\"{}\s](?:[^\[\]\"\n\r]*[^\[\]\"\s])?")

@@ -158,6 +158,11 @@ def _failure(name: str, reason: str) -> ToolResult:
 
 
 # ----------------------------------------------------------------------------------------------------------- tool world
+# The world of a task with tools and nothing else: it answers calls, and ends with the first turn that makes none.
+#
+# TRL's signatures run in it unchanged: a list of functions (`tools=`); a class with `reset`, public methods as tools
+# and perhaps `get_reward` (`environment_factory=`); and reward functions of such environments
+# (`reward_func(environments, ...)`), which run where the environment is.
 class ToolWorld:
     """Implements `DialogueWorld`: calls and faults are answered by messages of the role `tool`: what is said to a
     policy as a user may let a chat template drop its thoughts."""
