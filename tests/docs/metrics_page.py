@@ -60,7 +60,7 @@ def written_by() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        if module.startswith(("lab.", "cli.", "run.report.judge_section", "run.store.metrics")):
+        if module.startswith(("lab.", "cli.", "run.report.dialogue_section", "run.store.metrics")):
             continue  # they read metrics, under old names too; the lab's names are of random streams
         for name in names_in(ast.parse(path.read_text(encoding="utf-8"))):
             found.setdefault(name, set()).add(module)

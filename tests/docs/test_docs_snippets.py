@@ -35,6 +35,8 @@ its system are not slow."""
 WITHOUT_CODE = (
     "docs/control/index.md",
     "docs/production/index.md",
+    "docs/project/one_grpo_step.md",
+    "docs/project/one_ppo_step.md",
     "docs/reference/configuration/",
     "docs/reference/metrics.md",
     "docs/reference/glossary.md",

@@ -73,7 +73,7 @@ _SECOND: Final = "model-00002-of-00002.safetensors"
 _ADDED: Final = "model-lm_head.safetensors"
 
 
-def _untie(folder: Path) -> bool:
+def untie(folder: Path) -> bool:
     """Give a Hugging Face folder a separate output layer, in place; returns whether it had none.
 
     Every tool can still read it: a single weight file becomes the first of two. Raises DataError where the folder has
@@ -146,7 +146,7 @@ class WeightTransfer:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         self.save(place)
-        _untie(place)
+        untie(place)
         if self.saved_version not in (None, version):
             shutil.rmtree(self._place(self.saved_version), ignore_errors=True)
         if self.canary is not None:
