@@ -14,7 +14,6 @@ OTHER_STRINGS = {
     "{}/{}": "a random stream, or a name inside a file",
     "{}/ws": "an address",
     "{}/schema": "an address",
-    "ensemble/{}/{}": "a random stream",
     "search/subsets": "a random stream",
     "textarena/seat": "a random stream",
     "textarena/random": "a random stream",
