@@ -19,7 +19,7 @@ from hone.cli.main import main
 from hone.cli.options import COMMANDS
 from hone.core.errors import DataError, InterruptedRun
 from hone.recipes.registry import RecipeSpec
-from hone.run.job import OpenedRun, RunConfig
+from hone.run.job import OpenedRun, RecipeParts, RunConfig
 from hone.run.memory_plan import MemoryPlan
 from hone.run.run import RunRequest
 from hone.run.store.folder import RunFolder
@@ -43,18 +43,14 @@ class Toy(RunConfig):
             raise ValueError('samples = 1 has no standard deviation: samples needs >= 2, or scale = "none"')
         return self
 
+    def open(self) -> OpenedRun:
+        return OpenedRun(warnings=[], build=lambda config: config, memory=MemoryPlan(parameters=0, parts={}))
 
-def derive(config: Any) -> Mapping[str, str]:
-    return {"answers per step": str(config.samples)}
+    def derive(self) -> Mapping[str, str]:
+        return {"answers per step": str(self.samples)}
 
 
-TOY = RecipeSpec(
-    summary="a toy",
-    paper="nobody, 2026",
-    config=Toy,
-    open=lambda config: OpenedRun(warnings=[], build=lambda config: config, memory=MemoryPlan(parameters=0, parts={})),
-    derive=derive,
-)
+TOY = RecipeSpec(summary="a toy", paper="nobody, 2026", config=Toy, parts=RecipeParts(source="Toys"))
 GOOD = 'recipe = "toy"\nsteps = 3\n'
 
 

@@ -43,7 +43,12 @@ FULL = {"kl": 0.05, "entropy": 0.01, "kl_in_reward": {"kind": "fixed", "weight":
 
 
 def text_recipes() -> list[str]:
-    return [name for name in recipe_names() if issubclass(load_recipe(name).config, text_rl.TextRunConfig)]
+    configs = {name: load_recipe(name).config for name in recipe_names()}
+    return [
+        name
+        for name, config in configs.items()
+        if issubclass(config, text_rl.TextRunConfig) and config.learns_as_it_answers
+    ]
 
 
 @dataclass

@@ -317,9 +317,12 @@ def _is_cut(answer: ScoredAnswer) -> bool:
 
 
 def _distinct(answers: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
-    """Answers that were collected as tokens, each once, in their order."""
-    distinct = {one.tokens.tokens.tobytes(): one for one in reversed(answers) if one.tokens is not None}
-    return list(distinct.values())[::-1]
+    """Answers that were collected as tokens, each once, in the order of their first time."""
+    distinct: dict[bytes, ScoredAnswer] = {}
+    for one in answers:
+        if one.tokens is not None:
+            distinct.setdefault(one.tokens.tokens.tobytes(), one)
+    return list(distinct.values())
 
 
 # -------------------------------------------------------------------------------------------------------- TRL's formats
