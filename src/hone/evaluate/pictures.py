@@ -23,17 +23,18 @@ def write_policy_pictures(run: Path) -> list[str]:
     steps = checkpoints.steps()
     if not steps:
         return []
-    if not is_control(
-        checkpoints.folder / step_name(steps[-1]) / "policy"
-    ):  # before the checksums are verified: the checkpoint may have gigabytes
+    # Before the checksums are verified: the checkpoint may have gigabytes.
+    if not is_control(checkpoints.folder / step_name(steps[-1]) / "policy"):
         return []
+    config = config_tree(run)
+    if not any(isinstance(config.get(key), dict) for key in ("env", "finite")):
+        return []  # a bandit
     from hone.control.evaluate.policy_maps import grid_layout, policy_map_on  # noqa: PLC0415 - the wing of the run
     from hone.control.evaluate.returns import load_policy_and_env  # noqa: PLC0415 - as above
     from hone.control.evaluate.video import record_episode  # noqa: PLC0415 - as above
 
     newest = checkpoints.newest_policy()
     folder, step = newest.policy_folder, newest.step
-    config = config_tree(run)
     made: list[str] = []
     if isinstance(config.get("env"), dict):
         policy, env = load_policy_and_env(folder, config)
