@@ -1,6 +1,6 @@
 """`hone.api`: seeds and comparisons from Python are what the commands make."""
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 
 import pytest
@@ -56,9 +56,15 @@ def test_seeds_that_cannot_be_meant_are_refused(seeds: int | list[int]) -> None:
         train_seeds("short.toml", seeds)
 
 
-@pytest.mark.parametrize("start", [train, lambda *given: train_seeds(given[0], 1, given[1])])
-def test_an_old_key_warns_at_the_line_of_the_caller(start: Callable[[str, list[str]], object]) -> None:
-    Path("old.toml").write_text(SHORT.replace("[evaluation]", "[judge]"))
-    with pytest.warns(FutureWarning, match="judge is now evaluation") as caught:
-        start("old.toml", ["steps=1"])
+def test_a_resume_keeps_a_default_of_its_start_and_warns_at_the_caller() -> None:
+    folder = train("short.toml", ["steps=1"]).folder
+    config = json.loads((folder / "config.json").read_text())
+    assert config["learner.max_grad_norm"] == {"value": 0.5, "origin": "default"}
+    config["learner.max_grad_norm"]["value"] = 0.125
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.warns(
+        UserWarning, match=r"short: learner.max_grad_norm stays 0\.125, the default when the run was started"
+    ) as caught:
+        train("short.toml", ["steps=2"], resume=True)
     assert caught[0].filename == __file__
+    assert json.loads((folder / "config.json").read_text())["learner.max_grad_norm"]["value"] == 0.125

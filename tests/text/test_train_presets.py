@@ -1,4 +1,4 @@
-"""Presets of other libraries, moved keys, and options of the ratio: what a config resolves to, and what is refused."""
+"""Presets of other libraries, and options of the ratio: what a config resolves to, and what is refused."""
 
 import copy
 from pathlib import Path
@@ -15,7 +15,6 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.recipes.registry import load_recipe
 from hone.recipes.text.grpo import GrpoAlgorithm
-from hone.text.advantages import AdvantageConfig
 from hone.text.loss_adapters import AGGREGATIONS
 from hone.text.presets import PRESETS
 from hone.text.ratio import RatioConfig, RejectionConfig
@@ -92,14 +91,6 @@ def test_another_alternative_of_a_table_drops_the_preset_s() -> None:
     assert at(config, ("algorithm", "ratio_cap")) == 3.0, "the rest of the preset holds"
 
 
-def test_old_names_of_keys_win_too() -> None:
-    config = with_preset("grpo", "trl", algorithm={"scale": "batch"})
-    assert at(config, ("algorithm", "advantage")) == {
-        "compare": "dialogue", "turn_discount": 1.0,
-        "center": "group", "scale": "batch", "ddof": 1, "epsilon": 1e-4, "whiten": "none",
-    }  # fmt: skip
-
-
 def test_a_library_without_the_recipe_is_refused_with_those_that_have_it() -> None:
     with pytest.raises(
         ValidationError, match=r'preset = "verl": recipe vespo has no preset of verl 0\.9\.1; it has trl'
@@ -161,27 +152,6 @@ def test_a_plan_says_what_the_preset_set(tmp_path: Path) -> None:
         load(config, path, ("preset=verll",))
     with pytest.raises(ConfigError, match=r'a\.toml:4: preset = "verl": recipe vespo has no preset'):
         load(load_recipe("vespo").config, path, ("recipe=vespo", "algorithm={}"))
-
-
-# ------------------------------------------------------------------------------------------- moved keys
-
-
-def test_scale_moved_into_the_table_of_advantages(tmp_path: Path) -> None:
-    path = tmp_path / "a.toml"
-    path.write_text(FILE + 'scale = "none"\n', encoding="utf-8")
-    config = load_recipe("grpo").config
-    found = load(config, path)
-    assert at(found.config, ("algorithm", "advantage", "scale")) == "none"
-    assert found.settings()["algorithm.advantage.scale"].origin == "a.toml:25"
-    on_line = load(config, path, ("algorithm.scale=batch",))
-    assert on_line.settings()["algorithm.advantage.scale"].value == "batch"
-    newer = load(config, path, ("algorithm.advantage.scale=group",))
-    assert newer.settings()["algorithm.advantage.scale"].value == "group", "the command line wins over the old name"
-    path.write_text(FILE + 'scale = "none"\n[algorithm.advantage]\nscale = "group"\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"scale is the old name of advantage\.scale: give only advantage\.scale"):
-        load(config, path)
-    assert GrpoAlgorithm.model_validate({"scale": "batch"}).advantage == AdvantageConfig(scale="batch")
-    assert config_of("max_rl", algorithm={"order": "n"}).algorithm.estimator.order == "n"  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------------------------------ every recipe

@@ -85,12 +85,13 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     `allow_changed_code` changed files of the user's code; both are recorded in the run.
 
     Raises HoneError as the command does, UserCodeError for an exception in a callback (the step is saved).
-    Warns with FutureWarning for each key that is given under an old name.
+    Warns of each default that a resumed run keeps although the recipe's default is another now.
     """
     callbacks = RunCallbacks(on_step=on_step, on_evaluation=on_evaluation, on_checkpoint=on_checkpoint)
     with _messages_for_python():
         document, stages = _planned(config, overrides, Path(runs), yes=yes, resume=resume)
-        _warn_of_old_names(document.notes)
+        for note in document.notes:
+            warnings.warn(note, stacklevel=2)
         return _train(
             document,
             stages,
@@ -157,13 +158,11 @@ def train_seeds(
 ) -> MultiSeedResult:
     """Train a config once per seed (a number n means 0 to n - 1), one run after another.
 
-    A run that fails does not stop the others; the first error is raised at the end. Raises HoneError and warns as
-    `train` does.
+    A run that fails does not stop the others; the first error is raised at the end. Raises HoneError as `train` does.
     """
     asked = parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join([*map(str, seeds), ""]))
     with _messages_for_python():
         document, _ = _planned(config, overrides, Path(runs), yes=yes)
-        _warn_of_old_names(document.notes)
         return _train_seeds(document, asked, Path(runs), resume=resume)
 
 
@@ -261,9 +260,3 @@ def _messages_for_python() -> Iterator[None]:
         fault.messages = tuple(_OPTION.sub(lambda found: _ARGUMENTS[found[1]], text) for text in fault.messages)
         fault.args = ("\n".join(fault.messages),)
         raise
-
-
-def _warn_of_old_names(notes: Sequence[str]) -> None:
-    """Warn at the line of the caller's caller: the program that called `train`."""
-    for note in notes:
-        warnings.warn(note, FutureWarning, stacklevel=3)

@@ -137,7 +137,6 @@ def _with_defaults(document: ConfigDocument, recipe: PlannedRecipe) -> dict[str,
     that no recipe on text has."""
     facts = _facts()
     known = frozenset(tuple(key.split(".")) for key in facts["keys"])
-    document.rename_keys(document.values, (), known, ())
     written = setting_leaves(document.values)
     faults = ErrorCollector(ConfigError)
     tables = {path[0] for path in known}

@@ -12,7 +12,7 @@ from typing import cast
 
 from hone.config.resolve import leaves
 from hone.config.toml import ConfigDocument, KeyPath
-from hone.core.config import STAGE_PREFIX, readable_keys
+from hone.core.config import STAGE_PREFIX
 from hone.core.errors import did_you_mean
 from hone.recipes.registry import is_recipe, load_recipe
 
@@ -111,7 +111,7 @@ def _stages(document: ConfigDocument) -> Iterator[tuple[int, set[str]]]:
     for index in range(len(cast("list[object]", document.values[STAGE]))):
         recipe = _table(document, index).get("recipe")
         if isinstance(recipe, str) and is_recipe(recipe):
-            yield index, readable_keys(load_recipe(recipe).config)
+            yield index, set(load_recipe(recipe).config.model_fields)
 
 
 def _apply_shared_key(document: ConfigDocument, index: int, name: str, value: object) -> list[str]:

@@ -467,7 +467,6 @@ def resolve(
     `ignore` names keys of that table that do not belong to `model`, such as the recipe's name. Raises ConfigError with
     all errors, one message each.
     """
-    document.rename_keys(table_at(document, at), at, frozenset(all_keys(model)), ())
     values = {key: value for key, value in table_at(document, at).items() if key not in ignore}
     # raise ConfigError for integers of more than 64 bits, which TOML does not have and no computation takes
     faults = [

@@ -8,12 +8,11 @@ import copy
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
-from hone.core.config import OLD_NAMES_UNTIL, current_key, current_tag
 from hone.core.errors import ConfigError, ErrorCollector, did_you_mean
 from hone.core.strict_json import MAX_DIGITS
 
@@ -327,7 +326,7 @@ class ConfigDocument:
     values: dict[str, object]
     sources: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     notes: list[str] = field(default_factory=list[str])
-    """Notes for the user: keys that were given under an old name."""
+    """Notes for the user: defaults that a resume keeps from the saved run."""
 
     @classmethod
     def from_file(cls, file: TomlFile, overrides: Sequence[Override] = ()) -> "ConfigDocument":
@@ -373,57 +372,6 @@ class ConfigDocument:
         self.sources = {known: source for known, source in self.sources.items() if known[: len(path)] != path}
         self.sources[path] = source
         return []
-
-    def rename_keys(self, table: dict[str, object], place: KeyPath, known: Container[KeyPath], prefix: KeyPath) -> None:
-        """Give the keys below `table`, which stands at `place`, their present names: those that make their path, as the
-        config class sees it, one of the `known`. Each use of an old name is noted; the command line overrides a file.
-        """
-        for old in list(table):
-            name, *inner = map(str, current_key((*prefix, old), known)[len(prefix) :])
-            if inner:
-                self._move_key(table, place, old, (name, *inner))
-                continue
-            new = name
-            if new in table and old != new:
-                if COMMAND_LINE not in (self.source_of((*place, old)), self.source_of((*place, new))):
-                    continue  # validation refuses the two names of one key
-                if self.source_of((*place, new)) == COMMAND_LINE:
-                    del table[old]
-                    continue
-            if old != new:
-                now = dotted((*place, new))
-                self.notes.append(f"{dotted((*place, old))} is now {now}; the old name is read until {OLD_NAMES_UNTIL}")
-                table[new] = table.pop(old)
-                depth, at = len(place), (*place, old)
-                self.sources = {
-                    (*place, new, *path[depth + 1 :]) if path[: depth + 1] == at else path: source
-                    for path, source in self.sources.items()
-                }
-            child = table[new]
-            if new == "kind" and current_tag(child) != child and (*prefix, new) in known:
-                table[new] = current_tag(child)
-                key = dotted((*place, new))
-                self.notes.append(
-                    f'{key} = "{child}" is now "{table[new]}"; the old name is read until {OLD_NAMES_UNTIL}'
-                )
-            if isinstance(child, dict):
-                self.rename_keys(cast("dict[str, object]", child), (*place, new), known, (*prefix, new))
-
-    def _move_key(self, table: dict[str, object], place: KeyPath, old: str, new: KeyPath) -> None:
-        """Move a key of a table into an inner one, as `rename_keys` renames it; a key that both give stays for the
-        validation to refuse, unless one of them stands on the command line.
-        """
-        source, target = self.source_of((*place, old)), (*place, *new)
-        inner = table.get(str(new[0]), {})
-        if not isinstance(inner, dict) or (new[-1] in inner and source != COMMAND_LINE):
-            if target in self.sources and self.sources[target] == COMMAND_LINE:
-                del table[old]
-            return
-        self.notes.append(
-            f"{dotted((*place, old))} is now {dotted(target)}; the old name is read until {OLD_NAMES_UNTIL}"
-        )
-        self.set_value(target, table.pop(old), source=source)
-        self.sources.pop((*place, old), None)
 
     def _no_place(self, path: KeyPath, depth: int, place: object) -> str:
         key, owner = dotted(path), dotted(path[:depth])

@@ -5,55 +5,14 @@ Its defaults are those of a tested run. Numbers given as strings are rejected, n
 """
 
 import ipaddress
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, product
 from typing import Annotated, Final, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
 from hone.core.strict_json import Json
-
-RENAMED_KEYS: Mapping[str, tuple[str, ...]] = {
-    "ahead": ("max_staleness",),
-    "alarm_nats": ("max_mismatch_nats",),
-    "barren_batches": ("max_unscored_batches",),
-    "begin": ("start",),
-    "decay": ("lr_decay", "gae_lambda", "trace_lambda"),
-    "ending": ("end_probability",),
-    "explore": ("exploration",),
-    "fall_nats": ("max_decrease_nats",),
-    "fall_probability": ("max_decrease",),
-    "first": ("start",),
-    "judge": ("evaluation",),
-    "key_from": ("api_key_env",),
-    "last": ("end",),
-    "least": ("minimum",),
-    "memory": ("capacity", "replay_capacity"),
-    "minibatches": ("updates_per_iteration",),
-    "most_nats": ("max_nats",),
-    "most_rounds": ("max_rounds",),
-    "most_second_moment": ("max_second_moment",),
-    "order": ("estimator.order",),
-    "over": ("decay_env_steps",),
-    "patience_s": ("reconnect_timeout_s",),
-    "pays": ("rewards",),
-    "rise_nats": ("max_increase_nats",),
-    "rise_probability": ("max_increase",),
-    "scale": ("advantage.scale",),
-    "slots": ("max_concurrent",),
-    "step": ("step_reward",),
-    "target_rate": ("tau",),
-    "turns": ("decay_iterations",),
-}
-"""Old name of a key -> its present names in the tables that have it; one with a dot is a key of an inner table. Old
-names are still read: in files, on the command line, in saved runs and in Python. A table that has a key of the old name
-keeps it."""
-RENAMED_TAGS: Mapping[str, str] = {"epsilon": "epsilon_greedy"}
-"""Old name of an alternative of a tagged union -> its present name."""
-OLD_NAMES_UNTIL = "0.3"
-"""The version of hone that no longer reads them."""
 
 STAGE_PREFIX: Final = "stage:"
 """A value `stage:NAME` names what stage NAME of the same pipeline leaves behind: its policy, its answers."""
@@ -112,7 +71,7 @@ def fill_defaults(
     So `[learner]` with one key changes that key only, although the field's default differs from the class's defaults;
     and a tagged union keeps its default member while nobody names another.
     """
-    filled = with_current_names(model, values)
+    filled = dict(values)
     for name, inherited in _inherited(model, default).items():
         given = filled.get(name)
         if name not in filled:
@@ -125,62 +84,6 @@ def fill_defaults(
             if wanted.items() >= own.items():  # nobody names another member
                 filled[name] = fill_defaults(type(inherited), wanted, inherited)
     return filled
-
-
-def with_current_names(model: type[BaseModel], values: Mapping[str, object]) -> dict[str, object]:
-    """`values` of one table under the present names of its keys. Raises ValueError for a key given under both names."""
-    known = set(_known_paths(model))
-    result: dict[str, object] = {}
-    moved: list[tuple[str, str, str]] = []
-    for key in values:
-        name, *inner = map(str, current_key((key,), known))
-        if inner:
-            moved.append((key, name, inner[0]))
-        elif key != name and name in values:
-            raise ValueError(f"{key} is the old name of {name}: give only {name}")
-        else:
-            result[name] = _with_current_tag(model, name, values[key])
-    for key, table, name in moved:
-        given = result.get(table, {})
-        if isinstance(given, BaseModel):
-            given = given.model_dump(exclude_unset=True)
-        if not isinstance(given, dict) or name in given:
-            raise ValueError(f"{key} is the old name of {table}.{name}: give only {table}.{name}")
-        result[table] = {**cast("dict[str, object]", given), name: values[key]}
-    return result
-
-
-def _known_paths(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
-    """Keys of a table, and of the tables in it that have a default."""
-    for name, info in model.model_fields.items():
-        yield (name,)
-        if isinstance(info.default, BaseModel):
-            yield from ((name, inner) for inner in type(info.default).model_fields)
-
-
-def _with_current_tag(model: type[BaseModel], name: str, value: object) -> object:
-    """The value of a field; of a table that selects an alternative by its old name, with the present one."""
-    tag = None if name not in model.model_fields else _tag_of(model.model_fields[name])
-    if tag is None or not isinstance(value, dict):
-        return value
-    return {key: current_tag(item) if key == tag else item for key, item in cast("dict[str, object]", value).items()}
-
-
-def current_tag(value: object) -> object:
-    """The present name of an alternative of a tagged union; any other value as it is."""
-    return RENAMED_TAGS.get(value, value) if isinstance(value, str) else value
-
-
-def current_key(path: tuple[str | int, ...], known: Container[tuple[str | int, ...]]) -> tuple[str | int, ...]:
-    """The path of a key under its present names: the first that is in `known`, else the path itself."""
-    names = (((part,), *(tuple(name.split(".")) for name in RENAMED_KEYS.get(str(part), ()))) for part in path)
-    return next((way for way in map(tuple, map(chain.from_iterable, product(*names))) if way in known), path)
-
-
-def readable_keys(model: type[BaseModel]) -> set[str]:
-    """The keys of a table, present and old names."""
-    known = {".".join(path) for path in _known_paths(model)}
-    return {key for key, names in RENAMED_KEYS.items() if not known.isdisjoint(names)} | model.model_fields.keys()
 
 
 def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, object]:

@@ -41,7 +41,7 @@ from hone.run.store.comparison import (
 )
 from hone.run.store.evaluations import AnswerRow, PairedDifference, latest_answers, read_evaluations
 from hone.run.store.folder import list_runs, open_run
-from hone.run.store.manifest import RunChange, with_current_keys
+from hone.run.store.manifest import RunChange
 from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
 
 # ----------------------------------------------------------------------------------------------------------- run curves
@@ -136,10 +136,7 @@ def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[Loa
             except DataError as fault:
                 faults.extend(fault.messages)
     faults.raise_if_any()
-    known: dict[str, dict[str, Json]] = {}
-    for run in runs.values():
-        known.setdefault(run.recipe, {}).update(run.settings)
-    return [replace(run, settings=with_current_keys(run.settings, known[run.recipe])) for run in runs.values()]
+    return list(runs.values())
 
 
 def _folders(text: str, root: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, cast
 
-from hone.core.config import Config, with_current_names
+from hone.core.config import Config
 
 PresetName = Literal["trl", "verl", "areal"]
 Values: TypeAlias = Mapping[str, object]
@@ -151,7 +151,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Values]]] = {
 """Library -> recipe -> values of its config."""
 
 
-def preset_values(config: type[Config], given: Mapping[str, object]) -> dict[str, object]:
+def preset_values(given: Mapping[str, object]) -> dict[str, object]:
     """What the preset of a run's config sets, without the keys that `given` sets itself; empty without a preset.
 
     A table of which `given` names another alternative is not set. Raises ValueError, naming those that there are, where
@@ -167,22 +167,13 @@ def preset_values(config: type[Config], given: Mapping[str, object]) -> dict[str
             f'preset = "{name}": recipe {recipe} has no preset of {VERSIONS[name]}; {has}. Leave preset out, or take '
             f"one of the recipes with it: {', '.join(PRESETS[name])}"
         )
-    return _missing(PRESETS[name][recipe], {**given, **_current_tables(config, given)})
-
-
-def _current_tables(config: type[Config], given: Mapping[str, object]) -> dict[str, object]:
-    """The tables that presets set, as `given` has them, under the present names of their keys."""
-    tables: dict[str, object] = {}
     for key in ("algorithm", "learner"):
-        table, model = given.get(key), config.model_fields[key].annotation if key in config.model_fields else None
-        if isinstance(table, Config):
+        if isinstance(given.get(key), Config):
             raise ValueError(
-                f'preset = "{given["preset"]}" with {key} as an object, of which no key is known to be yours: give '
-                f"{key} as a dictionary of the keys that you set"
+                f'preset = "{name}" with {key} as an object, of which no key is known to be yours: give {key} as a '
+                "dictionary of the keys that you set"
             )
-        if isinstance(table, dict) and isinstance(model, type) and issubclass(model, Config):
-            tables[key] = with_current_names(model, cast("dict[str, object]", table))
-    return tables
+    return _missing(PRESETS[name][recipe], given)
 
 
 def _missing(values: Values, given: Values) -> dict[str, object]:

@@ -304,7 +304,7 @@ class TextGradientRunConfig(TextRunConfig):
     def preset_values(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         """What `preset` sets, and what quantised rollouts set where neither it nor `given` does. Raises ValueError for
         a preset that the recipe has not."""
-        values = preset_values(cls, given)
+        values = preset_values(given)
         if cls.corrects_itself or cls.auto_denominator == "recorded":
             return values
         return with_values(values, ratio_defaults(with_values(given, values)))

@@ -11,7 +11,15 @@ from hone.cli.main import main
 from hone.run.job import RunConfig
 from hone.run.store.records import GradientCertificate, GradientCheck
 
-PPO = 'recipe = "ppo"\nsteps = 1\nrollout_steps = 8\n[env]\nid = "CartPole-v1"\nnum_envs = 1\n[judge]\nepisodes = 1\n'
+PPO = """recipe = "ppo"
+steps = 1
+rollout_steps = 8
+[env]
+id = "CartPole-v1"
+num_envs = 1
+[evaluation]
+episodes = 1
+"""
 
 
 @pytest.fixture
@@ -60,7 +68,7 @@ def test_a_gradient_that_depends_on_the_cut(
 def test_stages_are_certified_one_after_another(
     somewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = "[[stage]]\n" + PPO.replace("[env]", "[stage.env]").replace("[judge]", "[stage.judge]")
+    stage = "[[stage]]\n" + PPO.replace("[env]", "[stage.env]").replace("[evaluation]", "[stage.evaluation]")
     (somewhere / "two.toml").write_text(stage + stage.replace('"ppo"', '"ppo"\nname = "again"'), encoding="utf-8")
     monkeypatch.setattr(loss, "certify", answering(1e-16))
     assert main(["doctor", "loss", "two.toml"]) == 0

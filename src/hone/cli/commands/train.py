@@ -70,7 +70,7 @@ from hone.core.config import ConfigSetting
 from hone.core.errors import DataError
 from hone.run.report.run_page import write_report
 from hone.run.store.folder import CONFIG, open_run
-from hone.run.store.manifest import read_config, with_current_keys
+from hone.run.store.manifest import read_config
 from hone.run.store.records import SEARCH
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _keep_saved_defaults(
 def _changed_defaults(path: Path, resolved: Mapping[str, ConfigSetting]) -> dict[str, ConfigSetting]:
     """Saved settings that were defaults then, are defaults now, and differ; none if the run's file cannot be read."""
     try:
-        saved = with_current_keys(read_config(path), resolved)
+        saved = read_config(path)
     except DataError:  # the run is missing or damaged, which the resume reports
         return {}
     return {

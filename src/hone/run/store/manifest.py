@@ -5,12 +5,12 @@ Belongs here: the contents of `config.json` and `manifest.json`, and the compari
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from hone.core.config import ConfigSetting, current_key, current_tag
+from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError, DataError
 from hone.core.strict_json import Json
 from hone.run.store.durable import read_json_object, to_json
@@ -80,7 +80,6 @@ def config_hash(config: Mapping[str, ConfigSetting]) -> str:
 def config_diff(old: Mapping[str, ConfigSetting], new: Mapping[str, ConfigSetting]) -> list[str]:
     """List `key: old -> new` for every differing key, sorted; `(absent)` for a missing side."""
     lines: list[str] = []
-    old = with_current_keys(old, new)
     for key in sorted({*old, *new}):
         before = _shown(old, key)
         after = _shown(new, key)
@@ -89,18 +88,10 @@ def config_diff(old: Mapping[str, ConfigSetting], new: Mapping[str, ConfigSettin
     return lines
 
 
-def with_current_keys(settings: Mapping[str, V], known: Iterable[str]) -> dict[str, V]:
-    """Settings of a saved run, in which a key that has been renamed goes by its name among `known` settings."""
-    paths = {tuple(key.split(".")) for key in known}
-    own = {key: tuple(key.split(".")) for key in settings}
-    return {".".join(map(str, current_key(own[key], paths - {own[key]}))): value for key, value in settings.items()}
-
-
 def _shown(config: Mapping[str, ConfigSetting], key: str) -> str:
     if key not in config:
         return "(absent)"
-    value = config[key].value
-    return json.dumps(current_tag(value) if key.endswith(".kind") else value)
+    return json.dumps(config[key].value)
 
 
 def read_config(path: Path) -> dict[str, ConfigSetting]:

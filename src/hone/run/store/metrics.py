@@ -40,18 +40,6 @@ CLOCK_NAMES = frozenset(
 STEP = "step"
 NON_FINITE = "non_finite"
 _MAX_STEP = 1 << 62
-RENAMED_METRICS: Mapping[str, str] = {
-    "reward/kl_weight": "reward/kl_coef",
-    "policy/worth": "policy/q_value",
-    "expert/asked": "expert/labelled_states",
-    "options/learnt": "options/updates",
-    "time/judge_s": "time/evaluate_s",
-    **{f"ahead/{name}": f"async/{name}" for name in ("dropped", "length_bias_tokens", "several_versions")},
-    **{f"ahead/{name}": f"async/{name}" for name in ("staleness", "staleness_max")},
-    **{f"refill/{name}": f"dynamic_sampling/{name}" for name in ("decisions_per_used", "filled_up_groups")},
-    **{f"refill/{name}": f"dynamic_sampling/{name}" for name in ("informative_groups", "rounds")},
-}
-"""Old name of a metric -> its present name; files of older runs are read until hone 0.3."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,7 +173,7 @@ def read_metrics(path: Path) -> MetricColumns:
         for name, value in line.items():
             if name in (STEP, NON_FINITE):
                 continue
-            column = values.setdefault(RENAMED_METRICS.get(name, name), np.full(len(lines.parsed), np.nan))
+            column = values.setdefault(name, np.full(len(lines.parsed), np.nan))
             if isinstance(value, int | float):
                 column[row] = value
     return MetricColumns(np.array(lines.steps, dtype=np.int64), values, tuple(lines.faults))
