@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import SamplingParams
-from hone.engine.clients.handover import _untie
+from hone.engine.clients.handover import untie
 from hone.engine.clients.http import (
     HttpClient,
     RequestCancelledError,
@@ -254,8 +254,8 @@ def test_an_untied_folder_is_the_same_model_to_every_tool(tmp_path, shard_bytes)
     model = new_model(replace(CONFIG, tie_embeddings=True), seed=1)
     save_model(model, tmp_path / "tied", tokenizer_from=None, shard_bytes=shard_bytes)
     shutil.copytree(tmp_path / "tied", tmp_path / "untied")
-    assert _untie(tmp_path / "untied")
-    assert not _untie(tmp_path / "untied"), "it has an output layer already"
+    assert untie(tmp_path / "untied")
+    assert not untie(tmp_path / "untied"), "it has an output layer already"
     loaded = load_model(tmp_path / "untied")
     assert not loaded.config.tie_embeddings
     tied = load_model(tmp_path / "tied")
@@ -278,4 +278,4 @@ def untied_files(folder):
 def test_a_folder_without_an_embedding_cannot_be_untied(tmp_path):
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
     with pytest.raises(DataError, match="no weights"):
-        _untie(tmp_path)
+        untie(tmp_path)

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hone.core.clock import SystemClock
@@ -28,6 +28,7 @@ from hone.rewards.judges.spending import (
 
 
 @given(st.integers(1, 6), st.lists(st.floats(0, 40), max_size=30))
+@example(1, [4.0598132377347715, 0.0])
 def test_no_minute_holds_more_requests_than_the_rate(per_minute: int, pauses: list[float]) -> None:
     rate, now_s, sent = RateLimit(per_minute), 0.0, list[float]()
     for pause_s in pauses:

@@ -25,7 +25,7 @@ from contract import CHECKS, Subject, promised
 
 from hone.cli.main import main
 from hone.core.generation import generate
-from hone.engine.clients.handover import _untie
+from hone.engine.clients.handover import untie
 from hone.engine.clients.http import ServerEngine
 from hone.engine.clients.remote import connect_engine
 from hone.engine.session import TokenizerRules
@@ -166,7 +166,7 @@ class Server:
 def server(work) -> Iterator[Server]:
     start = work / "start"
     opened(work).save(start)
-    assert _untie(start)
+    assert untie(start)
     server = Server(start, work / "vllm.log")
     try:
         say(f"vLLM started in {server.wait():.0f} s")

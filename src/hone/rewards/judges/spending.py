@@ -113,7 +113,7 @@ class RateLimit:
         """Seconds until more may be taken; 0 at once."""
         if self.per_minute is None:
             return 0.0
-        while self._times and self._times[0][0] <= now_s - _MINUTE_S:
+        while self._times and now_s - self._times[0][0] >= _MINUTE_S:
             self._times.popleft()
         wait_s = 0.0
         left = sum(amount for _, amount in self._times)
@@ -121,7 +121,7 @@ class RateLimit:
             if left < self.per_minute:
                 break
             left -= amount
-            wait_s = time_s + _MINUTE_S - now_s
+            wait_s = _MINUTE_S - (now_s - time_s)  # in this order rounding gives no more than a minute
         return wait_s
 
     def take(self, now_s: float, amount: float) -> None:
