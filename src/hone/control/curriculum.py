@@ -85,12 +85,14 @@ class CurriculumSource(Generic[P]):
 
     def metrics(self) -> Metrics:
         """Beside the world's: the stage, the share of successes in the window, and its rise within it."""
-        told = {**self.live.metrics(), **self.world.metrics(), "curriculum/stage": float(self.stage)}
+        metrics = {**self.live.metrics(), **self.world.metrics(), "curriculum/stage": float(self.stage)}
         half = len(self.recent_successes) // 2
         if half:
-            told["curriculum/success"] = self.recent_successes.mean()
-            told["curriculum/progress"] = self.recent_successes.mean(half) - self.recent_successes.mean(half, skip=half)
-        return told
+            metrics["curriculum/success"] = self.recent_successes.mean()
+            metrics["curriculum/progress"] = self.recent_successes.mean(half) - self.recent_successes.mean(
+                half, skip=half
+            )
+        return metrics
 
     def state(self) -> State:
         return {"stage": self.stage, "outcomes": self.recent_successes.state(), "live": self.live.state()}

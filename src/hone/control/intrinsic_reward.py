@@ -114,8 +114,8 @@ class _IntrinsicRewardCredit:
         both = with_novelty(
             paid, advantage, target, extrinsic_weight=asked.paid_weight, intrinsic_weight=asked.novelty_weight
         )
-        told = {"novelty/mean": float(bonus.mean()), "novelty/largest": float(bonus.max())}
-        return replace(standardised(both), metrics={**both.metrics, **told})
+        novelty_metrics = {"novelty/mean": float(bonus.mean()), "novelty/largest": float(bonus.max())}
+        return replace(standardised(both), metrics={**both.metrics, **novelty_metrics})
 
     @torch.no_grad()
     def _bonus(self, episodes: Episodes, lanes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -109,9 +109,9 @@ def control_job(
         load_weights(policy, folder)
 
     def notes() -> list[str]:
-        told = [*heard, *(world.pop_notices() if world is not None else [])]
+        notices = [*heard, *(world.pop_notices() if world is not None else [])]
         heard.clear()
-        return told
+        return notices
 
     return TrainingJob(
         recipe=recipe,

@@ -44,10 +44,10 @@ class MultitaskSource:
 
     def metrics(self) -> Metrics:
         """Each task's figures under its number, and the mean over tasks of those that all of them have."""
-        told = [source.metrics() for source in self.sources]
-        shared = set(told[0]).intersection(*told[1:])
-        means = {name: sum(own[name] for own in told) / len(told) for name in sorted(shared)}
-        each = {f"task{task}/{name}": value for task, own in enumerate(told) for name, value in own.items()}
+        task_metrics = [source.metrics() for source in self.sources]
+        shared = set(task_metrics[0]).intersection(*task_metrics[1:])
+        means = {name: sum(own[name] for own in task_metrics) / len(task_metrics) for name in sorted(shared)}
+        each = {f"task{task}/{name}": value for task, own in enumerate(task_metrics) for name, value in own.items()}
         return {**means, **each}
 
     def state(self) -> State:

@@ -41,23 +41,23 @@ class OptionsConfig(Config):
 
 def load_options(config: OptionsConfig, env: GymConfig, *, states: int, actions: int) -> OptionArrays:
     """Raises ConfigError where there are none, DataError where they do not fit the world."""
-    given = _options_of_env(env) if config.file is None else _options_of_file(Path(config.file))
+    options = _options_of_env(env) if config.file is None else _options_of_file(Path(config.file))
     if config.primitive:
-        given += [
+        options += [
             MarkovOption(policy=np.full(states, action), termination=np.ones(states)) for action in range(actions)
         ]
     faults = [
         f"option {number}: {name} has {len(values)} entries, the world has {states} states"
-        for number, option in enumerate(given)
+        for number, option in enumerate(options)
         for name, values in (("policy", option.policy), ("stops", option.termination))
         if len(values) != states
     ]
     if faults:
         raise DataError(*faults)
-    policies = np.stack([np.asarray(option.policy, np.int64) for option in given])
-    stops = np.stack([np.asarray(option.termination, np.float64) for option in given])
+    policies = np.stack([np.asarray(option.policy, np.int64) for option in options])
+    stops = np.stack([np.asarray(option.termination, np.float64) for option in options])
     everywhere = np.ones(states, np.bool_)
-    begins = np.stack([everywhere if option.initiation_set is None else option.initiation_set for option in given])
+    begins = np.stack([everywhere if option.initiation_set is None else option.initiation_set for option in options])
     if not ((policies >= 0) & (policies < actions)).all() or not ((stops >= 0) & (stops <= 1)).all():
         raise DataError(f"options take actions 0 .. {actions - 1} and stop with chances in [0, 1]; these do not")
     begins |= ~begins.any(axis=0)  # where nothing can be begun, nobody ever stands; any will do
@@ -144,10 +144,10 @@ class OptionQLearner:
             else:
                 self.running_options[group] = now
         self.updates += len(errors)
-        told = {"options/error_abs": float(np.abs(errors).mean())} if errors else {}
+        error_metrics = {"options/error_abs": float(np.abs(errors).mean())} if errors else {}
         return {
             **credits.metrics,
-            **told,
+            **error_metrics,
             "options/stopped": float(len(errors)),
             "options/updates": float(self.updates),
         }

@@ -73,14 +73,14 @@ def fill_defaults(
     """
     filled = dict(values)
     for name, inherited in _inherited(model, default).items():
-        given = filled.get(name)
+        value = filled.get(name)
         if name not in filled:
             if default is not None:
                 filled[name] = inherited
-        elif isinstance(given, dict) and isinstance(inherited, BaseModel):
+        elif isinstance(value, dict) and isinstance(inherited, BaseModel):
             tag = _tag_of(model.model_fields[name])
             own = {tag: dict(inherited)[tag]} if tag is not None else {}
-            wanted = {**own, **cast("dict[str, object]", given)}
+            wanted = {**own, **cast("dict[str, object]", value)}
             if wanted.items() >= own.items():  # nobody names another member
                 filled[name] = fill_defaults(type(inherited), wanted, inherited)
     return filled

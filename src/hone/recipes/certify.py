@@ -47,22 +47,22 @@ def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | Non
         prepare_device(light)
         job = load_recipe(light.recipe).build(light)
         try:
-            found = job_gradient_probes(job, light, own_credit=True)
+            probes = job_gradient_probes(job, light, own_credit=True)
         finally:
             job.close()
-        if not found:
+        if not probes:
             return None
         summed = gradients_over_ranks(light, ranks=CHECKED_RANKS)
     checks = [
         compare_gradients(
-            f"{check_prefix(trial, found)}{CHECKED_RANKS} ranks over gloo",
+            f"{check_prefix(trial, probes)}{CHECKED_RANKS} ranks over gloo",
             f"{CHECKED_RANKS} processes that weight, select and sum together",
             gradient_in_rank_order(trial, ranks=CHECKED_RANKS),
             summed[trial.name],
         )
-        for trial in found
+        for trial in probes
     ]
-    return build_certificate(found, recipe=config.recipe, config_hash=config_hash, extra_checks=checks)
+    return build_certificate(probes, recipe=config.recipe, config_hash=config_hash, extra_checks=checks)
 
 
 def scaled_down_config(config: C, folder: Path) -> C:
@@ -89,7 +89,7 @@ def _scaled_down_source(model: ModelSource, folder: Path) -> ModelSource:
 def with_stage_models(configs: Sequence[C]) -> list[C]:
     """Give each stage of a pipeline the model of the stage that it starts from, so that no stage must be run."""
     models: dict[str, ModelSource] = {}
-    found: list[C] = []
+    staged: list[C] = []
     for config in configs:
         if isinstance(config, LanguageRunConfig | TextRunConfig):
             model = config.model
@@ -98,8 +98,8 @@ def with_stage_models(configs: Sequence[C]) -> list[C]:
                 model = origin
                 config = config.model_copy(update={"model": model})
             models[config.name] = model
-        found.append(config)
-    return found
+        staged.append(config)
+    return staged
 
 
 def config_of_run(folder: Path) -> RunConfig:

@@ -37,26 +37,26 @@ class DynamicSampling(SourceWrapper[P]):
     def collect(self) -> Episodes:
         rounds = [self.source.collect()]
         size = len(np.unique(rounds[0].group))
-        found, asked = np.unique(rounds[0].group[self.is_informative(rounds[0])]), size
-        while len(found) < size and len(rounds) < self.max_rounds:
+        informative, asked = np.unique(rounds[0].group[self.is_informative(rounds[0])]), size
+        while len(informative) < size and len(rounds) < self.max_rounds:
             more = self.source.collect()
             rounds.append(more)
             asked += len(np.unique(more.group))
-            found = np.concatenate((found, np.unique(more.group[self.is_informative(more)])))
+            informative = np.concatenate((informative, np.unique(more.group[self.is_informative(more)])))
         everything = concatenate(rounds)
-        kept = found[:size]
+        kept = informative[:size]
         if len(kept) < size:
             others = np.setdiff1d(everything.group, kept)
             kept = np.concatenate((kept, others[: size - len(kept)]))
         batch = everything.take(np.flatnonzero(np.isin(everything.group, kept)))
         self.last_metrics = {
             "dynamic_sampling/rounds": float(len(rounds)),
-            "dynamic_sampling/informative_groups": len(found) / asked,
-            "dynamic_sampling/filled_up_groups": float(max(0, size - len(found))),
+            "dynamic_sampling/informative_groups": len(informative) / asked,
+            "dynamic_sampling/filled_up_groups": float(max(0, size - len(informative))),
             "dynamic_sampling/decisions_per_used": everything.decisions / max(batch.decisions, 1),
         }
         return batch
 
     def metrics(self) -> Metrics:
-        told, self.last_metrics = self.last_metrics, {}
-        return {**self.source.metrics(), **told}
+        metrics, self.last_metrics = self.last_metrics, {}
+        return {**self.source.metrics(), **metrics}

@@ -135,9 +135,9 @@ class LiveText:
         """Metrics of the latest rollout."""
         use = self.world.slot_use
         idle = {"rollout/idle_world": use.waiting / use.total} if self.dialogues is not None and use.total else {}
-        told = {} if self.dialogues is None else self.dialogues.pop_metrics()
+        dialogue_metrics = {} if self.dialogues is None else self.dialogues.pop_metrics()
         waits = {"time/rollout_rewards_s": self.world.reward_wait_s, "time/rollout_tools_s": use.idle_s}
-        return {**self.actor.metrics(), **self.scorer.metrics(), **told, **idle, **waits}
+        return {**self.actor.metrics(), **self.scorer.metrics(), **dialogue_metrics, **idle, **waits}
 
     def close(self) -> None:
         """End what the engine has open elsewhere."""
@@ -145,8 +145,8 @@ class LiveText:
 
     def notes(self) -> list[str]:
         """Notes for the user since the last call."""
-        told = [] if self.dialogues is None else self.dialogues.notes()
-        return [*self.scorer.notes(), *self.actor.notes(), *told]
+        notes = [] if self.dialogues is None else self.dialogues.notes()
+        return [*self.scorer.notes(), *self.actor.notes(), *notes]
 
 
 def open_live_text(

@@ -342,8 +342,8 @@ class NotesOnce:
     notes: list[str]
 
     def __call__(self) -> list[str]:
-        given, self.notes = self.notes, []
-        return given
+        notes, self.notes = self.notes, []
+        return notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,8 +380,8 @@ class CollectedSource(SourceWrapper[P]):
 
     def pop_collected(self) -> Episodes:
         """Everything collected since the last call."""
-        found, self.collected = concatenate(self.collected), []
-        return found
+        episodes, self.collected = concatenate(self.collected), []
+        return episodes
 
 
 @dataclass

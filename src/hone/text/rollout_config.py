@@ -47,12 +47,12 @@ class AsyncRolloutConfig(Config):
         """Derived numbers, for `hone plan`."""
         if self.steps == 0:
             return {}
-        told = {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
+        words = {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
         if self.replay_interleaving is not None:
-            told["interleaving"] = f"replayed from {self.replay_interleaving}, in one thread"
+            words["interleaving"] = f"replayed from {self.replay_interleaving}, in one thread"
         elif self.record_interleaving:
-            told["interleaving"] = "recorded"
-        return told
+            words["interleaving"] = "recorded"
+        return words
 
 
 class RolloutConfig(Config):
@@ -135,9 +135,9 @@ class RolloutConfig(Config):
     def _check_cache(self) -> "RolloutConfig":
         compiled = not isinstance(self.runner, ServerEngine) and self.runner.startswith("native")
         if self.kv_cache != "auto" and not compiled:
-            told = "a server" if isinstance(self.runner, ServerEngine) else f'"{self.runner}"'
+            runner = "a server" if isinstance(self.runner, ServerEngine) else f'"{self.runner}"'
             raise ValueError(
-                f'kv_cache = "{self.kv_cache}" is for compiled code, and runner is {told}; set runner = "native", '
+                f'kv_cache = "{self.kv_cache}" is for compiled code, and runner is {runner}; set runner = "native", '
                 '"native_bfloat16" or "native_int8", or leave kv_cache out'
             )
         return self

@@ -339,8 +339,8 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
             )  # runs/NAME/checkpoints/step_00000010/policy, or anywhere else after export
             owner = above[2] if len(above) > 2 else None
             return folder, owner if owner is not None and (owner / "manifest.json").is_file() else None
-    found = find_run(text, runs)
-    return found.checkpoints().newest_policy().policy_folder, found.path
+    run = find_run(text, runs)
+    return run.checkpoints().newest_policy().policy_folder, run.path
 
 
 def _show_scores(screen: TerminalScreen, scores: Mapping[str, float]) -> None:

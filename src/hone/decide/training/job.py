@@ -82,8 +82,8 @@ class BanditRunConfig(RunConfig):
     @model_validator(mode="after")
     def _one_source(self) -> "BanditRunConfig":
         if (self.arms is None) == (self.log is None):
-            given = "both" if self.arms is not None else "neither"
-            raise ValueError(f"a bandit learns from [arms] or from [log], and {given} is given; give one of them")
+            which = "both" if self.arms is not None else "neither"
+            raise ValueError(f"a bandit learns from [arms] or from [log], and {which} is given; give one of them")
         return self
 
     @classmethod

@@ -214,8 +214,8 @@ class _PerceptronFunction(torch.autograd.Function):
         _, inputs, *wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which torch alone computes
             asked = [part for part, wants in zip((x, *parameters), (inputs, *wanted), strict=True) if wants]
-            found = iter(torch.autograd.grad(_in_torch(x, parameters), asked, slopes, create_graph=True))
-            return None, *(next(found) if wants else None for wants in (inputs, *wanted))
+            gradients = iter(torch.autograd.grad(_in_torch(x, parameters), asked, slopes, create_graph=True))
+            return None, *(next(gradients) if wants else None for wants in (inputs, *wanted))
         by_inputs, by_parameters = ctx.kernels.backward(
             x, ctx.tape, slopes[0].contiguous(), weights=any(wanted), inputs=inputs
         )

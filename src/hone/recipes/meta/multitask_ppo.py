@@ -134,9 +134,9 @@ def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
 def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig], network: GaussianMlpConfig) -> PolicySpaces:
     """Return the common spaces of all tasks, with the task at the end of the observation. Raises ConfigError if they
     differ."""
-    found = [world_spaces(world) for world in worlds]
-    first = found[0]
-    for space, task in zip(found, tasks, strict=True):
+    spaces = [world_spaces(world) for world in worlds]
+    first = spaces[0]
+    for space, task in zip(spaces, tasks, strict=True):
         on_policy.require_clipping(task, space, network)
         same = space.inputs.size == first.inputs.size and space.actions == first.actions
         if not same or space.inputs.one_hot:
@@ -185,9 +185,9 @@ def with_task_evaluations(
         return EvaluationResult(estimate=estimate, metrics={**metrics, **each})
 
     def notes() -> list[str]:
-        told = [*heard, *(line for world in worlds for line in world.pop_notices())]
+        notices = [*heard, *(line for world in worlds for line in world.pop_notices())]
         heard.clear()
-        return told
+        return notices
 
     return replace(job, evaluate=judge, warnings=warnings_of(worlds), pop_notices=notes)
 

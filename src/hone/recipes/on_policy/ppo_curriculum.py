@@ -41,7 +41,7 @@ class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
         def require(self: PpoCurriculumConfig, space: PolicySpaces) -> None:
             on_policy.require_supported_spaces(self.env, space, self.algorithm.normalise, self.network)
             spaces = [space, *(network_spaces(*inspected) for inspected, _ in later)]
-            other = next((stage for stage, found in enumerate(spaces) if found != spaces[-1]), None)
+            other = next((stage for stage, stage_spaces in enumerate(spaces) if stage_spaces != spaces[-1]), None)
             if other is not None:
                 raise ConfigError(
                     f"curriculum.stages[{other}] = {self.curriculum.stages[other]}: observations are "
@@ -52,7 +52,7 @@ class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
 
         first = stage_env(self.env, self.curriculum, 0)
         opened = open_gym_run(self, first, steps=self.rollout_steps, build=build, require=require)
-        warnings = [*opened.warnings, *(warning for _, told in later for warning in told)]
+        warnings = [*opened.warnings, *(warning for _, stage_warnings in later for warning in stage_warnings)]
         return replace(opened, warnings=list(dict.fromkeys(warnings)))
 
     def derive(self) -> dict[str, str]:

@@ -46,12 +46,12 @@ class KtoLoss(Config):
         """The loss on answers."""
 
         def objective(view: AnswerView) -> LossTerms:
-            told = view.where(view.label != 0)
-            assert told.statistic is not None
+            labelled = view.where(view.label != 0)
+            assert labelled.statistic is not None
             return kto(
-                log_ratio(told),
-                told.label > 0,
-                told.statistic,
+                log_ratio(labelled),
+                labelled.label > 0,
+                labelled.statistic,
                 beta=self.beta,
                 desirable_weight=self.desirable_weight,
                 undesirable_weight=self.undesirable_weight,

@@ -71,8 +71,8 @@ class SimpoConfig(PreferenceRunConfig):
 
         def objective(view: AnswerView) -> LossTerms:
             chosen, rejected = (one.logp / one.length for one in view.pairs())
-            found = terms(chosen, rejected)
-            return add_terms(found, mean_nll(chosen), weight=settings.likelihood) if settings.likelihood else found
+            loss = terms(chosen, rejected)
+            return add_terms(loss, mean_nll(chosen), weight=settings.likelihood) if settings.likelihood else loss
 
         return AnswerLossSpec(objective=objective, needs_reference=False)
 

@@ -67,7 +67,7 @@ class CollectOptions(Config):
             "branch": self.branch > 0,
         }
         if sum(asked.values()) > 1:
-            named = " and ".join(f"collect.{name}" for name, given in asked.items() if given)
+            named = " and ".join(f"collect.{name}" for name, is_given in asked.items() if is_given)
             raise ValueError(f"{named} exclude each other; collect twice")
         if self.reflect is not None and not self.branch:
             raise ValueError("collect.reflect tells what branches led to, and collect.branch = 0 makes none; raise it")
@@ -106,10 +106,10 @@ class CollectConfig(TextRunConfig):
         rollout, options = self.rollout, self.collect
         answers = rollout.prompts_per_step * rollout.samples_per_prompt
         if options.branch:
-            told = (
+            summary = (
                 f"{rollout.prompts_per_step} demonstrations, each with {options.branch} branches at each of its states"
             )
-            return {"dialogues per step": told} | judge_questions(self, self.rewards, answers=self.steps * answers)
+            return {"dialogues per step": summary} | judge_questions(self, self.rewards, answers=self.steps * answers)
         found = {
             "answers per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples "
             f"= {answers}",

@@ -29,8 +29,8 @@ class BinaryTv(recipe.Config):
 
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and its thresholds upwards and downwards."""
-        found = top_k_tv(*top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
-        return found, self.max_increase, self.max_decrease
+        divergence = top_k_tv(*top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
+        return divergence, self.max_increase, self.max_decrease
 
 
 class BinaryKl(recipe.Config):
@@ -48,8 +48,8 @@ class BinaryKl(recipe.Config):
 
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and its thresholds upwards and downwards."""
-        found = top_k_kl(*top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
-        return found, self.max_increase_nats, self.max_decrease_nats
+        divergence = top_k_kl(*top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
+        return divergence, self.max_increase_nats, self.max_decrease_nats
 
 
 class DppoAlgorithm(recipe.PenaltyConfig):

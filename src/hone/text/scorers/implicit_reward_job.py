@@ -66,13 +66,13 @@ class _HeldOutRatios:
 
     def evaluate(self, policy: TokenPolicy) -> EvaluationResult:
         """Accuracy on the held-out answers, with the calibration for the run's folder."""
-        found = self.report(policy)
+        report = self.report(policy)
 
         def write(folder: Path, step: int) -> None:
-            CALIBRATION.write(folder, scorer_record(found, step=step))
+            CALIBRATION.write(folder, scorer_record(report, step=step))
 
         return EvaluationResult(
-            estimate=found.accuracy, metrics=found.metrics(), warnings=found.warnings, write_records=write
+            estimate=report.accuracy, metrics=report.metrics(), warnings=report.warnings, write_records=write
         )
 
 
@@ -80,8 +80,8 @@ def _logp(config: HeldOutRunConfig, policy: TokenPolicy, episodes: Episodes) -> 
     """`[N]` nats of every token."""
     layout = TokenLayout(scheme=token_mean, device=config.run.device)
     rows = layout(episodes, reward_as_advantage(episodes, NO_VALUES))
-    (found,) = rows.evaluate(partial(chosen_logp, policy), config.learner.micro_batch_tokens)
-    return found.astype(np.float64)
+    (logp,) = rows.evaluate(partial(chosen_logp, policy), config.learner.micro_batch_tokens)
+    return logp.astype(np.float64)
 
 
 def _config_of(inputs: TextInputs[AnswerLog]) -> HeldOutRunConfig:
@@ -142,7 +142,7 @@ def evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest) 
     episodes = some_examples(log.episodes, request)
     start_logp = _logp(config, start, episodes)
     judge = _HeldOutRatios(config=config, held_out=held_out, episodes=episodes, start_logp=start_logp)
-    found = judge.report(policy)
-    for line in (*examples.warnings, *notes, *found.warnings):
+    report = judge.report(policy)
+    for line in (*examples.warnings, *notes, *report.warnings):
         request.warn(line)
-    return found.metrics()
+    return report.metrics()

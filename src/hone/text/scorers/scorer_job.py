@@ -181,15 +181,17 @@ class HeldOutAnswers:
         earlier stage leaves behind is not there yet."""
         if is_to_come(self.task().source):
             return []
-        found = [*self.examples.warnings, *(self.log[1] if self.inputs.has_model else [])]
+        warnings = [*self.examples.warnings, *(self.log[1] if self.inputs.has_model else [])]
         if self.inputs.waits_for_answers:
-            return found
+            return warnings
         known = {_content(example, self.kind) for example in self.inputs.examples}
         both = [example.id for example in self.examples if _content(example, self.kind) in known]
         what = "pairs" if self.kind == "preference" else "prompts"
         if both:
-            found.append(f"{len(both)} {what} stand in the training and in the evaluation set: {', '.join(both[:5])}")
-        return found
+            warnings.append(
+                f"{len(both)} {what} stand in the training and in the evaluation set: {', '.join(both[:5])}"
+            )
+        return warnings
 
 
 def _content(example: Example, kind: AnswerKind) -> str:
@@ -209,10 +211,10 @@ def laid_out(
         unlabelled = np.flatnonzero(np.bincount(log.episodes.owner[~np.isnan(steps)], minlength=len(scores)) == 0)
     if len(unlabelled):
         kept = np.setdiff1d(np.arange(len(scores)), unlabelled)
-        said = f"{examples.source}: {len(unlabelled)} of {len(scores)} answers have no score"
+        warning = f"{examples.source}: {len(unlabelled)} of {len(scores)} answers have no score"
         if not len(kept):
-            raise DataError(f"{said}: there is nothing to learn")
-        log, notes = replace(log, episodes=log.episodes.take(kept)), [*notes, f"{said} (left out)"]
+            raise DataError(f"{warning}: there is nothing to learn")
+        log, notes = replace(log, episodes=log.episodes.take(kept)), [*notes, f"{warning} (left out)"]
     if kind != "preference":
         _check_shares(log, examples.source, kind)
     return log, notes
@@ -352,13 +354,13 @@ def _report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episo
 
 def _evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> EvaluationResult:
     """The scorer's accuracy on held-out answers, with its calibration for the run's folder."""
-    found = _report_scorer(config, scorer, held_out)
+    report = _report_scorer(config, scorer, held_out)
 
     def write(folder: Path, step: int) -> None:
-        CALIBRATION.write(folder, scorer_record(found, step=step))
+        CALIBRATION.write(folder, scorer_record(report, step=step))
 
     return EvaluationResult(
-        estimate=found.accuracy, metrics=found.metrics(), warnings=found.warnings, write_records=write
+        estimate=report.accuracy, metrics=report.metrics(), warnings=report.warnings, write_records=write
     )
 
 
@@ -380,10 +382,10 @@ def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -
     few = some_examples(log.episodes, request)
     if config.evaluation is None:
         config = config.model_copy(update={"evaluation": ScorerEvaluationConfig(task=task)})
-    found = _report_scorer(config, scorer, few)
-    for line in (*examples.warnings, *notes, *found.warnings):
+    report = _report_scorer(config, scorer, few)
+    for line in (*examples.warnings, *notes, *report.warnings):
         request.warn(line)
-    return found.metrics()
+    return report.metrics()
 
 
 def some_examples(episodes: Episodes, request: EvaluationRequest) -> Episodes:

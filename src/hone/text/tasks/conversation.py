@@ -297,6 +297,6 @@ class NudgeEnvironment:
         if conversation.transcript.turns > 1:
             ready.set_result(EnvironmentReply(done=True))
             return ready
-        said: Message = {"role": "user", "content": self.nudge}
-        ready.set_result(EnvironmentReply(messages=[said], tokens=self.tokens(conversation)))
+        nudge: Message = {"role": "user", "content": self.nudge}
+        ready.set_result(EnvironmentReply(messages=[nudge], tokens=self.tokens(conversation)))
         return ready
