@@ -1,7 +1,7 @@
 """The runs of `run_digests.py`: short ones of every family, and the data that they read.
 
-Belongs here: configs that load before and after a change of the code (keys that get a new name keep the old one as an
-alias), and files that this module writes by itself, so that a fault of the code under test cannot reach its own data.
+Belongs here: at least one config of each recipe, which loads before and after a change of the code, and files that this
+module writes by itself, so that a fault of the code under test cannot reach its own data.
 """
 
 import json
@@ -49,6 +49,8 @@ MODEL: Settings = {
     "learner.lr": 0.01,
 }  # fmt: skip
 """A one-layer model on sums of two digits."""
+LINES: Settings = {"model.new": MODEL["model.new"] | {"alphabet": "0123456789+=\n"}}
+"""Its answers may have several lines."""
 EVALUATION: Settings = {
     "evaluation.max_tokens": 3,
     "evaluation.every": 2,
@@ -79,6 +81,17 @@ AGAIN = {"algorithm.correction": {"nudge": "+", "first_stage_steps": 2}, "rollou
 DIVERGENCE = {"algorithm.teacher": "runs/sft", "algorithm.divergence": {"kind": "jsd", "top_k": 4}}
 PAIRS = {"steps": 4, "batch": 8, "learner.minibatches": 2, "samples": {"prompts": 4, "every": 2}}
 LABELLED = {"steps": 4, "batch": 8, "learner.minibatches": 2}
+ALIKE = (
+    "cispo", "clip_cov", "curious_grpo", "decoupled_ppo", "dppo", "dr_grpo", "gmpo", "gspo", "gspo_token",
+    "high_entropy_grpo", "kl_cov", "luspo", "m2po", "opsm", "sapo", "simko", "vespo",
+)  # fmt: skip
+"""Recipes that learn from a batch of scored answers in several updates."""
+ONCE: dict[str, Settings] = {
+    "gpg": {}, "opo": {}, "optimal_token_baseline": {}, "passk_best": {}, "reinforce": {}, "reinforce_plus_plus": {},
+    "reinforce_plus_plus_baseline": {}, "self_imitation": {}, "passk": {"algorithm.k": 2}, "pkpo": {"algorithm.k": 2},
+    "dro": {"algorithm.beta": 0.1},
+}  # fmt: skip
+"""Recipes that learn from it in one, and what they cannot do without."""
 TEXT: dict[str, tuple[str, Settings]] = {
     "sft": ("sft", {"steps": 6, "batch": 10, "learner.minibatches": 2} | MODEL | EVALUATION),
     "grpo": ("grpo", text(more=EVALUATION | PENALTIES)),
@@ -105,6 +118,12 @@ TEXT: dict[str, tuple[str, Settings]] = {
     "implicit_prm": ("implicit_prm", MODEL | LABELLED | {"task.source": "marks.jsonl", "samples": {"prompts": 0}}),
     "on_policy_distillation_jsd": ("on_policy_distillation", text(updates=1, more=DIVERGENCE)),
     "on_policy_distillation": ("on_policy_distillation", text(updates=1, more={"algorithm.teacher": "runs/sft"})),
+    "warm_grpo": ("warm_grpo", text(more={"algorithm.warm": {"source": "runs/collect", "share": 0.5}})),
+    "max_rl": ("max_rl", text("right")),
+    "reward_steps": ("reward_steps", MODEL | LINES | LABELLED | {"task.source": "steps.jsonl"}),
+    **{name: (name, MODEL | PAIRS | {"task.source": "pairs.jsonl"}) for name in ("cpo", "orpo", "rpo")},
+    **{name: (name, text()) for name in ALIKE},
+    **{name: (name, text(updates=1, more=more)) for name, more in ONCE.items()},
 }
 
 
@@ -122,6 +141,7 @@ def control(env: str, *more: Settings, steps: int = 4, envs: int = 4, episodes: 
 SHORT: Settings = {"rollout_steps": 32, "learner.minibatches": 2, "learner.epochs": 2} | SMALL
 MAZE: Settings = {"rollout_steps": 16, "learner.minibatches": 2}
 STAGES: Settings = {"curriculum.stages": [{"distance": 4}, {"distance": 8}]}
+HINTS: Settings = {"hints.potential": {"kind": "linear", "weights": [0.0, 0.0, 1.0, 0.0]}}
 CARTS = [
     {"id": "CartPole-v1", "num_envs": 2},
     {"id": "CartPole-v1", "num_envs": 2, "kwargs": {"sutton_barto_reward": True}},
@@ -138,6 +158,7 @@ ON_POLICY: dict[str, tuple[str, Settings]] = {
     "ppo_rnd": ("ppo_rnd", control("hone/Maze-v0", MAZE)),
     "ppo_icm": ("ppo_icm", control("hone/Maze-v0", MAZE)),
     "ppo_counts": ("ppo_counts", control("hone/Maze-v0", MAZE)),
+    "ppo_shaped": ("ppo_shaped", control("CartPole-v1", SHORT, HINTS)),
     "ppo_curriculum": ("ppo_curriculum", control("hone/Maze-v0", MAZE, STAGES)),
     "option_critic": ("option_critic", control("hone/FourRooms-v0", SMALL, {"rollout_steps": 16})),
     "option_q_learning": ("option_q_learning", control("hone/FourRooms-v0")),
@@ -244,12 +265,14 @@ CLOSED: dict[str, tuple[str, Settings]] = {
     "gradient_td": ("gradient_td", {"steps": 50}),
     "tile_sarsa": ("tile_sarsa", control("MountainCar-v0", steps=20)),
     "thompson": ("thompson", {"steps": 60, "arms": BERNOULLI}),
+    **{name: (name, {"steps": 60, "arms": BERNOULLI}) for name in ("boltzmann", "epsilon_greedy")},
+    **{name: (name, {"steps": 60, "pulls": 2, "arms": LINEAR}) for name in ("linucb", "squarecb")},
     "thompson_linear": ("thompson", {"steps": 60, "pulls": 2, "arms": LINEAR, "model": {"kind": "linear"}}),
 }
 
 RUNS = TEXT | ON_POLICY | REPLAY | OFFLINE | CLOSED
 """Name of a run -> recipe, and the settings besides `COMMON`. A run that others read from stands before them."""
-NEEDS = {"on_policy_distillation": "sft", "dagger": "ppo"}
+NEEDS = {"on_policy_distillation": "sft", "warm_grpo": "collect", "dagger": "ppo"}
 """Run -> the run that it reads a policy from."""
 
 
@@ -285,7 +308,12 @@ def lay_out(folder: Path) -> None:
         {"prompt": prompt, "completion": answer + "1" * (place % 2), "label": place % 2 == 0}
         for place, (prompt, answer) in enumerate(answers)
     ]
-    for place, rows in (("sums", sums), ("held", held), ("pairs", pairs), ("marks", marks)):
+    steps = [
+        {"prompt": prompt, "completions": [answer, "1" * (place % 3 + 1)], "labels": [True, place % 2 == 0]}
+        for place, (prompt, answer) in enumerate(answers)
+    ]
+    rows_of = {"sums": sums, "held": held, "pairs": pairs, "marks": marks, "steps": steps}
+    for place, rows in rows_of.items():
         (folder / f"{place}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     write_log(folder / "cartpole.parquet", "CartPole-v1", lambda draws: int(draws.integers(2)), logp=np.log(0.5))
     write_log(

@@ -1,4 +1,4 @@
-"""Digests of short runs of every family, to see that a change of the code changes no number.
+"""Digests of short runs of every recipe, to see that a change of the code changes no number.
 
 `python benchmarks/run_digests.py before.json` on the code before the change, then
 `python benchmarks/run_digests.py after.json --against before.json` on the code after it: every difference is listed

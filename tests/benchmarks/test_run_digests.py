@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from hone.recipes.registry import recipe_names
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RUN = "thompson_linear"
 
@@ -47,3 +49,7 @@ def test_a_new_name_is_no_difference_where_it_is_said(script: ModuleType) -> Non
 def test_a_run_that_fails_on_one_side_is_a_difference(script: ModuleType) -> None:
     ran = {"metrics": {}, "items": {}}
     assert script.compare({"x": ran}, {"x": {"failed": "ConfigError: no"}}, {}) == 1
+
+
+def test_every_recipe_has_a_run(script: ModuleType) -> None:
+    assert {recipe for recipe, _ in script.RUNS.values()} == set(recipe_names())
