@@ -249,7 +249,7 @@ def test_other_data_or_settings_are_no_resume(straight: Path, place: Path, capsy
 
 def test_workers_slots_and_micro_batches_do_not_matter(straight: Path, place: Path) -> None:
     """Processes and slots never; a micro-batch only in the last bits of a sum."""
-    assert hone("train", "grpo.toml", "rewards.workers=2", "rollout.slots=16") == 0
+    assert hone("train", "grpo.toml", "rewards.workers=2", "rollout.max_concurrent=16") == 0
     same = lines_of(place / "runs" / "tiny")
     assert same[0] == lines_of(straight / "grpo" / "tiny")[0]
     assert hone("train", "grpo.toml", "learner.micro_batch_tokens=9", "name=small") == 0

@@ -18,8 +18,8 @@ from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_pol
 from hone.text.tasks.task import TaskConfig
 
 VALUES = (
-    'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n[learner]\nminibatches = 2\n'
-    "[replay]\ncollect = 8\nbatch = 16\nwarmup = 20\n"
+    'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n'
+    "[learner]\nupdates_per_iteration = 2\n[replay]\ncollect = 8\nbatch = 16\nwarmup = 20\n"
 )
 CONTROL = {
     "ppo": 'recipe = "ppo"\nsteps = 2\n[env]\nid = "CartPole-v1"\nnum_envs = 1\n',

@@ -180,7 +180,8 @@ class Barrier:
 
 
 RUN = [
-    "rollout.runner=torch", "rollout.max_tokens=16", "rollout.slots=4", "learner.epochs=1", "learner.minibatches=1",
+    "rollout.runner=torch", "rollout.max_tokens=16", "rollout.max_concurrent=4", "learner.epochs=1",
+    "learner.minibatches=1",
     "learner.lr=0.1", "steps=3",
 ]  # fmt: skip
 

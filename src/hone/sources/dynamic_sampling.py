@@ -24,7 +24,7 @@ P = TypeVar("P")
 class DynamicSampling(SourceWrapper[P]):
     """As many groups as one `collect` of `source` yields, those that are `wanted` first (DAPO, Yu et al., 2025).
 
-    At most `most_rounds` collections; if they do not suffice, unwanted groups fill the batch up, so that its size, and
+    At most `max_rounds` collections; if they do not suffice, unwanted groups fill the batch up, so that its size, and
     with it the weight of a token, stays. Wanted groups beyond the batch are thrown away: kept for the next step, they
     would be older than its policy. Statistics of the source (`reward/mean`) stay those of everything that was asked.
     """

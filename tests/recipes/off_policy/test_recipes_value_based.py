@@ -159,7 +159,7 @@ def test_epsilon_falls_evenly_over_decisions() -> None:
     assert exploration_level(chosen, 0) == 1.0
     assert exploration_level(chosen, 50) == pytest.approx(0.52)
     assert exploration_level(chosen, 100) == exploration_level(chosen, 10_000) == pytest.approx(0.04)
-    config = small(exploration={"kind": "epsilon", "decay_env_steps": 100})
+    config = small(exploration={"kind": "epsilon_greedy", "decay_env_steps": 100})
     policy = dqn.ENTRY.build(config).recipe.learner.policy
     levels = [config.exploration_policy(policy, version) for version in range(8)]
     assert all(isinstance(acting, NumpyGreedyPolicy) for acting in levels)

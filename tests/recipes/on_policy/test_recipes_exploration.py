@@ -30,6 +30,7 @@ from hone.run.store.codec import read_state, write_state
 SMALL: dict[str, Any] = {"hidden": [16]}
 FEW: dict[str, Any] = {"batch": 16, "capacity": 300, "warmup": 40}
 UPDATES: dict[str, Any] = {"lr": 1e-3, "minibatches": 2}
+REPLAY_UPDATES: dict[str, Any] = {"lr": 1e-3, "updates_per_iteration": 2}
 CASES: dict[str, dict[str, Any]] = {
     "her_dqn": {
         "env": {"id": "hone/BitFlip-v0", "num_envs": 3, "kwargs": {"bits": 5}}, "replay": {**FEW, "collect": 7}
@@ -56,7 +57,8 @@ def made(name: str, *, steps: int = 8, **changes: Any) -> TrainingJob[Any]:
     entry = load_recipe(name)
     settings: dict[str, Any] = {"recipe": name, "name": "x", "seed": 3, "steps": steps, "evaluation": {"episodes": 3}}
     fields = entry.config.model_fields
-    settings |= {key: value for key, value in (("network", SMALL), ("learner", UPDATES)) if key in fields}
+    updates = REPLAY_UPDATES if "replay" in fields else UPDATES
+    settings |= {key: value for key, value in (("network", SMALL), ("learner", updates)) if key in fields}
     return entry.build(entry.config.model_validate({**settings, **CASES[name], **changes}))
 
 

@@ -318,7 +318,9 @@ def test_control_is_best_as_exploration_and_steps_fall(name: str, place: str) ->
     lake, traced = place == "lake", name == "sarsa_lambda"
     settings: dict[str, Any] = {
         "recipe": name, "finite": LAKE if lake else SMALL_CLIFF, "rollout_steps": 16,
-        "table": {"rate": {"rate": 0.02 if lake else 0.05} if traced else {"rate": 1.0, "power": 0.8, "least": 0.005}},
+        "table": {
+            "rate": {"rate": 0.02 if lake else 0.05} if traced else {"rate": 1.0, "power": 0.8, "minimum": 0.005}
+        },
         "exploration": {
             "kind": "epsilon_greedy",
             "epsilon": {"kind": "exponential", "start": 1.0, "end": 0.0, "half_life": 100 if lake else 40},
