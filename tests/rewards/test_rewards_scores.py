@@ -76,7 +76,7 @@ def test_missing_is_nan_and_never_a_zero(values: list[float | None]) -> None:
 
 
 def test_the_budget_counts_the_last_answers_only() -> None:
-    budget = UnscoredBudget(allowed=0.05, window=200, barren_batches=3)
+    budget = UnscoredBudget(allowed=0.05, window=200, max_unscored_batches=3)
     budget.observe(scores_of(*[None] * 10 + [1.0] * 190))  # 10 of 200 = 5%: still allowed
     budget.observe(scores_of(*[1.0] * 10))  # pushes the ten out
     budget.observe(scores_of(*[None] * 10 + [1.0] * 100))
@@ -95,7 +95,7 @@ def test_a_short_run_is_not_judged_by_its_share() -> None:
 
 
 def test_nothing_to_learn_from() -> None:
-    budget = UnscoredBudget(barren_batches=3, window=1000)
+    budget = UnscoredBudget(max_unscored_batches=3, window=1000)
     for values in ([None], [math.nan, None], [1.0], [None], [None]):
         budget.observe(scores_of(*values))
     with pytest.raises(UserCodeError, match="nothing to learn from"):

@@ -100,18 +100,18 @@ _EXAMPLES = 3
 class UnscoredBudget:
     """Stops a run whose rewards fail: more than a share of the last answers, or every one in several batches."""
 
-    def __init__(self, *, allowed: float = 0.05, window: int = 200, barren_batches: int = 3) -> None:
+    def __init__(self, *, allowed: float = 0.05, window: int = 200, max_unscored_batches: int = 3) -> None:
         self.allowed = allowed
         self.window = window
-        self.max_unscored_batches = barren_batches
+        self.max_unscored_batches = max_unscored_batches
         self._missing: deque[bool] = deque(maxlen=window)
         self._examples: deque[str] = deque(maxlen=_EXAMPLES)
         self._unscored_batches = 0
 
     def observe(self, scores: RewardScores) -> None:
         """Take a batch into account. Raises UserCodeError with three examples when more than `allowed` of the last
-        `window` answers are missing (checked once the window is full), or when `barren_batches` batches in a row hold
-        no score at all; ResourceError where these examples tell of memory that ran out."""
+        `window` answers are missing (checked once the window is full), or when `max_unscored_batches` batches in a row
+        hold no score at all; ResourceError where these examples tell of memory that ran out."""
         missing = scores.status != ScoreStatus.SCORED
         for index in np.flatnonzero(missing):
             name = ScoreStatus(int(scores.status[index])).name.lower()

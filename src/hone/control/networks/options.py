@@ -21,8 +21,9 @@ from hone.core.errors import ConfigError
 # -------------------------------------------------------------------------------------------------------- numpy options
 # Acting in numpy with options: an option is chosen and acts until it stops.
 #
-# Encodes and decodes the observations and actions of `hone.envs.gym.option_wrapper`, for given options in a table and
-# learned ones in networks. An evaluation uses the environment without the wrapper, so `best` keeps the current option.
+# Encodes and decodes the observations and actions of `hone.control.environments.option_wrapper`, for given options in
+# a table and learned ones in networks. An evaluation uses the environment without the wrapper, so `best` keeps the
+# current option.
 
 
 Array: TypeAlias = NDArray[np.generic]

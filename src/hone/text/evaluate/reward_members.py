@@ -298,7 +298,7 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
         elif place == functions[0]:
             members.append((functions, _FunctionMember(RewardWorkerPool(config))))
     budget = UnscoredBudget(
-        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.max_unscored_batches
+        allowed=config.missing_allowed, window=config.missing_window, max_unscored_batches=config.max_unscored_batches
     )
     return RewardScorer(config, members, budget, measured=measured)
 
