@@ -112,9 +112,10 @@ def hone_step(steps: int, threads: int) -> dict[str, float]:
                 "source": str(problems_file(chat=True)),
                 "turns": TURNS,
                 "tools": {"use": ["hone:calculator"], "format": "hermes"},
-                "world": {"isolate": "thread"},
+                "isolate": "thread",
             },
-            "rewards": {"functions": [{"use": "exact_match"}], "workers": 1},
+            "rewards": {"functions": [{"use": "exact_match"}]},
+            "user_code": {"workers": 1},
             "rollout": {
                 "prompts_per_step": PROMPTS,
                 "samples_per_prompt": SAMPLES,

@@ -13,6 +13,7 @@ from hone.lab.tasks.chain_of_sums import ALPHABET, SumProblem, right_chain, spli
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.reward_models import reward_outcome, reward_steps
 from hone.recipes.text import sft
+from hone.rewards.config import UserCodeConfig
 from hone.run.job import RecipeSpec
 from hone.run.loop import train
 from hone.run.store.records import SearchRecord
@@ -138,7 +139,8 @@ def searched(
     config = EvaluationConfig.model_validate(
         {
             "task": {"source": str(write_rows(folder / "held_out.jsonl", rows))},
-            "rewards": {"functions": [{"use": f"{TASK}:right_chain"}], "workers": 1, "deadline_s": 120.0},
+            "rewards": {"functions": [{"use": f"{TASK}:right_chain"}]},
+            "user_code": {"workers": 1, "deadline_s": 120.0},
             "max_tokens": max_tokens,
             "max_concurrent": 128,
             "seed": seed,
@@ -148,9 +150,12 @@ def searched(
     assert config.search is not None
     load = partial(load_reward_scorer, device="cpu", tokenizer=policy.tokenizer)
     exam = prepare_evaluation(
-        config, policy.tokenizer, context=POSITIONS, scorer=reward_scorer(config.rewards, load=load)
+        config,
+        policy.tokenizer,
+        context=POSITIONS,
+        scorer=reward_scorer(config.rewards, limits=UserCodeConfig(workers=1), load=load),
     )
-    opened_search = OpenedSearch(config=config.search, exam=exam, load=load)
+    opened_search = OpenedSearch(config=config.search, exam=exam, load=load, limits=UserCodeConfig(workers=1))
     try:
         return opened_search.run(policy)
     finally:

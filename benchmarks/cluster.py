@@ -62,11 +62,13 @@ source = "reasoning_gym:chain_sum"
 size = 2000
 seed = 1
 distinct = false
-config = { min_terms = 2, max_terms = 3, min_digits = 1, max_digits = 1 }
+options = { min_terms = 2, max_terms = 3, min_digits = 1, max_digits = 1 }
 template = "{metadata.expression} ="
 
-[rewards]
+[user_code]
 workers = 1
+
+[rewards]
 [[rewards.functions]]
 use = "reasoning_gym"
 

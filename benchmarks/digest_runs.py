@@ -55,15 +55,16 @@ EVALUATION: Settings = {
     "evaluation.max_tokens": 3,
     "evaluation.every": 2,
     "evaluation.task.source": "held.jsonl",
-    "evaluation.rewards": {"workers": 1, "functions": [{"use": "rewards.py:right"}]},
+    "evaluation.rewards": {"functions": [{"use": "rewards.py:right"}]},
+    "user_code.workers": 1,
 }
 
 
 def text(*functions: str, updates: int = 2, more: Settings | None = None) -> Settings:
     """A recipe on scored answers, of which it learns in `updates` optimizer steps."""
-    rewards = {"workers": 1, "functions": [{"use": f"rewards.py:{name}"} for name in functions or ("close",)]}
+    rewards = {"functions": [{"use": f"rewards.py:{name}"} for name in functions or ("close",)]}
     rollout = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_tokens": 4, "max_concurrent": 5}
-    keys = {"rewards": rewards} | {f"rollout.{key}": value for key, value in rollout.items()}
+    keys = {"rewards": rewards, "user_code.workers": 1} | {f"rollout.{key}": value for key, value in rollout.items()}
     return {"steps": 4, "run.samples_every": 2} | MODEL | keys | {"learner.minibatches": updates} | (more or {})
 
 

@@ -185,7 +185,8 @@ def step_seconds(exactness: str, *, steps: int) -> float:
             "run": {"threads": THREADS},
             "model": {"path": str(cold_start("S", "short")), "exactness": exactness},
             "task": {"source": str(problems("short", count=2000, seed=2))},
-            "rewards": {"functions": [{"use": f"{HERE / 'answers.py'}:right"}], "workers": 1},
+            "rewards": {"functions": [{"use": f"{HERE / 'answers.py'}:right"}]},
+            "user_code": {"workers": 1},
             "rollout": {
                 "prompts_per_step": 64,
                 "samples_per_prompt": 8,

@@ -85,7 +85,7 @@ def held_out(count: int) -> Path:
 
 
 def job_of(*, seed: int, steps: int, count: int) -> TrainingJob[Any]:
-    rewards = {"functions": [{"use": f"{HERE / 'answers.py'}:right"}], "workers": 1}
+    rewards = {"functions": [{"use": f"{HERE / 'answers.py'}:right"}]}
     rollout = {
         "prompts_per_step": PROMPTS,
         "samples_per_prompt": SAMPLES,
@@ -102,6 +102,7 @@ def job_of(*, seed: int, steps: int, count: int) -> TrainingJob[Any]:
             "model": {"path": str(cold_start("S", TASK, steps=IMITATED))},
             "task": {"source": str(problems(TASK, count=2000, seed=2))},
             "rewards": rewards,
+            "user_code": {"workers": 1},
             "rollout": {**rollout, "runner": "native"},
             "evaluation": {"task": {"source": str(held_out(count))}, "rewards": rewards, "max_tokens": TASKS[TASK]},
             "algorithm": {"aggregation": "sequence_mean"},

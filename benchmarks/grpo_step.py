@@ -79,7 +79,8 @@ def step_config(shape: str, case: tuple[str, int, int], kind: str, *, steps: int
             "run": {"threads": threads},
             "model": {"path": str(folder_of(shape, task)), "compute": kind},
             "task": {"source": str(problems("chains" if task == "even" else task, count=2000, seed=2))},
-            "rewards": {"functions": [{"use": f"{HERE / 'answers.py'}:{reward_of(task)}"}], "workers": 1},
+            "rewards": {"functions": [{"use": f"{HERE / 'answers.py'}:{reward_of(task)}"}]},
+            "user_code": {"workers": 1},
             "rollout": {
                 "prompts_per_step": prompts,
                 "samples_per_prompt": samples,

@@ -198,7 +198,8 @@ def learnt(folder: Path, seed: int, steps: int, runner: RunnerKind) -> float:
             "run": {"threads": 1},
             "model": {"path": str(folder / "base"), "compute": "float32"},
             "task": {"source": str(source)},
-            "rewards": {"functions": [{"use": f"{TASK}:right_chain"}], "workers": 1},
+            "rewards": {"functions": [{"use": f"{TASK}:right_chain"}]},
+            "user_code": {"workers": 1},
             "rollout": {"prompts_per_step": 32, "max_tokens": MAX_TOKENS, "runner": runner},
             "learner": {"lr": 3e-4},
         }

@@ -61,7 +61,8 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
         shared = {
             "steps": steps, "seed": seed, "model": {"path": str(folder / "base")},
             "task": {"source": write_rows(folder / "practice.jsonl", [{"prompt": one.prompt} for one in practice])},
-            "rewards": {"step_end": ";", "workers": 1, "functions": [
+            "user_code": {"workers": 1},
+            "rewards": {"step_end": ";", "functions": [
                 {"use": "hone.lab.tasks.chain_of_sums:right_steps"},
                 {"use": "hone.lab.tasks.chain_of_sums:right_chain", "weight": 2.0},
             ]},

@@ -27,7 +27,7 @@ BARS = (
 )
 ROUNDS, PROBLEMS, SAMPLES, MAX_TOKENS = 3, 500, 8, 40
 TEACHER = "hone.lab.tasks.chain_of_sums:hurried"
-RIGHT = {"workers": 1, "functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}]}
+RIGHT = {"functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}]}
 MODEL = {
     "hidden_size": 64, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 192,
     "max_positions": 64, "alphabet": ALPHABET,
@@ -53,7 +53,7 @@ def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
         "seed": seed,
         "run": {"threads": 1, "samples_every": 0, "certify": False},
         "evaluation": {
-            "task": {"source": files["held"]}, "rewards": RIGHT, "max_tokens": MAX_TOKENS, "greedy": False,
+            "task": {"source": files["held"]}, "rewards": RIGHT, "max_tokens": MAX_TOKENS, "temperature": 1.0,
         },
     }  # fmt: skip
     base = _train(place, shared | _base(files["taught"], steps=60 if quick else 1500))
@@ -88,7 +88,8 @@ def _expert(source: str, start: dict[str, str], problems: int, *, quick: bool) -
     filtered = {"min_score": 0.0} if quick else {}
     return {
         "recipe": "expert_iteration", "name": "expert", "steps": ROUNDS * (collect_steps + learn_steps),
-        "model": start, "task": {"source": source}, "rewards": RIGHT, "rollout": _rollout(per_step),
+        "model": start, "task": {"source": source}, "rewards": RIGHT, "user_code": {"workers": 1},
+        "rollout": _rollout(per_step),
         "algorithm": {"collect_steps": collect_steps, "learn_steps": learn_steps, "batch": 64} | filtered,
         "learner": {"lr": 1e-3, "lr_decay": "linear"}, "every": collect_steps + learn_steps,
     }  # fmt: skip
@@ -97,7 +98,7 @@ def _expert(source: str, start: dict[str, str], problems: int, *, quick: bool) -
 def _grpo(source: str, start: dict[str, str], *, steps: int) -> dict[str, Any]:
     return {
         "recipe": "grpo", "name": "grpo", "steps": steps, "model": start, "task": {"source": source},
-        "rewards": RIGHT, "rollout": _rollout(24), "learner": {"lr": 3e-4},
+        "rewards": RIGHT, "user_code": {"workers": 1}, "rollout": _rollout(24), "learner": {"lr": 3e-4},
     }  # fmt: skip
 
 

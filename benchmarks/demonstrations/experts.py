@@ -158,19 +158,20 @@ def _write(file: Path, problems: list[SumProblem]) -> None:
 def _job(
     recipe: str, seed: int, steps: int, folder: Path, model: dict[str, Any], *, runner: str = "native_bfloat16"
 ) -> TrainingJob[Any]:
-    rewards = {"functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}], "workers": 1}
+    rewards = {"functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}]}
     tables: dict[str, Any] = {
         "recipe": recipe, "name": recipe, "seed": seed, "steps": steps, "run": {"threads": 1},
         "model": {"compute": "float32", **model}, "task": {"source": str(folder / "train.jsonl")},
         "evaluation": {
-            "max_tokens": 24, "greedy": True, "task": {"source": str(folder / "held.jsonl")}, "rewards": rewards,
+            "max_tokens": 24, "task": {"source": str(folder / "held.jsonl")}, "rewards": rewards,
         },
     }  # fmt: skip
     if recipe == "sft":
         tables |= {"batch": 64, "learner": {"lr": 3e-3, "lr_decay": "linear"}}
     else:
         tables |= {
-            "rewards": rewards, "learner": {"lr": 3e-4, "ratio": {"denominator": "recorded"}},
+            "rewards": rewards, "user_code": {"workers": 1},
+            "learner": {"lr": 3e-4, "ratio": {"denominator": "recorded"}},
             "rollout": {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 24, "runner": runner},
         }  # fmt: skip
     entry = load_recipe(recipe)

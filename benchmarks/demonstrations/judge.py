@@ -97,7 +97,8 @@ class Demonstration:
             {
                 "recipe": "collect",
                 "steps": 2 if len(self.problems) < 1000 else 20,
-                "rewards": {"functions": [RIGHT], "workers": 1},
+                "rewards": {"functions": [RIGHT]},
+                "user_code": {"workers": 1},
                 "rollout": {"prompts_per_step": 100, "samples_per_prompt": 4, "max_tokens": MAX_TOKENS},
             },
             [{"prompt": one.prompt} for one in self.problems],
@@ -120,7 +121,8 @@ class Demonstration:
         settings = {
             "recipe": "grpo",
             "steps": self.steps,
-            "rewards": {"functions": [reward], "workers": 1},
+            "rewards": {"functions": [reward]},
+            "user_code": {"workers": 1},
             "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": MAX_TOKENS, "min_p": 1e-3},
             "learner": {"lr": 1e-4},
             "algorithm": {"kl": 0.1},
@@ -162,9 +164,10 @@ class Demonstration:
     ) -> Path:
         evaluation = {
             "task": {"source": [{"prompt": one.prompt} for one in self.held_out]},
-            "rewards": {"functions": [RIGHT], "workers": 1},
+            "rewards": {"functions": [RIGHT]},
+            "user_code": {"workers": 1},
             "max_tokens": MAX_TOKENS,
-            "greedy": False,
+            "temperature": 1.0,
         }
         config = {
             **settings,

@@ -65,12 +65,12 @@ def _write(file: Path, problems: list[SumProblem]) -> None:
 
 
 def _job(recipe: str, seed: int, steps: int, folder: Path, model: dict[str, Any]) -> TrainingJob[Any]:
-    rewards = {"functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}], "workers": 1}
+    rewards = {"functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}]}
     tables: dict[str, Any] = {
         "recipe": recipe, "name": recipe, "seed": seed, "steps": steps, "run": {"threads": 1},
         "model": {"compute": "float32", **model}, "task": {"source": str(folder / "train.jsonl")},
         "evaluation": {
-            "max_tokens": MAX_TOKENS, "greedy": True, "rewards": rewards,
+            "max_tokens": MAX_TOKENS, "rewards": rewards,
             "task": {"source": str(folder / "held.jsonl")},
         },
     }  # fmt: skip
@@ -79,7 +79,7 @@ def _job(recipe: str, seed: int, steps: int, folder: Path, model: dict[str, Any]
     else:
         rate = RATE * (suggested_rate_factor(WIDTH) if "lora" in model else 1.0)
         tables |= {
-            "rewards": rewards, "learner": {"lr": rate},
+            "rewards": rewards, "user_code": {"workers": 1}, "learner": {"lr": rate},
             "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": MAX_TOKENS},
         }  # fmt: skip
     entry = load_recipe(recipe)

@@ -26,7 +26,7 @@ BARS = (
 NUDGE = "?"
 END = "\n"
 """End of an answer: the stop string."""
-REWARDS = {"functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}], "workers": 1}
+REWARDS = {"functions": [{"use": "hone.lab.tasks.chain_of_sums:right_chain"}]}
 
 
 def hurried_answer(problem: SumProblem, turn: int) -> str:
@@ -65,7 +65,7 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
         }
         correction = {
             "steps": steps, "seed": seed, "model": {"path": str(folder / "base")},
-            "task": {"source": asked["practice"]}, "rewards": REWARDS,
+            "task": {"source": asked["practice"]}, "rewards": REWARDS, "user_code": {"workers": 1},
             "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": 40, "stop": [END]},
             "learner": {"lr": 3e-4, "warmup_steps": 5, "lr_decay": "linear"},
             "algorithm": {"correction": {
@@ -74,7 +74,7 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
             }},
             "evaluation": {
                 "task": {"source": asked["held_out"]}, "rewards": REWARDS, "max_tokens": 40, "stop": [END],
-                "greedy": False, "max_concurrent": 128,
+                "temperature": 1.0, "max_concurrent": 128,
             },
         }  # fmt: skip
         run_recipe("self_correction", correction, folder / "corrected", evaluations=found)

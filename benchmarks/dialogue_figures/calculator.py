@@ -58,17 +58,24 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
 def _tables(files: dict[str, str], *, steps: int, seed: int) -> dict[str, object]:
     task = {
         "turns": 4,
-        "tools": {"use": ["hone:calculator"], "format": "bracket", "result_tokens": 16},
-        "world": {"message_tokens": 16, "isolate": "thread"},
+        "tools": {"use": ["hone:calculator"], "format": "bracket"},
+        "message_tokens": 16,
+        "isolate": "thread",
     }
-    rewards = {"functions": [{"use": "exact_match"}], "workers": 1}
+    rewards = {"functions": [{"use": "exact_match"}]}
     sampling = {"max_tokens": 10, "stop": list(STOPS), "max_concurrent": 128}
     return {
         "steps": steps,
         "seed": seed,
         "task": {**task, "source": files["practice"]},
         "rewards": rewards,
+        "user_code": {"workers": 1},
         "rollout": {"prompts_per_step": 24, "samples_per_prompt": 12, **sampling},
         "learner": {"lr": 6e-4},
-        "evaluation": {"task": {**task, "source": files["held out"]}, "rewards": rewards, "greedy": False, **sampling},
+        "evaluation": {
+            "task": {**task, "source": files["held out"]},
+            "rewards": rewards,
+            "temperature": 1.0,
+            **sampling,
+        },
     }

@@ -80,7 +80,7 @@ def _row(task: ProgramTask, *, challenge: bool = False) -> dict[str, object]:
 
 
 def _tables(files: dict[str, str], *, steps: int, seed: int) -> dict[str, object]:
-    rewards = {"functions": [REWARD], "workers": 2}
+    rewards = {"functions": [REWARD]}
     sampling = {"max_tokens": 24, "stop": ["\n"], "max_concurrent": 128}
     return {
         "steps": steps,
@@ -89,7 +89,7 @@ def _tables(files: dict[str, str], *, steps: int, seed: int) -> dict[str, object
         "rewards": rewards,
         "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, **sampling},
         "learner": {"lr": 6e-4},
-        "evaluation": {"task": {"source": files["held out"]}, "rewards": rewards, "greedy": False, **sampling},
+        "evaluation": {"task": {"source": files["held out"]}, "rewards": rewards, "temperature": 1.0, **sampling},
     }
 
 

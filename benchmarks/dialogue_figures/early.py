@@ -92,7 +92,8 @@ class _Stages:
             "learner": {"lr": 3e-3, "lr_decay": "cosine", "warmup_steps": 10},
             "evaluation": {
                 "task": {"source": self.files["held"]}, "max_tokens": 2, "stop": [END],
-                "rewards": {"workers": 1, "functions": [{"use": "exact_match"}]},
+                "rewards": {"functions": [{"use": "exact_match"}]},
+                "user_code": {"workers": 1},
             },
             **(changes or {}),
         }  # fmt: skip
@@ -101,7 +102,7 @@ class _Stages:
 
     def walks(self) -> None:
         """Let the base open doors, 24 for each row."""
-        rows = {"rows": self.files["walks"], "turns": 1, "world": {"isolate": "thread"}}
+        rows = {"rows": self.files["walks"], "turns": 1, "isolate": "thread"}
         config = {
             "recipe": "collect", "name": "walks", "seed": self.seed, "steps": 1 if self.quick else 10, "run": RUN,
             "model": {"path": str(self.place / "base")},

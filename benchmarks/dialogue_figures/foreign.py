@@ -60,14 +60,13 @@ def _verifiers(folder: Path, seed: int, steps: int) -> list[Metrics]:
     python = require_peer("verifiers")
     shutil.copy(ENVIRONMENTS / "sums_env.py", folder)
     environment = {"agent": {"runtime": {"type": "subprocess"}}}
-    agents = {"python": str(python), "environment": environment}
-    task = {"source": "verifiers:sums_env", "agents": agents}
+    task = {"source": "verifiers:sums_env", "agents": {"python": str(python)}, "options": environment}
     return _train(folder / "verifiers", {"task": task, "rollout": {"max_tokens": 1}}, seed, steps)
 
 
 def _openenv(folder: Path, seed: int, steps: int) -> list[Metrics]:
     with digits_server(SESSIONS) as address:
-        task = {"source": f"openenv:{address}", "turns": 2, "size": 4, "world": {"isolate": "thread"}}
+        task = {"source": f"openenv:{address}", "turns": 2, "size": 4, "isolate": "thread"}
         # A turn ends with its digit: one that has none within three tokens is cut, and ends the dialogue.
         rollout = {"max_tokens": 3, "stop": list("0123456789")}
         return _train(folder / "openenv", {"task": task, "rollout": rollout}, seed, steps)

@@ -58,7 +58,7 @@ def played(seed: int, *, numbers: int, turns: int, steps: int, imitated: int, qu
 
 
 def _tables(world: str, files: dict[str, str], *, prompts: int, turns: int, steps: int, seed: int) -> dict[str, object]:
-    task = {"source": f"dialogue:hone.text.games.guess:{world}", "turns": turns, "world": {"isolate": "thread"}}
+    task = {"source": f"dialogue:hone.text.games.guess:{world}", "turns": turns, "isolate": "thread"}
     return {
         "steps": steps,
         "seed": seed,
@@ -68,7 +68,7 @@ def _tables(world: str, files: dict[str, str], *, prompts: int, turns: int, step
         },
         "learner": {"lr": 5e-4},
         "evaluation": {
-            "task": {**task, "rows": files["judged"]}, "max_tokens": 4, "stop": [END], "greedy": False,
+            "task": {**task, "rows": files["judged"]}, "max_tokens": 4, "stop": [END], "temperature": 1.0,
             "max_concurrent": 128,
         },
     }  # fmt: skip

@@ -86,7 +86,8 @@ def _tables(seed: int, *, steps: int, games: int) -> dict[str, object]:
     task = {
         "source": "dialogue:hone.text.adapters.textarena:TextArenaWorld",
         "turns": 8,
-        "world": {"isolate": "thread", "options": GAME, "deadline_s": 120.0},  # of a busy machine
+        "isolate": "thread",
+        "options": GAME,
     }
     sampling = {"max_tokens": 6, "stop": ["]"], "max_concurrent": 128}
     return {
@@ -95,5 +96,5 @@ def _tables(seed: int, *, steps: int, games: int) -> dict[str, object]:
         "task": {**task, "size": 2000, "seed": seed},
         "rollout": {"prompts_per_step": 12, "samples_per_prompt": 16, **sampling},
         "learner": {"lr": 8e-4, "warmup_steps": 8, "minibatches": 2},
-        "evaluation": {"task": {**task, "size": games, "seed": seed + 7}, "greedy": False, **sampling},
+        "evaluation": {"task": {**task, "size": games, "seed": seed + 7}, "temperature": 1.0, **sampling},
     }

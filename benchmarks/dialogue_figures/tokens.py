@@ -23,6 +23,7 @@ from hone.core.generation import Completion, Request
 from hone.core.random import key
 from hone.lab.experiments.retokenised_turns import PairModel, pair_model
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
+from hone.rewards.config import UserCodeConfig
 from hone.text.evaluate.reward_members import TokenScorer, reward_scorer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.text.games.guess import secret_rows
@@ -133,11 +134,16 @@ def evaluation(folder: Path, tokenizer: Tokenizer, *, history: str) -> TextEvalu
     """Dialogues about a number, which no turn ever names: the world answers `?` to all of them."""
     rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in secret_rows(NUMBERS, TURNS)]
     task = {
-        "source": "dialogue:hone.text.games.guess:GuessingGame", "turns": TURNS, "world": {"isolate": "thread"},
+        "source": "dialogue:hone.text.games.guess:GuessingGame", "turns": TURNS, "isolate": "thread",
         "rows": write_rows(folder / "rows.jsonl", repeated(rows, 1)),
     }  # fmt: skip
     config = EvaluationConfig.model_validate({"task": task, "rewards": {}, "max_tokens": 64, "history": history})
-    return prepare_evaluation(config, tokenizer, context=2048, scorer=reward_scorer(config.rewards, load=_no_model))
+    return prepare_evaluation(
+        config,
+        tokenizer,
+        context=2048,
+        scorer=reward_scorer(config.rewards, limits=UserCodeConfig(workers=1), load=_no_model),
+    )
 
 
 def _no_model(path: str, _weights: str) -> TokenScorer:

@@ -43,7 +43,7 @@ def grpo(model: str = NEW) -> str:
         + model
         + f"""[task]
 source = "prompts.jsonl"
-[rewards]
+[user_code]
 workers = 1
 deadline_s = 5.0
 [[rewards.functions]]

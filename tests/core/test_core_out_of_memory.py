@@ -14,7 +14,7 @@ from tiny_runs import ROOT, hone, lay_out
 
 from hone.core.errors import ResourceError, UserCodeError
 from hone.core.out_of_memory import memory_errors, memory_remedy, out_of_memory
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 FUNCTIONS = """
@@ -104,8 +104,8 @@ def test_other_errors_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "says"),
     [
-        ("allocates", ResourceError, r"MemoryError[\s\S]*lower rewards\.workers"),
-        ("killed", ResourceError, r"killed by SIGKILL[\s\S]*rewards\.memory_bytes"),
+        ("allocates", ResourceError, r"MemoryError[\s\S]*lower user_code\.workers"),
+        ("killed", ResourceError, r"killed by SIGKILL[\s\S]*user_code\.memory_bytes"),
         ("wrong", UserCodeError, "no digits"),
     ],
 )
@@ -113,16 +113,22 @@ def test_reward_workers_without_memory_are_a_fault_of_resources(
     tmp_path: Path, name: str, kind: type[Exception], says: str
 ) -> None:
     (tmp_path / "functions.py").write_text(FUNCTIONS)
-    config = {"functions": [{"use": f"{tmp_path / 'functions.py'}:{name}"}], "workers": 1}
+    config = {"functions": [{"use": f"{tmp_path / 'functions.py'}:{name}"}]}
     batch = RewardBatch(prompts=["?"], completions=["a"], columns={})
-    with RewardWorkerPool(RewardsConfig.model_validate(config)) as pool, pytest.raises(kind, match=says):
+    with (
+        RewardWorkerPool(RewardsConfig.model_validate(config), UserCodeConfig(workers=1)) as pool,
+        pytest.raises(kind, match=says),
+    ):
         pool.score(batch)
 
 
 def test_a_worker_that_cannot_import_for_lack_of_memory(tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("import numpy\nheld = bytearray(1 << 45)\ndef f(completion):\n    return 1.0\n")
-    config = RewardsConfig.model_validate({"functions": [{"use": f"{tmp_path / 'large.py'}:f"}], "workers": 1})
-    with RewardWorkerPool(config) as pool, pytest.raises(ResourceError, match=r"rewards\.memory_bytes"):
+    config = RewardsConfig.model_validate({"functions": [{"use": f"{tmp_path / 'large.py'}:f"}]})
+    with (
+        RewardWorkerPool(config, UserCodeConfig(workers=1)) as pool,
+        pytest.raises(ResourceError, match=r"user_code\.memory_bytes"),
+    ):
         pool.check([])
 
 

@@ -28,8 +28,10 @@ max_positions = 96
 alphabet = "0123456789+="
 [task]
 source = "sums.jsonl"
-[rewards]
+[user_code]
 workers = 1
+
+[rewards]
 [[rewards.functions]]
 use = "rewards.py:short"
 [rollout]

@@ -20,8 +20,10 @@ compute = "float32"
 path = "start"
 [task]
 source = "sums.jsonl"
-[rewards]
+[user_code]
 workers = 1
+
+[rewards]
 [[rewards.functions]]
 use = "rewards.py:short"
 [rollout]

@@ -97,7 +97,7 @@ def test_a_small_card_takes_more_steps_of_the_ladder() -> None:
         "model.round_weights_again=true",
         "rollout.sleep=true",
         "rollout.max_concurrent=1",
-        "model.activation_checkpointing=true",
+        "model.activations=recompute",
         "run.ranks=8",
         "",
         "model.lora.rank=16",
@@ -145,7 +145,7 @@ def test_a_run_whose_memory_ran_out_is_told_its_plan() -> None:
     small = replace(GRPO, step=replace(GRPO.step, tokens=GRPO.step.text_tokens), generation=None)
     told = planned_words(MemoryPlan(parameters=1, parts={}, run=small))
     assert "first try model.round_weights_again=true (" in told
-    assert ", then model.activation_checkpointing=true (" in told
+    assert ", then model.activations=recompute (" in told
 
 
 sizes = st.builds(

@@ -85,7 +85,7 @@ def test_every_kind_of_recipe_is_planned_as_its_checked_config_is() -> None:
     [
         {"evaluation": {"max_tokens": 4, "task": {"source": "held.jsonl"}}},
         {"algorithm": {"kl": 0.1, "entropy": 0.01}},
-        {"model": {"new": NEW, "compute": "float32", "activation_checkpointing": True}},
+        {"model": {"new": NEW, "compute": "float32", "activations": "recompute"}},
         {"model": {"new": NEW, "exactness": "bitwise"}},
         {"model": {"new": NEW, "round_weights_again": True}},
         {"model": {"new": NEW, "weights": "bfloat16"}},

@@ -10,7 +10,7 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, ResourceError
 from hone.rewards import code_tests as rows
 from hone.rewards.code_tests import code_tests, extract_program, read_tests, visible_code_tests
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.references import ReferenceRule, missing_rows
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 from hone.sandbox.frames import SandboxPolicy
@@ -128,14 +128,14 @@ def test_wrong_tests_leave_the_score_missing() -> None:
 
 
 def test_a_worker_pool_scores_programs() -> None:
-    config = RewardsConfig.model_validate({"functions": [{"use": "code_tests"}], "workers": 1})
+    config = RewardsConfig.model_validate({"functions": [{"use": "code_tests"}]})
     programs = [
         "def twice(x): return 2 * x",
         "import os\nos._exit(0)",
         "def twice(x):\n    import socket\n    socket.socket()",
     ]
     columns = {name: [value] * 3 for name, value in MBPP.items()}
-    with RewardWorkerPool(config) as pool:
+    with RewardWorkerPool(config, UserCodeConfig(workers=1)) as pool:
         scores = pool.score(RewardBatch(prompts=["?"] * 3, completions=programs, columns=columns))
     assert scores.score.tolist() == [1.0, 0.0, 0.0]
     assert scores.status.tolist() == [ScoreStatus.SCORED] * 3
@@ -158,7 +158,10 @@ def test_limits_are_checked_before_anything_starts(options: dict[str, Any], told
 
 def test_where_nothing_is_confined_the_run_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CodeSandbox, "probe", lambda _: SandboxReport(rung="", reasons=("landlock: none",), missing=()))
-    config = RewardsConfig.model_validate({"functions": [{"use": "code_tests"}], "workers": 1})
-    with RewardWorkerPool(config) as pool, pytest.raises(ResourceError, match="this machine cannot confine programs"):
+    config = RewardsConfig.model_validate({"functions": [{"use": "code_tests"}]})
+    with (
+        RewardWorkerPool(config, UserCodeConfig(workers=1)) as pool,
+        pytest.raises(ResourceError, match="this machine cannot confine programs"),
+    ):
         pool.check(["tests"])
     rows.check_code_reward("code_tests", {"if_no_rung": rows.UNSAFE_WORDS})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import lay_out, start
 
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 HELD = subprocess.run(
@@ -96,8 +96,8 @@ def test_an_ordinary_function_works_as_ever(
     server = HTTPServer(("127.0.0.1", 0), _Hello)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     columns = {"url": [f"http://127.0.0.1:{server.server_port}/"], "shared": [str(tmp_path_factory.mktemp("shared"))]}
-    settings = {"functions": [{"use": "ordinary.py:ordinary"}], "workers": 1, "confined": confined}
-    with RewardWorkerPool(RewardsConfig.model_validate(settings)) as pool:
+    settings = {"functions": [{"use": "ordinary.py:ordinary"}]}
+    with RewardWorkerPool(RewardsConfig.model_validate(settings), UserCodeConfig(workers=1, confined=confined)) as pool:
         pool.write_protect(folder / "runs" / "mine")
         scores = pool.score(RewardBatch(prompts=["?"], completions=["a"], columns=columns))
         assert pool.warnings == pool.notices == []
@@ -120,8 +120,10 @@ def test_a_replaced_worker_is_confined_too_and_the_key_turns_it_off(folder: Path
     batch = RewardBatch(prompts=["?"] * 3, completions=["a", "dies", "b"], columns={})
     for confined, status in ((True, [2, 2, 2]), (False, [0, 2, 0])):
         functions = [{"use": "writes.py:fine"}, {"use": "writes.py:writes"}]
-        settings = {"functions": functions, "workers": 1, "confined": confined}
-        with RewardWorkerPool(RewardsConfig.model_validate(settings)) as pool:
+        settings = {"functions": functions}
+        with RewardWorkerPool(
+            RewardsConfig.model_validate(settings), UserCodeConfig(workers=1, confined=confined)
+        ) as pool:
             pool.write_protect(folder / "run")
             if confined:
                 columns, _ = pool.results([pool.submit(RewardBatch(prompts=[], completions=[], columns={}))])
@@ -133,11 +135,12 @@ def test_a_replaced_worker_is_confined_too_and_the_key_turns_it_off(folder: Path
 
 PLAIN = """
 from hone.rewards.config import RewardsConfig
+from hone.rewards.config import UserCodeConfig
 from hone.rewards.workers import RewardBatch
 from hone.rewards.workers import RewardWorkerPool
 for confined in (True, False):
-    config = RewardsConfig.model_validate({"functions": [{"use": "exact_match"}], "workers": 2, "confined": confined})
-    with RewardWorkerPool(config) as pool:
+    config = RewardsConfig.model_validate({"functions": [{"use": "exact_match"}]})
+    with RewardWorkerPool(config, UserCodeConfig(workers=2, confined=confined)) as pool:
         scores = pool.score(RewardBatch(prompts=["?"], completions=["a"], columns={"answer": ["a"]}))
         print(scores.score.tolist(), pool.warnings)
 """
@@ -155,5 +158,5 @@ def test_a_limit_that_the_system_lacks_is_one_warning_and_breaks_nothing(folder:
         pytest.skip("this system does not let namespaces be switched off")
     confined, free = result.stdout.splitlines()
     assert confined.startswith("[1.0] [\"reward functions are not fully confined: the run's folder stays writable")
-    assert "rewards.confined = false" in confined
+    assert "user_code.confined = false" in confined
     assert free == "[1.0] []"

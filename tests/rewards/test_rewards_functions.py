@@ -13,7 +13,7 @@ from reasoning_gym.factory import create_dataset
 from hone.core.errors import ConfigError, UserCodeError
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, encode, pack, unpack
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.functions import (
     AFTER_EQUALS,
     ANSWER_TAG,
@@ -230,7 +230,7 @@ def test_a_tasks_own_scorer_says_the_same_in_a_worker() -> None:
     functions = [{"use": "reasoning_gym", "options": {"pattern": r"(?s)^.*$"}}]
     columns = {name: [row[name] for _, _, row in rows] for name in rows[0][2]}
     said = [text for text, _, _ in rows]
-    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1})) as pool:
+    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions}), UserCodeConfig(workers=1)) as pool:
         scores = pool.score(RewardBatch(prompts=[""] * len(rows), completions=said, columns=columns))
     expected = [score for _, score, _ in rows]
     assert scores.score.tolist() == pytest.approx(expected)
@@ -246,7 +246,7 @@ def test_partial_credit_for_length_can_be_refused() -> None:
         {"use": "reasoning_gym", "options": {"full_marks_only": True}},
         {"use": "reasoning_gym", "options": {"pattern": AFTER_EQUALS}},
     ]
-    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1})) as pool:
+    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions}), UserCodeConfig(workers=1)) as pool:
         scores = pool.score(batch)
     assert scores.functions["reasoning_gym"].tolist() == pytest.approx([1 / 9])
     assert scores.functions["reasoning_gym#2"].tolist() == [0.0]

@@ -14,7 +14,7 @@ from tiny_runs import hone, lay_out
 from hone.control.finite.build import chain_mdp
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.scores import combine_results, result_from_value, within_range
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
@@ -31,7 +31,9 @@ HUGE = ["1e308", "-1e308", "1e7", "-1000001"]
 def pool_of(tmp_path: Path, *names: str, **settings: object) -> RewardWorkerPool:
     (tmp_path / "scores.py").write_text(SCORES)
     functions = [{"use": f"{tmp_path / 'scores.py'}:{name}"} for name in names]
-    return RewardWorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1, **settings}))
+    return RewardWorkerPool(
+        RewardsConfig.model_validate({"functions": functions, **settings}), UserCodeConfig(workers=1)
+    )
 
 
 def test_a_score_beyond_the_bound_is_missing_with_its_prompt(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_the_weighted_sum_is_bounded_too(tmp_path: Path) -> None:
     functions = [{"use": f"{tmp_path / 'scores.py'}:score", "weight": 1e6}]
     (tmp_path / "scores.py").write_text(SCORES)
     batch = RewardBatch(prompts=["?"] * 2, completions=["2", "0.5"], columns={})
-    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1})) as pool:
+    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions}), UserCodeConfig(workers=1)) as pool:
         scores = pool.score(batch)
     assert scores.status.tolist() == [ScoreStatus.UNSCORABLE, ScoreStatus.SCORED]
     assert scores.score[1] == 5e5

@@ -15,7 +15,7 @@ from reasoning_gym.factory import DATASETS, create_dataset
 from tiny_runs import hone, lay_out
 
 from hone.core.episodes import ScoreStatus
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.references import TASKS_WITHOUT_ANSWER, ReferenceRule, describe_missing
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
@@ -38,7 +38,7 @@ MISSING = [None, math.nan, np.float32("nan"), Decimal("NaN")]
 def pool_of(tmp_path: Path, *uses: str) -> RewardWorkerPool:
     (tmp_path / "own.py").write_text(OWN)
     functions = [{"use": use.replace("own:", f"{tmp_path / 'own.py'}:")} for use in uses]
-    return RewardWorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1}))
+    return RewardWorkerPool(RewardsConfig.model_validate({"functions": functions}), UserCodeConfig(workers=1))
 
 
 @pytest.mark.parametrize(("use", "column"), [("exact_match", "answer"), ("math_answer", "answer"),
@@ -142,10 +142,7 @@ def test_all_columns_files_and_functions_are_reported_at_once(folder: Path, caps
     pq.write_table(pa.Table.from_pylist(rows), folder / "sums.parquet")
     (folder / "held.jsonl").write_text('{"prompt": "5+1=", "answer": "6"}\n{"prompt": "5+2=", "answer": null}\n')
     functions = 'rewards.functions=[{use="exact_match"}, {use="own.py:batch"}]'
-    held = (
-        'evaluation={max_tokens=3, task={source="held.jsonl"}, '
-        'rewards={workers=1, functions=[{use="rewards.py:right"}]}}'
-    )
+    held = 'evaluation={max_tokens=3, task={source="held.jsonl"}, rewards={functions=[{use="rewards.py:right"}]}}'
     assert hone("plan", "grpo.toml", "task.source=sums.parquet", functions, held) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert "sums.parquet: column 'answer' holds nothing in 1 of 2 rows: 1 (null); reward function 'exact_match'" in said

@@ -16,7 +16,7 @@ from manual_clock import ManualClock
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, UserCodeError
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 HOSTILE = Path(__file__).with_name("hostile_functions.py")
@@ -28,9 +28,11 @@ def module(tmp_path: Path) -> Path:
     return Path(shutil.copy(HOSTILE, tmp_path / "hostile.py"))
 
 
-def pool_of(module: Path, *names: str, **settings: object) -> RewardWorkerPool:
-    functions = settings.pop("functions", None) or [{"use": f"{module}:{name}"} for name in names]
-    return RewardWorkerPool(RewardsConfig.model_validate({"workers": 1, "functions": functions, **settings}))
+def pool_of(module: Path, *names: str, functions: object = None, **limits: object) -> RewardWorkerPool:
+    functions = functions or [{"use": f"{module}:{name}"} for name in names]
+    return RewardWorkerPool(
+        RewardsConfig.model_validate({"functions": functions}), UserCodeConfig.model_validate({"workers": 1, **limits})
+    )
 
 
 def batch_of(*completions: object, **columns: list[object]) -> RewardBatch:
@@ -125,10 +127,12 @@ def test_busy_workers_die_with_a_killed_trainer(module: Path, tmp_path: Path) ->
     path = tmp_path / "pid"
     program = f"""
         import os, pathlib, signal, time
+        from hone.rewards.config import UserCodeConfig
         from hone.rewards.config import RewardsConfig
         from hone.rewards.workers import RewardBatch, RewardWorkerPool
-        config = RewardsConfig.model_validate({{"functions": [{{"use": "{module}:busy"}}], "workers": 1}})
-        RewardWorkerPool(config).submit(RewardBatch(prompts=["?"], completions=["a"], columns={{"path": ["{path}"]}}))
+        config = RewardsConfig.model_validate({{"functions": [{{"use": "{module}:busy"}}]}})
+        batch = RewardBatch(prompts=["?"], completions=["a"], columns={{"path": ["{path}"]}})
+        RewardWorkerPool(config, UserCodeConfig(workers=1)).submit(batch)
         while not (pathlib.Path("{path}").exists() and pathlib.Path("{path}").read_text()):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -283,7 +287,7 @@ def test_a_slow_import_is_told(module: Path, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(100)\n")
     functions = [{"use": f"{tmp_path / 'slow.py'}:f"}]
     pool = pool_of(module, functions=functions, start_deadline_s=0.3)
-    with pool, pytest.raises(UserCodeError, match=r"longer than rewards.start_deadline_s = 0.3 s"):
+    with pool, pytest.raises(UserCodeError, match=r"longer than user_code.start_deadline_s = 0.3 s"):
         pool.check([])
 
 
@@ -329,8 +333,8 @@ def test_cheap_functions_are_not_held_up(module: Path) -> None:
     completions, calls = ["a" * (i % 7) for i in range(4096)], module.with_name("calls")
     batch = batch_of(*completions, path=[str(calls)] * len(completions))
     functions = [{"use": f"{module}:told_length"}]
-    config = RewardsConfig.model_validate({"workers": 1, "functions": functions})
-    with RewardWorkerPool(config, clock=ManualClock()) as pool:
+    config = RewardsConfig.model_validate({"functions": functions})
+    with RewardWorkerPool(config, UserCodeConfig(workers=1), clock=ManualClock()) as pool:
         pool.score(batch)
         calls.unlink()
         scores = pool.score(batch)

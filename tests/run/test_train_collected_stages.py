@@ -22,8 +22,10 @@ steps = 3
 {MODEL.replace("[model", "[stage.model")}
 [stage.task]
 source = "sums.jsonl"
-[stage.rewards]
+[stage.user_code]
 workers = 1
+
+[stage.rewards]
 [[stage.rewards.functions]]
 use = "rewards.py:close"
 [stage.rollout]

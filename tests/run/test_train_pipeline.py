@@ -21,13 +21,13 @@ seed = 3
 threads = 1
 samples_every = 0
 checkpoint_every = 3
+[shared.user_code]
+workers = 1
 [shared.evaluation]
 max_tokens = 3
 [shared.evaluation.task]
 source = "held.jsonl"
 template = "{{prompt}}"
-[shared.evaluation.rewards]
-workers = 1
 [[shared.evaluation.rewards.functions]]
 use = "rewards.py:right"
 
@@ -50,8 +50,6 @@ steps = 4
 path = "{STAGE_PREFIX}imitate"
 [stage.task]
 source = "sums.jsonl"
-[stage.rewards]
-workers = 1
 [[stage.rewards.functions]]
 use = "rewards.py:close"
 [stage.rollout]

@@ -151,7 +151,7 @@ def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: s
 
 def test_a_second_signal_leaves_at_once(place: Path) -> None:
     """While a reward function hangs, the step cannot end: the second Ctrl-C does not wait for it."""
-    process = start(place, "train", "grpo.toml", "steps=30", "rewards.deadline_s=600")
+    process = start(place, "train", "grpo.toml", "steps=30", "user_code.deadline_s=600")
     run = place / "runs" / "tiny"
     wait_for(lambda: steps_logged(run) >= 2, process)
     (place / "hold").touch()
@@ -170,7 +170,7 @@ def test_a_second_signal_leaves_at_once(place: Path) -> None:
         time.sleep(0.05)
     assert alive(process.pid) == [], "worker processes outlive the run"
     (place / "hold").unlink()
-    assert hone("train", "grpo.toml", "steps=8", "rewards.deadline_s=600", "--resume") == 0
+    assert hone("train", "grpo.toml", "steps=8", "user_code.deadline_s=600", "--resume") == 0
 
 
 def alive(session: int) -> list[str]:
@@ -249,7 +249,7 @@ def test_other_data_or_settings_are_no_resume(straight: Path, place: Path, capsy
 
 def test_workers_slots_and_micro_batches_do_not_matter(straight: Path, place: Path) -> None:
     """Processes and slots never; a micro-batch only in the last bits of a sum."""
-    assert hone("train", "grpo.toml", "rewards.workers=2", "rollout.max_concurrent=16") == 0
+    assert hone("train", "grpo.toml", "user_code.workers=2", "rollout.max_concurrent=16") == 0
     same = lines_of(place / "runs" / "tiny")
     assert same[0] == lines_of(straight / "grpo" / "tiny")[0]
     assert hone("train", "grpo.toml", "learner.micro_batch_tokens=9", "name=small") == 0

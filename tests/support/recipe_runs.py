@@ -14,7 +14,7 @@ from small_collection import write_collection
 from hone.core.judging import ScorerInput
 from hone.core.state import State, substate
 from hone.recipes.registry import load_recipe, recipe_names
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.scores import RewardScores, combine_results, result_from_value
 from hone.run.job import TrainingJob
 from hone.run.loop import train
@@ -57,6 +57,7 @@ class JudgeHere:
 
     names: tuple[str, ...]
     weights: list[float]
+    limits: UserCodeConfig
 
     def check(self, columns: object, rows: object = None) -> list[str]:
         return []
@@ -88,9 +89,9 @@ class JudgeHere:
     def restore(self, state: State) -> None: ...
 
 
-def judge_here(config: RewardsConfig, *, load: object, device: str) -> JudgeHere:
+def judge_here(config: RewardsConfig, *, limits: UserCodeConfig, load: object, device: str) -> JudgeHere:
     del load, device
-    return JudgeHere(config.names, [reward.weight for reward in config.functions])
+    return JudgeHere(config.names, [reward.weight for reward in config.functions], limits)
 
 
 def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,6 @@ max_tokens = 3
 every = 2
 [evaluation.task]
 source = "held.jsonl"
-[evaluation.rewards]
-workers = 1
 [[evaluation.rewards.functions]]
 use = "rewards.py:right"
 """
@@ -54,6 +52,8 @@ source = "sums.jsonl"
 [learner]
 lr = 1e-2
 minibatches = 2
+[user_code]
+workers = 1
 {RUN}
 {EVALUATION}
 """
@@ -64,8 +64,9 @@ steps = 6
 {MODEL}
 [task]
 source = "sums.jsonl"
-[rewards]
+[user_code]
 workers = 1
+[rewards]
 [[rewards.functions]]
 use = "rewards.py:close"
 [rollout]

@@ -10,7 +10,7 @@ from scripted_session import END, WORDS, ScriptedSession
 from hone.core.conversation import Message
 from hone.core.episodes import Episodes
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.text.dialogues.config import DialogueTaskConfig, dialogue_examples
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
 from hone.text.dialogues.hosted import WorldDescription
@@ -94,9 +94,7 @@ def rules_of(config: DialogueTaskConfig, described: WorldDescription, context: i
     return DialogueRules(
         turns=config.turns,
         context=context,
-        message_tokens=config.world.message_tokens,
-        result_tokens=64 if tools is None else tools.result_tokens,
-        invalid_in_a_row=3 if tools is None else tools.invalid_in_a_row,
+        message_tokens=config.message_tokens,
         format=None if tools is None else TOOL_FORMATS[tools.format],
         schemas=described.schemas,
         begins=described.begins,
@@ -113,14 +111,16 @@ def play(
     limits: ConversationLimits = LIMITS,
     max_tokens: int = 8,
     rewards: dict[str, Any] | None = None,
+    user_code: UserCodeConfig | None = None,
     session: GenerationSession | None = None,
     steps: int = 1,
 ) -> Played:
     """Lead the dialogues of `steps` rollouts, `prompts` rows by `samples` each; the last rollout's episodes."""
     config = DialogueTaskConfig.model_validate({"size": prompts, **task})
-    host = (ThreadHost if config.world.isolate == "thread" else ProcessHost)(config.world_spec, config.world)
-    given = {"functions": [{"kind": "world"}], "max_unscored_batches": 10**6, "missing_window": 10**6}
-    scorer = reward_scorer(RewardsConfig.model_validate({**given, **(rewards or {})}), load=lambda *_: None)  # type: ignore[arg-type]
+    given = user_code or UserCodeConfig(workers=1)
+    host = (ThreadHost if config.isolate == "thread" else ProcessHost)(config.world_spec, given)
+    paid = RewardsConfig.model_validate(rewards or {"functions": [{"kind": "world"}]})
+    scorer = reward_scorer(paid, limits=given, load=lambda *_: None)  # type: ignore[arg-type]
     tokens, heard = PlainTokens(), list[list[Message]]()
     try:
         rules, rows = rules_of(config, host.describe(), limits.context), dialogue_examples(config, host.rows)

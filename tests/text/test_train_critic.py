@@ -259,7 +259,10 @@ def test_a_critic_of_a_shorter_context_is_refused(place: Path) -> None:
 
 
 def test_a_critic_that_is_not_there_is_found_before_a_model_is_loaded(place: Path) -> None:
-    tables = critic_settings(3, path="nowhere") | {"rewards": {"functions": [{"use": "exact_match"}], "workers": 1}}
+    tables = critic_settings(3, path="nowhere") | {
+        "rewards": {"functions": [{"use": "exact_match"}]},
+        "user_code": {"workers": 1},
+    }
     entry = load_recipe("ppo_text")
     with pytest.raises(DataError, match="nowhere"):
         entry.check(entry.config.model_validate(tables))

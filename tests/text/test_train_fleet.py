@@ -50,7 +50,7 @@ alphabet = "0123456789-<>=? "
 [task]
 source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 3
-world.isolate = "thread"
+isolate = "thread"
 [rollout]
 prompts_per_step = 4
 samples_per_prompt = 4
@@ -131,14 +131,14 @@ def test_what_replicas_drew_while_weights_changed_is_replayed_to_the_bit(tmp_pat
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
     table = f'rollout.max_staleness={{steps=1, on_publish="{on_publish}", '
-    assert hone("train", "grpo.toml", table + "record_interleaving=true}", *LONGER, *TABLE, "name=first") == 0
+    assert hone("train", "grpo.toml", table + "interleaving='record'}", *LONGER, *TABLE, "name=first") == 0
     record = read_interleaving(tmp_path / "runs/first/interleaving.jsonl")
     told = [one for batch in range(1, record.batches + 1) for one in record.read_batch(batch).versions.values()]
     assert any(len(one.versions) > 1 for one in told) == (on_publish != "finish")
     assert len(made) == 1
     assert len({replica for replica, _ in made[0].asked}) == 3  # one of two was lost
     cluster = TABLE if on_publish == "keep" else ()
-    assert hone("train", "grpo.toml", table + 'replay_interleaving="runs/first"}', *LONGER, *cluster, "name=again") == 0
+    assert hone("train", "grpo.toml", table + 'interleaving="runs/first"}', *LONGER, *cluster, "name=again") == 0
     found = differences(tmp_path / "runs/first", tmp_path / "runs/again", step=3, but=AHEAD)
     assert [one for one in found if not one.startswith("metrics")] == []  # metrics count replicas and passes
     assert len(made) == 1  # a replay starts no replica

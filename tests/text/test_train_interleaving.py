@@ -83,7 +83,7 @@ def recorded(folder: Path, patch: pytest.MonkeyPatch, on_publish: str, *, steps:
     moments = np.random.default_rng(7).integers(2, 5, size=steps).tolist()
     with patch.context() as inner:
         RandomMoments(moments).install(inner)
-        record = asked(on_publish, "record_interleaving=true")
+        record = asked(on_publish, "interleaving='record'")
         assert hone("train", "grpo.toml", record, *RUN, f"steps={steps}", "name=first") == 0
     return folder / "runs" / "first"
 
@@ -103,7 +103,7 @@ def check_replays(folder: Path, patch: pytest.MonkeyPatch, on_publish: str, *, s
     assert {version for one in found for version in one.versions} >= set(range(steps - 1))
     assert any(len(one.versions) > 1 for one in found) == (on_publish != "finish")
     for number in range(replays):
-        replay = asked(on_publish, 'replay_interleaving="runs/first"')
+        replay = asked(on_publish, 'interleaving="runs/first"')
         assert hone("train", "grpo.toml", replay, *RUN, f"steps={steps}", f"name=again{number}") == 0
         require_equal(folder / "runs" / f"again{number}", first)
 
@@ -112,7 +112,7 @@ def test_a_run_with_publications_at_random_moments_is_replayed_to_the_bit_and_ot
     tmp_path, monkeypatch, capsys
 ):
     check_replays(tmp_path, monkeypatch, "keep", steps=3, replays=1)
-    replay = asked("keep", 'replay_interleaving="runs/first"')
+    replay = asked("keep", 'interleaving="runs/first"')
     path = tmp_path / "runs" / "first" / "interleaving.jsonl"
     names = count()
     capsys.readouterr()
@@ -144,12 +144,9 @@ def test_a_longer_run_is_replayed_three_times(tmp_path, monkeypatch, on_publish)
 def test_there_is_nothing_to_record_where_nothing_depends_on_time(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
-    for table in ("steps=1, record_interleaving=true", 'steps=0, on_publish="keep", record_interleaving=true'):
+    for table in ("steps=1, interleaving='record'", 'steps=0, on_publish="keep", interleaving="record"'):
         assert hone("train", "grpo.toml", f"rollout.max_staleness={{{table}}}", "--dry-run") == 2
         assert "has nothing to record; leave it out" in capsys.readouterr().err
-    both = 'steps=1, on_publish="keep", record_interleaving=true, replay_interleaving="x"'
-    assert hone("train", "grpo.toml", f"rollout.max_staleness={{{both}}}", "--dry-run") == 2
-    assert "leave one out" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # three runs
@@ -157,10 +154,10 @@ def test_a_run_that_was_resumed_is_replayed_as_one(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
     table = 'steps=2, on_publish="recompute"'
-    record = [f"rollout.max_staleness={{{table}, record_interleaving=true}}", *RUN, "rollout.runner=auto"]
+    record = [f"rollout.max_staleness={{{table}, interleaving='record'}}", *RUN, "rollout.runner=auto"]
     assert hone("train", "grpo.toml", *record, "name=first", "steps=3") == 0
     assert hone("train", "grpo.toml", *record, "name=first", "steps=6", "--resume") == 0
-    replay = [f'rollout.max_staleness={{{table}, replay_interleaving="runs/first"}}', *RUN, "rollout.runner=auto"]
+    replay = [f'rollout.max_staleness={{{table}, interleaving="runs/first"}}', *RUN, "rollout.runner=auto"]
     assert hone("train", "grpo.toml", *replay, "name=again", "steps=6") == 0
     require_equal(tmp_path / "runs" / "again", tmp_path / "runs" / "first")
     capsys.readouterr()

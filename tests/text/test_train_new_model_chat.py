@@ -50,7 +50,7 @@ ROWS = {
     "prompt": [{"prompt": [user(q)], "answer": a} for q, a in PAIRS],
     "plain": [{"prompt": q, "completion": a, "answer": a} for q, a in PAIRS],
 }  # fmt: skip
-REWARDS = {"functions": [{"use": "exact_match"}], "workers": 1}
+REWARDS = {"functions": [{"use": "exact_match"}]}
 
 
 @pytest.fixture
@@ -78,7 +78,12 @@ def config(recipe: str, source: str, *, tokenizer: str, steps: int = 2) -> dict[
     }
     if recipe == "sft":
         return {**shared, "batch": 4}
-    return {**shared, "rewards": REWARDS, "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_tokens": 2}}
+    return {
+        **shared,
+        "rewards": REWARDS,
+        "user_code": {"workers": 1},
+        "rollout": {"prompts_per_step": 2, "samples_per_prompt": 2, "max_tokens": 2},
+    }
 
 
 CASES = [

@@ -16,7 +16,7 @@ from hone.text.tasks.task import TaskConfig
 
 MODEL = """{ hidden_size = 16, layers = 1, heads = 2, kv_heads = 1, head_dim = 8, intermediate_size = 24,
 alphabet = 'abcde' }""".replace("\n", " ")
-REWARDS = "rewards = { functions = [{ use = 'exact_match' }], workers = 1 }"
+REWARDS = "rewards = { functions = [{ use = 'exact_match' }] }"
 EVALUATION = f"evaluation = {{ task = {{ source = 'held_out.jsonl' }}, max_tokens = 2, {REWARDS} }}"
 RUNS = {
     "sft": f"""
@@ -26,6 +26,7 @@ batch = 4
 model = {{ new = {MODEL} }}
 task = {{ source = "letters.jsonl" }}
 learner = {{ lr = 0.01 }}
+user_code = {{ workers = 1 }}
 {EVALUATION}
 """,
     "grpo": f"""
@@ -36,6 +37,7 @@ task = {{ source = "letters.jsonl" }}
 rollout = {{ prompts_per_step = 4, samples_per_prompt = 2, max_tokens = 2 }}
 learner = {{ lr = 0.01 }}
 algorithm = {{ kl = 0.1 }}
+user_code = {{ workers = 1 }}
 {REWARDS}
 {EVALUATION}
 """,
@@ -71,7 +73,11 @@ def test_a_run_opens_everything_once(name: str, opened: Counter[str]) -> None:
     """Two datasets, one tokenizer (the reference policy of the KL penalty shares it), one worker for each scorer."""
     Path("run.toml").write_text(RUNS[name], encoding="utf-8")
     api.train("run.toml")
-    assert (opened["datasets"], opened["tokenizers"], opened["started"]) == (2, 1, len(RUNS[name].split("workers")) - 1)
+    assert (opened["datasets"], opened["tokenizers"], opened["started"]) == (
+        2,
+        1,
+        len(RUNS[name].split("rewards = ")) - 1,
+    )
 
 
 def test_a_pipeline_opens_everything_once_for_each_stage(opened: Counter[str]) -> None:

@@ -20,8 +20,10 @@ steps = 2
 {MODEL.replace("[model", "[stage.model")}
 [stage.task]
 source = "sums.jsonl"
-[stage.rewards]
+[stage.user_code]
 workers = 1
+
+[stage.rewards]
 [[stage.rewards.functions]]
 use = "rewards.py:close"
 [stage.rollout]

@@ -84,8 +84,10 @@ compute = "float32"
 path = "runs/sft"
 [task]
 source = "sums.jsonl"
-[rewards]
+[user_code]
 workers = 1
+
+[rewards]
 [[rewards.functions]]
 use = "rewards.py:right"
 [rollout]

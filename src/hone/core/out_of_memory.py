@@ -16,7 +16,7 @@ MEMORY_KEYS = (
     "learner.micro_batch_tokens", "rollout.max_concurrent", "rollout.max_tokens", "rollout.prompts_per_step",
     "rollout.samples_per_prompt", "batch", "model.new.hidden_size", "model.new.layers", "replay.capacity",
     "algorithm.replay_capacity", "replay.batch", "rollout_steps", "env.num_envs", "env.workers", "network.hidden",
-    "novelty.hidden", "finite.copies", "pulls", "rewards.workers", "evaluation.max_concurrent", "evaluation.episodes",
+    "novelty.hidden", "finite.copies", "pulls", "user_code.workers", "evaluation.max_concurrent", "evaluation.episodes",
 )  # fmt: skip
 """Config keys that decide how much memory a run takes, the ones that are lowered first before the others."""
 _WORDS = re.compile(

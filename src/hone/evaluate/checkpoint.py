@@ -37,6 +37,7 @@ from hone.text.evaluate.text_eval import (
     evaluation_config,
     prepare_evaluation,
     prompt_task,
+    user_code_limits,
 )
 
 _ALL = 1 << 40
@@ -117,7 +118,7 @@ def evaluate_checkpoint(
     exam = _prepared(config, run, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed, device)
     try:
         judged = exam.evaluate_policy(loaded)
-        searched = _search(exam, loaded, device)
+        searched = _search(exam, loaded, run, device)
     finally:
         exam.close()
     return PolicyEvaluation(
@@ -141,16 +142,16 @@ def search_run(run: Path, *, device: str) -> SearchRecord | None:
     loaded = _open(policy, device)
     exam = _prepared(config, run, loaded.tokenizer, loaded.decoder.config.max_positions, most, 0, device)
     try:
-        return _search(exam, loaded, device)
+        return _search(exam, loaded, run, device)
     finally:
         exam.close()
 
 
-def _search(exam: TextEvaluation, policy: TokenPolicy, device: str) -> SearchRecord | None:
+def _search(exam: TextEvaluation, policy: TokenPolicy, run: Path | None, device: str) -> SearchRecord | None:
     if exam.config.search is None:
         return None
     load = partial(load_reward_scorer, device=device, tokenizer=policy.tokenizer)
-    search = OpenedSearch(config=exam.config.search, exam=exam, load=load)
+    search = OpenedSearch(config=exam.config.search, exam=exam, load=load, limits=user_code_limits(run))
     try:
         return search.run(policy)
     finally:
@@ -227,7 +228,7 @@ def _judged(policy: Path, loaded: TokenPolicy, wanted: SampleRequest, hearer: St
     if wanted.run is None and not wanted.task.task:
         raise ConfigError(f"{policy} is not in a run: give a prompt with --prompt, or problems with --task")
     config = evaluation_config(wanted.run, wanted.task, problems=wanted.count, seed=wanted.seed).model_copy(
-        update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
+        update={"temperature": wanted.temperature, "seed": wanted.seed}
     )
     context = loaded.decoder.config.max_positions
     exam = _prepared(config, wanted.run, loaded.tokenizer, context, wanted.count, wanted.seed, wanted.device)
@@ -253,7 +254,7 @@ def _prepared(
     """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more. Reward
     functions cannot write into the folder `run`."""
     load = partial(load_reward_scorer, device=device, tokenizer=tokenizer)
-    scorer = reward_scorer(config.rewards, load=load)
+    scorer = reward_scorer(config.rewards, limits=user_code_limits(run), load=load)
     exam = prepare_evaluation(config, tokenizer, context=context, scorer=scorer)
     try:
         scorer.check(exam.examples.column_names(), exam.examples.rows)

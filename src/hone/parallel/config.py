@@ -4,21 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.errors import ResourceError, run_all_checks
-
-_REFUSED: Final = {
-    "collective": "with a lost replica Ray ends the sender as well, and with it everybody else's weights; the "
-    "sender must be an actor, and the weights are the driver's. Leave transport out: the object store sends them to "
-    "each machine once",
-    "ipc": "Ray opens only memory of GPUs that it has assigned, and the driver's is not; on the driver's GPU leave "
-    "[cluster] out: the embedded engine shares the learner's device and copies nothing over a network",
-}
-"""Reasons against carriers of weights that other frameworks have."""
 
 
 class FleetRolloutConfig(Config):
@@ -35,30 +26,12 @@ class FleetRolloutConfig(Config):
     """GPUs of each replica; 0: it generates on CPUs."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of each replica; unset: as many as `cpus`, at least 1."""
-    transport: Literal["auto", "store", "folder"] = "auto"
-    """Way of the weights to the replicas: `store`, Ray's object store; `folder`, a file in `weights_folder`. `auto` is
-    the folder where there is one, else the store."""
     weights_folder: str | None = None
-    """Folder that every machine sees under this path."""
+    """Folder that every machine sees under this path, to pass the weights on in; unset: Ray's object store does."""
     store_mib: int | None = Field(default=None, ge=75)
     """Size of the object store of a local cluster, MiB; unset: room for the weights and a rollout."""
     mixed: bool = False
     """Let replicas compute with different kernels or instruction sets; such a run cannot be repeated to the bit."""
-
-    @field_validator("transport", mode="before")
-    @classmethod
-    def _exists(cls, given: object) -> object:
-        if isinstance(given, str) and given in _REFUSED:
-            raise ValueError(f"{given!r} is refused: {_REFUSED[given]}")
-        return given
-
-    @model_validator(mode="after")
-    def _has_folder(self) -> "FleetRolloutConfig":
-        if self.transport == "folder" and self.weights_folder is None:
-            raise ValueError('transport = "folder" needs weights_folder, which every machine sees under the same path')
-        if self.transport == "store" and self.weights_folder is not None:
-            raise ValueError('weights_folder is for transport = "folder"; leave out one of them')
-        return self
 
     @property
     def replica_threads(self) -> int:

@@ -204,7 +204,7 @@ def _smaller_batches(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryF
 def _checkpointing(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:
     if not run.step.checkpointing:
         changed = replace(run, step=replace(run.step, checkpointing=True))
-        yield _fix(changed, "model.activation_checkpointing=true", "activations computed again", "+30%", "bits")
+        yield _fix(changed, "model.activations=recompute", "activations computed again", "+30%", "bits")
 
 
 def _rounded_again(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:
@@ -219,7 +219,7 @@ def _offloaded(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryFix]:
     if device.is_gpu and not run.step.offload and not run.step.checkpointing:
         changed = replace(run, step=replace(run.step, offload=True))
         words = "activations in the host's memory"
-        yield _fix(changed, "model.activation_offload=true", words, "copies over the bus", "bits")
+        yield _fix(changed, "model.activations=offload", words, "copies over the bus", "bits")
 
 
 def _sleeping(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:

@@ -19,7 +19,7 @@ from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, Kerne
 PLANNED_KEYS: Final = (
     "algorithm.batch", "algorithm.correction.first_stage_steps", "algorithm.critic.path", "algorithm.entropy",
     "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart", "batch", "evaluation", "learner.lr",
-    "learner.micro_batch_tokens", "learner.minibatches", "model.activation_checkpointing", "model.activation_offload",
+    "learner.micro_batch_tokens", "learner.minibatches", "model.activations",
     "model.compute", "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path",
     "model.round_weights_again", "model.weights", "rollout.context", "rollout.kv_cache", "rollout.max_concurrent",
     "rollout.max_staleness", "rollout.max_staleness.steps", "rollout.max_tokens", "rollout.prompts_per_step",
@@ -153,6 +153,10 @@ class PlannedSettings:
         """Type of the weights."""
         return cast("NumberType", self.choice("model.weights", TYPES))
 
+    def replays(self) -> bool:
+        """Answers of a recorded run are drawn again."""
+        return self._values.get("rollout.max_staleness.interleaving") not in (None, "record")
+
     def is_bitwise(self) -> bool:
         """The trainer's products are those of the engine, to the bit."""
         return self.choice("model.exactness", ("parity", "bitwise")) == "bitwise"
@@ -212,6 +216,7 @@ def describe_run(
     if adapter is not None:
         copies |= adapter_copies(*adapter, weights)
     rows, writes = step_rows(recipe, settings), recipe.writes
+    activations = settings.choice("model.activations", ("keep", "recompute", "offload"))
     return RunDimensions(
         shape=shape,
         step=StepSettings(
@@ -223,9 +228,9 @@ def describe_run(
             weights=weights,
             compute=cast("NumberType", compute),
             path=path if on_cpu else "fused",
-            checkpointing=settings.flag("model.activation_checkpointing"),
+            checkpointing=activations == "recompute",
             rounds_again=settings.flag("model.round_weights_again"),
-            offload=settings.flag("model.activation_offload"),
+            offload=activations == "offload",
             entropy=recipe.entropy or settings.number("algorithm.entropy") > 0,
             trained_vocabulary=adapter is None,
             predicts_tokens=recipe.predicts_tokens,
@@ -243,7 +248,7 @@ def describe_run(
 
 def _answers_apart(settings: PlannedSettings) -> bool:
     """Replicas of a cluster write the answers, unless a record of theirs is replayed here."""
-    if not settings.given("cluster") or settings.given("rollout.max_staleness.replay_interleaving"):
+    if not settings.given("cluster") or settings.replays():
         return False
     learns_alone = settings.given("cluster.learner") and not settings.given("cluster.rollout")
     return not learns_alone and settings.count("cluster.rollout.replicas", least=0) > 0
@@ -259,7 +264,7 @@ def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference
     """Networks of the policy's shape beside it, in bytes per parameter. `loads_reference`: the initial policy is one
     more copy; that of a new adapter is its base."""
     size = NUMBER_BYTES[settings.weights()]
-    replays = settings.given("rollout.max_staleness.replay_interleaving")
+    replays = settings.replays()
     penalties = ("algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.correction.first_stage_steps")
     reads_reference = max(settings.number(key) for key in penalties) > 0
     evaluates = recipe.predicts_tokens and settings.given("evaluation")

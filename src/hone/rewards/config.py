@@ -119,34 +119,37 @@ Reward: TypeAlias = Annotated[
 ]
 
 
+class UserCodeConfig(Config):
+    """Processes and limits of reward functions and of worlds, in training and in evaluation."""
+
+    workers: int = Field(default=2, ge=1, le=256)
+    """Processes that run reward functions at the same time."""
+    deadline_s: float = Field(default=10.0, gt=0)
+    """Seconds of wall time that a reward function may take for one answer, and a world for one reply; then its process
+    is killed, and the answer or dialogue has no score."""
+    start_deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds that the import of reward functions or of a world may take."""
+    memory_bytes: int | None = Field(default=None, ge=2**26)
+    """Address space of each process; None for no limit."""
+    confined: bool = True
+    """Keep the processes from signalling others and from writing into the run's folder, as far as the system can; a
+    limit that it cannot hold is a warning."""
+
+
 class RewardsConfig(Config):
-    """All rewards of an answer, and the processes that run the functions among them."""
+    """All rewards of an answer."""
 
     functions: list[Reward] = Field(min_length=1)
     """Their weighted sum is the reward."""
-    workers: int = Field(default=2, ge=1, le=256)
-    """Processes that run them at the same time."""
-    deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds of wall time that one answer may take; then the process is killed and the answer has no score."""
-    start_deadline_s: float = Field(default=60.0, gt=0)
-    """Seconds that a worker may take to import the functions."""
-    memory_bytes: int | None = Field(default=None, ge=2**26)
-    """Address space of each worker; None for no limit."""
-    confined: bool = True
-    """Keep workers from signalling other processes and from writing into the run's folder, as far as the system can; a
-    limit that it cannot hold is a warning."""
     max_abs_score: float = Field(default=1e6, gt=0)
     """Largest size of a score, of one turn's too, and of the weighted sum; an answer beyond it has no score."""
     missing_allowed: float = Field(default=0.05, ge=0, le=1)
-    """Share of the last `missing_window` answers that may lack a score before the run stops."""
-    missing_window: int = Field(default=200, ge=1)
-    """Answers over which the share is taken."""
+    """Share of the last 200 answers that may lack a score before the run stops. Three batches in a row without a single
+    score stop it whatever the share."""
     step_end: str = ""
     """Text that ends a step of an answer, such as ";" or a newline: functions may then return a list with one score
     for each piece of `answer.split(step_end)`, which is paid at the piece's last token; unset: answers have no
     steps."""
-    max_unscored_batches: int = Field(default=3, ge=1)
-    """Batches in a row without a single score after which the run stops."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "RewardsConfig":

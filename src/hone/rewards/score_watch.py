@@ -87,8 +87,8 @@ def reward_fault(*messages: str) -> HoneError:
         return UserCodeError(*messages)
     return ResourceError(
         *messages,
-        "memory ran out in a reward worker, it seems: lower rewards.workers, raise rewards.memory_bytes where it is "
-        "set, or let the function need less",
+        "memory ran out in a reward worker, it seems: lower user_code.workers, raise user_code.memory_bytes where it "
+        "is set, or let the function need less",
     )
 
 

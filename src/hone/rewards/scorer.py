@@ -17,7 +17,7 @@ from hone.core.credit import Metrics
 from hone.core.episodes import ScoreStatus
 from hone.core.judging import DatasetRow, ScoreBatch, Scorer, ScorerInput
 from hone.core.state import State, substate
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.score_watch import UnscoredBudget
 from hone.rewards.scores import RewardResult, RewardScores, combine_results
 from hone.rewards.workers import RewardBatch
@@ -81,6 +81,8 @@ class RewardScorer:
     """Scorer by all rewards of a config, with a limit of unscored answers."""
 
     config: RewardsConfig
+    limits: UserCodeConfig
+    """Limits of the functions among the rewards."""
     members: Sequence[tuple[Sequence[int], RewardMember]]
     """Members, and the places in `config.functions` of their rewards."""
     budget: UnscoredBudget

@@ -25,7 +25,7 @@ from hone.core.judging import DatasetRow
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.wire import decode, encode
 from hone.rewards.code_tests import check_code_reward
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.functions import check_reference
 from hone.rewards.references import ReferenceRule, missing_rows
 from hone.rewards.score_watch import reward_fault
@@ -228,14 +228,14 @@ _MAX_START_FAILURES = 8
 
 
 class RewardWorkerPool:
-    """Scores batches with the functions of a config, in `config.workers` processes. Processes start with the first
+    """Scores batches with the functions of a config, in `limits.workers` processes. Processes start with the first
     `check` or `submit`. Use it as a context manager, or call `close`: nothing that a function started survives it.
     `warnings` are limits that the system lacks, `notices` those that failed later."""
 
-    def __init__(self, config: RewardsConfig, *, clock: Clock | None = None) -> None:
-        self._config, self._functions = config, config.worker_functions
+    def __init__(self, config: RewardsConfig, limits: UserCodeConfig, *, clock: Clock | None = None) -> None:
+        self._limits, self._functions = limits, config.worker_functions
         self._clock = clock or SystemClock()
-        self._names = config.function_names
+        self._names, self._max_abs_score = config.function_names, config.max_abs_score
         self._stats = [_FunctionStats() for _ in self._functions]
         self._changed = threading.Condition()
         self._jobs: deque[_RewardJob] = deque()
@@ -267,7 +267,7 @@ class RewardWorkerPool:
                     check_reference(function.use)
                 for function in self._functions:
                     check_code_reward(function.use, function.options)
-                for number in range(self._config.workers):
+                for number in range(self._limits.workers):
                     name = f"reward-worker-{number}"
                     thread = threading.Thread(target=self._serve, name=name, daemon=True)
                     thread.start()
@@ -314,7 +314,7 @@ class RewardWorkerPool:
                         unit=self._functions[function].unit,
                         form=self._signatures[function].form,
                         job_size=self._stats[function].job_size(),
-                        workers=self._config.workers,
+                        workers=self._limits.workers,
                     )
                 )
             self._changed.notify_all()
@@ -344,7 +344,7 @@ class RewardWorkerPool:
             dict(zip(self._names, columns, strict=True)),
             weights,
             tracebacks=tracebacks,
-            max_abs_score=self._config.max_abs_score,
+            max_abs_score=self._max_abs_score,
             ids=batch.ids,
         )
 
@@ -409,7 +409,7 @@ class RewardWorkerPool:
             self._changed.wait_for(lambda: self._jobs or self._closing or self._fatal)
             if self._closing or self._fatal:
                 return []
-            most = -(-len(self._jobs) // self._config.workers)
+            most = -(-len(self._jobs) // self._limits.workers)
             taken = [self._jobs.popleft()]
             room = self._stats[taken[0].function].max_samples() - taken[0].samples
             while len(taken) < most and self._jobs[0].function == taken[0].function:
@@ -422,16 +422,16 @@ class RewardWorkerPool:
     def _start_worker(self) -> Worker:
         """A worker that has imported all functions, and keeps out of `write_protect`ed folders. Raises UserCodeError,
         ResourceError."""
-        config = self._config
+        limits = self._limits
         process = ChildProcess("hone.rewards.worker", LineParser(), clock=self._clock, abandoned=lambda: self._closing)
         process.start()
         functions = [{"use": function.use, "options": function.options} for function in self._functions]
-        process.send(encode({"functions": functions, "memory_bytes": config.memory_bytes, "confined": config.confined}))
+        process.send(encode({"functions": functions, "memory_bytes": limits.memory_bytes, "confined": limits.confined}))
         try:
-            reply = _parse_message(process.receive(config.start_deadline_s))
+            reply = _parse_message(process.receive(limits.start_deadline_s))
         except ChildLostError as lost:
             process.kill()
-            slow = f"took longer than rewards.start_deadline_s = {config.start_deadline_s:g} s"
+            slow = f"took longer than user_code.start_deadline_s = {limits.start_deadline_s:g} s"
             raise reward_fault(
                 f"importing the reward functions ({', '.join(self._names)}): {slow if lost.timeout else lost}"
             ) from None
@@ -448,7 +448,7 @@ class RewardWorkerPool:
             for signature in cast("list[dict[str, object]]", reply["ready"])
         ]
         gaps = [
-            f"reward functions are not fully confined: {gap}; rewards.confined = false silences this"
+            f"reward functions are not fully confined: {gap}; user_code.confined = false silences this"
             for gap in cast("list[str]", reply["gaps"])
         ]
         with self._changed:
@@ -462,7 +462,7 @@ class RewardWorkerPool:
         process.send(encode({"read_only": list(self._read_only)}))
         faults: list[str] = []
         with contextlib.suppress(ChildLostError):
-            reply = _parse_message(process.receive(self._config.start_deadline_s))
+            reply = _parse_message(process.receive(self._limits.start_deadline_s))
             faults = cast("list[str]", reply.get("faults", []))
         with self._changed:
             self.notices.extend(f"reward functions: {fault}" for fault in faults if fault not in self._told)
@@ -497,10 +497,10 @@ class RewardWorkerPool:
         """Take up the answers to a job; False when a piece of it took the worker down."""
         for number, piece in enumerate(job.pieces):
             try:
-                reply = process.receive(self._config.deadline_s)
+                reply = process.receive(self._limits.deadline_s)
             except ChildLostError as lost:
-                limit_s = self._config.deadline_s
-                reason = f"no answer within rewards.deadline_s = {limit_s:g} s; the worker was killed"
+                limit_s = self._limits.deadline_s
+                reason = f"no answer within user_code.deadline_s = {limit_s:g} s; the worker was killed"
                 slow = failed_result(ScoreStatus.TIMEOUT, reason, seconds=limit_s)
                 result = slow if lost.timeout else failed_result(ScoreStatus.ERROR, str(lost))
                 self._record_lost_worker(job, number, result)

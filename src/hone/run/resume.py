@@ -34,7 +34,7 @@ ALLOWED = AllowedChanges(
         "run.ranks",
         "run.patience_s",
     ),
-    keys_on_request=("learner.", "algorithm.", "rewards.", "rollout."),
+    keys_on_request=("learner.", "algorithm.", "rewards.", "rollout.", "user_code."),
 )
 """Changes that a resume accepts. Those without request do not change what a step computes, but for `steps` where a
 schedule ends with the run. Seed, model, task, environment, replay buffer, device and threads never change: they made

@@ -210,9 +210,7 @@ def read_answers(task: AnswerTaskConfig, kind: AnswerKind) -> ExampleDataset:
         raise DataError(
             f"{task.source} has questions and no scored answers; give a file, or stage:NAME of a collection"
         )
-    return read_examples(
-        task.source, need=_FILE_KINDS[kind], on_bad_row=task.on_bad_row, on_duplicate_id=task.on_duplicate_id
-    )
+    return read_examples(task.source, need=_FILE_KINDS[kind], on_bad_row=task.on_bad_row)
 
 
 def encode_answers(

@@ -13,6 +13,7 @@ from hone.parallel.config import check_cluster
 from hone.rewards.scorer import RewardScorer
 from hone.sources.live import LiveSource
 from hone.text.adapters.verifiers import VerifiersDriver
+from hone.text.dialogues.config import DialogueToolsConfig
 from hone.text.evaluate.dialogues import dialogue_context
 from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.fleet import generating_cluster
@@ -140,12 +141,12 @@ def open_captured_text(
             sessions=rollout.prompts_per_step * rollout.samples_per_prompt,
             context=context,
             deadline_s=agents.deadline_s,
-            patience_s=agents.patience_s,
+            patience_s=5 * agents.deadline_s,
         ),
         clock=clock,
         address=address,
         scorer=inputs.scorer,
-        tool_format=TOOL_FORMATS[agents.tool_format],
+        tool_format=TOOL_FORMATS[(task.tools or DialogueToolsConfig()).format],
         plan=plan,
         driver=driver,
     )
@@ -159,5 +160,5 @@ def _driver(task: TaskConfig) -> VerifiersDriver | None:
         return None
     agents = task.agents or AgentSessionsConfig()
     return VerifiersDriver(
-        name=task.source.removeprefix(VERIFIERS), config=agents.environment, size=task.size, python=agents.python
+        name=task.source.removeprefix(VERIFIERS), config=task.options, size=task.size, python=agents.python
     )

@@ -48,7 +48,7 @@ def open_text_fleet(
 
 def generating_cluster(rollout: RolloutConfig, cluster: ClusterConfig | None) -> ClusterConfig | None:
     """The cluster whose replicas generate. None: the process itself does, which also replays what replicas drew."""
-    if cluster is None or cluster.rollout.replicas == 0 or rollout.asynchrony.replay_interleaving is not None:
+    if cluster is None or cluster.rollout.replicas == 0 or rollout.asynchrony.replayed_run is not None:
         return None
     return cluster
 
@@ -59,8 +59,8 @@ def require_own_engine(rollout: RolloutConfig, cluster: ClusterConfig | None) ->
         return
     if isinstance(rollout.runner, ServerEngine):
         raise ValueError(_TWO_ENGINES)
-    if rollout.asynchrony.record_interleaving and cluster.rollout.mixed:
+    if rollout.asynchrony.records and cluster.rollout.mixed:
         raise ValueError(
-            "rollout.max_staleness.record_interleaving with cluster.rollout.mixed: no replay can repeat the answers of "
+            "rollout.max_staleness.interleaving with cluster.rollout.mixed: no replay can repeat the answers of "
             "replicas with different kernels; leave out one of them"
         )

@@ -39,7 +39,7 @@ from hone.run.store.manifest import config_diff, read_config
 from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.rollout_config import AsyncRolloutConfig
 
-_OWN_KEYS = ("name", "rollout.max_staleness.record_interleaving", "rollout.max_staleness.replay_interleaving")
+_OWN_KEYS = ("name", "rollout.max_staleness.interleaving")
 
 
 @dataclass
@@ -227,13 +227,13 @@ class ReplayedSource(SourceWrapper[TokenPolicy]):
 
 def replayed_record(asynchrony: AsyncRolloutConfig) -> InterleavingRecord | None:
     """The record to be replayed, checked line by line; None where none is. Raises DataError."""
-    run = asynchrony.replay_interleaving
+    run = asynchrony.replayed_run
     return None if run is None else read_interleaving(Path(run) / INTERLEAVING)
 
 
 def check_replay(config: Config, asynchrony: AsyncRolloutConfig) -> list[str]:
     """Check the record of a replay, and that its run had the same settings. Raises DataError and ConfigError."""
-    run = asynchrony.replay_interleaving
+    run = asynchrony.replayed_run
     if run is None:
         return []
     replayed_record(asynchrony)
@@ -246,8 +246,7 @@ def check_replay(config: Config, asynchrony: AsyncRolloutConfig) -> list[str]:
     lines = [line for line in config_diff(before, now) if not ALLOWED.accepts_key(line.split(":", 1)[0])]
     if lines:
         raise ConfigError(
-            f"rollout.max_staleness.replay_interleaving = {run!r}: the recorded run had other settings; undo these "
-            "changes:",
+            f"rollout.max_staleness.interleaving = {run!r}: the recorded run had other settings; undo these changes:",
             *(f"  {line}" for line in lines),
         )
     return []

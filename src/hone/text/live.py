@@ -65,7 +65,7 @@ def prompt_inputs(
     own that do not fit them."""
 
     task, rollout, rewards = config.task, config.rollout, config.rewards
-    dialogue, cluster = open_dialogue(task), generating_cluster(rollout, config.cluster)
+    dialogue, cluster = open_dialogue(task, config.user_code), generating_cluster(rollout, config.cluster)
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
         told = tokenizer
@@ -208,7 +208,7 @@ def engine_actor(
     asynchrony, cluster = rollout.asynchrony, generating_cluster(rollout, cluster)
     if cluster is not None:
         engine = open_text_fleet(policy, rollout, cluster, longest, seed=seed)
-        return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)
+        return RecordingActor(engine) if asynchrony.records else EngineActor(engine)
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
     # A replay has room for all answers that were in progress at one publication, maybe on many replicas.
@@ -226,8 +226,8 @@ def engine_actor(
             kv_cache=rollout.kv_cache,
         ),
     )
-    if asynchrony.replay_interleaving is not None:
+    if asynchrony.replayed_run is not None:
         actor = ReplayingActor(engine)
         actor.start(policy.decoder, versions=asynchrony.steps + 1)
         return actor
-    return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)
+    return RecordingActor(engine) if asynchrony.records else EngineActor(engine)

@@ -16,7 +16,7 @@ from hone.models.language.scalar_head import TokenScorer
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.planner.run_settings import PlannedRecipe, TextLengths
-from hone.rewards.config import RewardModel, RewardsConfig
+from hone.rewards.config import RewardModel, RewardsConfig, UserCodeConfig
 from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.memory_plan import MemoryPlan
@@ -48,6 +48,9 @@ class TextDataConfig(Protocol):
     def seed(self) -> int: ...
 
     @property
+    def user_code(self) -> UserCodeConfig: ...
+
+    @property
     def run(self) -> RunSettings: ...
 
     def answers_evaluation(self) -> EvaluationConfig | None:
@@ -67,6 +70,8 @@ class LanguageRunConfig(RunConfig):
     """The network to start from."""
     task: TaskConfig
     """The data."""
+    user_code: UserCodeConfig = UserCodeConfig()
+    """Processes and limits of the evaluation's reward functions and worlds."""
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, evaluated during training and at the end."""
 
@@ -143,7 +148,7 @@ class TextInputs(Generic[T]):
     def evaluation_dialogue(self) -> OpenedDialogue | None:
         """The world of held-out dialogues, in processes of its own."""
         found = self.config.answers_evaluation()
-        return None if found is None else open_dialogue(found.task)
+        return None if found is None else open_dialogue(found.task, self.config.user_code)
 
     @cached_property
     def examples(self) -> ExampleDataset:
@@ -176,14 +181,18 @@ class TextInputs(Generic[T]):
     def scorer(self) -> RewardScorer:
         """The scorer of training answers, with its worker processes."""
         assert self.rewards is not None
-        return reward_scorer(self.rewards, load=self.reward_model, device=self.config.run.device)
+        return reward_scorer(
+            self.rewards, limits=self.config.user_code, load=self.reward_model, device=self.config.run.device
+        )
 
     @cached_property
     def evaluation_scorer(self) -> RewardScorer:
         """The scorer of held-out answers, with its worker processes."""
         found = self.config.answers_evaluation()
         assert found is not None
-        return reward_scorer(found.rewards, load=self.reward_model, device=self.config.run.device)
+        return reward_scorer(
+            found.rewards, limits=self.config.user_code, load=self.reward_model, device=self.config.run.device
+        )
 
     @cached_property
     def reward_model(self) -> Callable[[str, str], TokenScorer]:
@@ -289,7 +298,9 @@ def _check_search(inputs: TextInputs[T]) -> list[str]:
     if isinstance(scorer, SearchModelScorer | SearchWorldModelScorer) and is_to_come(scorer.path):
         return []
 
-    search = OpenedSearch(config=exam.config.search, exam=exam, load=inputs.reward_model)
+    search = OpenedSearch(
+        config=exam.config.search, exam=exam, load=inputs.reward_model, limits=inputs.config.user_code
+    )
     try:
         search.scorer(inputs.tokenizer[0].decode)
     finally:

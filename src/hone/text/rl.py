@@ -27,7 +27,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.planner.run_settings import PlannedRecipe
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.run.job import OpenedRun, RecipeParts, RunConfig, TrainingJob, no_notices
 from hone.run.loop import Learner, Recipe, Source, SourceWrapper, WithState
 from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
@@ -90,7 +90,9 @@ class TextRunConfig(RunConfig):
     task: DialogueTaskConfig
     """The prompts, or the world of dialogues."""
     rewards: RewardsConfig
-    """Reward functions and the processes that run them; a world's own rewards count without being named."""
+    """Reward functions; a world's own rewards count without being named."""
+    user_code: UserCodeConfig = UserCodeConfig()
+    """Processes and limits of reward functions and worlds, in training and in evaluation."""
     rollout: RolloutConfig
     """Generation of the answers."""
     cluster: ClusterConfig | None = None
@@ -560,7 +562,7 @@ def _server_checks(config: TextRunConfig) -> dict[str, Callable[[], Sequence[str
 
     # A loop of dialogues holds twice as many as the engine answers.
     sessions = min(2 * rollout.max_concurrent, rollout.prompts_per_step * rollout.samples_per_prompt)
-    address, options = task.server, task.world.options
+    address, options = task.server, task.options
     return {"server": lambda: check_server(address, sessions, options)}
 
 

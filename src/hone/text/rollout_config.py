@@ -24,33 +24,37 @@ class AsyncRolloutConfig(Config):
     answers, and the run is reproducible bit for bit. `finish`: the step waits for answers in progress. `recompute`:
     answers continue with the new weights, and the KV cache is recomputed. `keep`: answers continue with the new
     weights and the old KV cache."""
-    record_interleaving: bool = False
-    """Write the policy version of every token to the run's `interleaving.jsonl`, so that the run can be replayed."""
-    replay_interleaving: str | None = Field(default=None, min_length=1)
-    """Folder of a recorded run, to be replayed bit for bit under the same settings."""
+    interleaving: str | None = Field(default=None, min_length=1)
+    """`record`: write the policy version of every token to the run's `interleaving.jsonl`, so that the run can be
+    replayed. Otherwise the folder of a recorded run, to be replayed bit for bit under the same settings."""
 
     @model_validator(mode="after")
     def _depends_on_time(self) -> "AsyncRolloutConfig":
-        if self.record_interleaving and self.replay_interleaving is not None:
+        if self.interleaving is not None and not (self.steps and self.on_publish != "wait"):
             raise ValueError(
-                "record_interleaving and replay_interleaving: a replay has its record already; leave one out"
-            )
-        if (self.record_interleaving or self.replay_interleaving) and not (self.steps and self.on_publish != "wait"):
-            key = "record_interleaving" if self.record_interleaving else "replay_interleaving"
-            raise ValueError(
-                f'{key} with steps = {self.steps} and on_publish = "{self.on_publish}": such a run is the same '
+                f'interleaving with steps = {self.steps} and on_publish = "{self.on_publish}": such a run is the same '
                 "whenever it is repeated, and has nothing to record; leave it out"
             )
         return self
+
+    @property
+    def records(self) -> bool:
+        """True if the interleaving is written down."""
+        return self.interleaving == "record"
+
+    @property
+    def replayed_run(self) -> str | None:
+        """Folder of the run that is replayed; None where none is."""
+        return None if self.records else self.interleaving
 
     def derive(self) -> dict[str, str]:
         """Derived numbers, for `hone plan`."""
         if self.steps == 0:
             return {}
         words = {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
-        if self.replay_interleaving is not None:
-            words["interleaving"] = f"replayed from {self.replay_interleaving}, in one thread"
-        elif self.record_interleaving:
+        if self.replayed_run is not None:
+            words["interleaving"] = f"replayed from {self.replayed_run}, in one thread"
+        elif self.records:
             words["interleaving"] = "recorded"
         return words
 
@@ -119,12 +123,12 @@ class RolloutConfig(Config):
 
     def warnings(self) -> list[str]:
         """Warnings before a run."""
-        if self.mid_rollout_publish is None or self.asynchrony.replay_interleaving is not None:
+        if self.mid_rollout_publish is None or self.asynchrony.replayed_run is not None:
             return []
         again = (
-            "rollout.max_staleness.replay_interleaving = its folder repeats it to the bit"
-            if self.asynchrony.record_interleaving
-            else 'this run cannot be repeated to the bit (with "wait" it can, and with record_interleaving = true)'
+            "rollout.max_staleness.interleaving = its folder repeats it to the bit"
+            if self.asynchrony.records
+            else 'this run cannot be repeated to the bit (with "wait" it can, and with interleaving = "record")'
         )
         return [
             f'rollout.max_staleness.on_publish = "{self.mid_rollout_publish}": which weights drew which token '

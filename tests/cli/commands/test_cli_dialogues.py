@@ -26,7 +26,7 @@ alphabet = "0123456789-<>=? "
 [task]
 source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 4
-world.isolate = "thread"
+isolate = "thread"
 [rollout]
 prompts_per_step = 3
 samples_per_prompt = 4
@@ -37,12 +37,12 @@ lr = 1e-3
 [evaluation]
 max_tokens = 8
 stop = [" "]
-greedy = false
+temperature = 1
 [evaluation.task]
 source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 4
 size = 6
-world.isolate = "thread"
+isolate = "thread"
 """
 
 

@@ -46,10 +46,11 @@ def pipeline(folder: Path) -> str:
     task, learner = '[stage.task]\nsource = "sums.jsonl"', "[stage.learner]\nlr = 1e-2"
     lora = '[stage.model]\npath = "stage:{}"\n[stage.model.lora]\nrank = 2'
     rewards = (
-        '[stage.rewards]\nworkers = 1\n[[stage.rewards.functions]]\nuse = "rewards.py:right"\n[stage.rollout]\n'
+        "[stage.user_code]\nworkers = 1\n"
+        '[[stage.rewards.functions]]\nuse = "rewards.py:right"\n[stage.rollout]\n'
         "prompts_per_step = 4\nsamples_per_prompt = 4\nmax_tokens = 4\n[stage.algorithm]\nkl = 0.1\n"
         '[stage.evaluation]\nmax_tokens = 3\n[stage.evaluation.task]\nsource = "held.jsonl"\n'
-        '[stage.evaluation.rewards]\nworkers = 1\n[[stage.evaluation.rewards.functions]]\nuse = "rewards.py:right"'
+        '[stage.evaluation.rewards]\n[[stage.evaluation.rewards.functions]]\nuse = "rewards.py:right"'
     )
     return (
         'name = "adapted"\n'

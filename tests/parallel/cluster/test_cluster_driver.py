@@ -80,10 +80,10 @@ def test_a_recorded_run_of_replicas_is_replayed_by_one_process(tmp_path, monkeyp
     lay_out(tmp_path)
     table = f'rollout.max_staleness={{steps=2, on_publish="{on_publish}", '
     given = ("grpo.toml", "run.certify=false", "rollout.max_tokens=16", "rollout.max_concurrent=2", "learner.lr=0.1")
-    driver = start(tmp_path, "train", *given, table + "record_interleaving=true}", "name=first", *FLEET)
+    driver = start(tmp_path, "train", *given, table + "interleaving='record'}", "name=first", *FLEET)
     printed, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0, printed
-    assert hone("train", *given, table + 'replay_interleaving="runs/first"}', "name=again") == 0
+    assert hone("train", *given, table + 'interleaving="runs/first"}', "name=again") == 0
     found = differences(tmp_path / "runs/first", tmp_path / "runs/again", step=6)
     assert [one for one in found if not one.startswith(("metrics", "state"))] == []
 

@@ -15,7 +15,6 @@ SMALLER = {
     r"^batch = \d+": "batch = 8",
     r"prompts_per_step = \d+": "prompts_per_step = 4",
     r"best_of:64": "best_of:4",
-    r"rewards = { functions": "rewards = { workers = 1, functions",
     r"samples_per_prompt = \d+": "samples_per_prompt = 16",
 }
 

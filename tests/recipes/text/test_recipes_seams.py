@@ -156,7 +156,7 @@ def test_a_teacher_with_other_tokens_is_refused(place: Path) -> None:
 def test_a_teacher_that_is_not_there_is_found_before_a_model_is_loaded(place: Path) -> None:
     entry = load_recipe("on_policy_distillation")
     config = entry.config.model_validate(
-        settings("on_policy_distillation", steps=1, rewards={"functions": [{"use": "exact_match"}], "workers": 1})
+        settings("on_policy_distillation", steps=1, rewards={"functions": [{"use": "exact_match"}]})
     )
     with pytest.raises(DataError, match=r"teacher"):
         entry.check(config)

@@ -136,7 +136,7 @@ def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
     page = page_of(folder)
     for words in (
         "The bottleneck is rewards or worlds, while nothing was generated (rewards): 30% of a step, 1.2 s of 4.0 s; "
-        "more reward processes (rewards.workers) or faster reward functions would shorten it",
+        "more reward processes (user_code.workers) or faster reward functions would shorten it",
         "learner for rollout 75.0% 36 s 3,000.0 ms",
         "decode: 1.0 s, 25.0% of a step",
         "collect 75.0% 36 s 3,000.0 ms of which prefill 12.5% 6.0 s 500.0 ms",

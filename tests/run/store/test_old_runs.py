@@ -14,6 +14,8 @@ from safetensors.numpy import load_file
 
 from hone import api
 from hone.cli.main import main
+from hone.core.config import ConfigSetting
+from hone.run.store.manifest import present_settings
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "runs_0_1"
 EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))
@@ -103,3 +105,64 @@ def test_old_runs_compare(one: str, other: str, copies: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert f"{one} " in shown
     assert f"{other} " in shown
+
+
+EARLIER: dict[str, object] = {
+    "rewards.workers": 4,
+    "evaluation.rewards.workers": 1,
+    "rewards.missing_window": 50,
+    "task.world.deadline_s": 30.0,
+    "task.world.options": {},
+    "task.world.options.size": 3,
+    "task.world.isolate": "thread",
+    "task.world.message_tokens": 64,
+    "task.tools": None,
+    "task.agents.tool_format": "bracket",
+    "task.on_duplicate_id": "drop",
+    "evaluation.task.config.min_terms": 2,
+    "evaluation.greedy": False,
+    "evaluation.temperature": 0.7,
+    "model.activation_checkpointing": True,
+    "model.activation_offload": False,
+    "rollout.max_staleness.record_interleaving": False,
+    "rollout.max_staleness.replay_interleaving": "runs/first",
+    "rewards.functions.0.options.deadline_s": 5,
+    "learner.lr": 0.1,
+}
+PRESENT: dict[str, object] = {
+    "user_code.workers": 4,
+    "user_code.deadline_s": 30.0,
+    "task.options.size": 3,
+    "task.isolate": "thread",
+    "task.message_tokens": 64,
+    "task.tools.format": "bracket",
+    "evaluation.task.options.min_terms": 2,
+    "evaluation.temperature": 0.7,
+    "model.activations": "recompute",
+    "rollout.max_staleness.interleaving": "runs/first",
+    "rewards.functions.0.options.deadline_s": 5,
+    "learner.lr": 0.1,
+}
+
+
+def test_earlier_keys_are_read_as_the_present_ones() -> None:
+    saved = {key: ConfigSetting(value=value, origin="run.toml:1") for key, value in EARLIER.items()}  # type: ignore[arg-type]
+    assert {key: one.value for key, one in present_settings(saved).items()} == PRESENT
+    assert present_settings(present_settings(saved)) == present_settings(saved)
+
+
+def test_of_two_earlier_keys_the_one_that_was_set_counts() -> None:
+    def read(**origins: str) -> object:
+        saved = {
+            "rewards.deadline_s": ConfigSetting(value=10.0, origin=origins["reward"]),
+            "task.world.deadline_s": ConfigSetting(value=30.0, origin=origins["world"]),
+            "evaluation.greedy": ConfigSetting(value=True, origin="default"),
+            "evaluation.temperature": ConfigSetting(value=1.0, origin="default"),
+        }
+        present = present_settings(saved)
+        assert present["evaluation.temperature"].value == 0.0
+        return present["user_code.deadline_s"].value
+
+    assert read(reward="default", world="run.toml:3") == 30.0
+    assert read(reward="run.toml:2", world="run.toml:3") == 10.0
+    assert read(reward="default", world="default") == 10.0

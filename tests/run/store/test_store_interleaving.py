@@ -109,5 +109,5 @@ def test_a_damaged_record_names_its_line_and_what_is_whole(tmp_path):
     with pytest.raises(DataError, match=":1: no record of an interleaving"):
         read_interleaving(path)
     path.unlink()
-    with pytest.raises(DataError, match=r"missing.*record_interleaving = true"):
+    with pytest.raises(DataError, match=r"missing.*interleaving = \"record\""):
         read_interleaving(path)

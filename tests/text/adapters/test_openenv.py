@@ -33,7 +33,7 @@ alphabet = "0123456789"
 source = "openenv:{address}"
 turns = 2
 size = 4
-world.isolate = "thread"
+isolate = "thread"
 [rollout]
 prompts_per_step = 2
 samples_per_prompt = 2
@@ -199,7 +199,7 @@ def test_wrong_sources_are_refused_at_the_door(
     monkeypatch.chdir(tmp_path)
     config = CONFIG.replace("openenv:{address}", source)
     if not source.startswith("openenv"):
-        config = config.replace("turns = 2\n", "").replace('world.isolate = "thread"\n', "")
+        config = config.replace("turns = 2\n", "").replace('isolate = "thread"\n', "")
     Path("wrong.toml").write_text(config, encoding="utf-8")
     assert main(["plan", "wrong.toml", *options]) == code
     told = capsys.readouterr()

@@ -57,7 +57,8 @@ def test_an_environment_of_verifiers_trains_unchanged(
         f"""
 [task]
 source = "verifiers:sums_env"
-agents = {{ python = "{python}", environment = {{ agent = {{ {harness}runtime = {{ type = "subprocess" }} }} }} }}
+agents = {{ python = "{python}" }}
+options = {{ agent = {{ {harness}runtime = {{ type = "subprocess" }} }} }}
 [rollout]
 prompts_per_step = 2
 samples_per_prompt = 2

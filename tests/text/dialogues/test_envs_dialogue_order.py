@@ -24,7 +24,7 @@ def assert_same(one: Episodes, other: Episodes) -> None:
 def lead(**changes: object) -> Played:
     options = changes.pop("options", {})
     source = changes.pop("source", COUNTING)
-    return play({"source": source, "world": {"options": options}}, **{"prompts": 8, "samples": 2, **changes})  # type: ignore[arg-type]
+    return play({"source": source, "options": options}, **{"prompts": 8, "samples": 2, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_64_dialogues_wait_for_their_worlds_together(tmp_path: Path) -> None:
     """No world begins before all of them have been asked: who asked one after the other would wait for ever."""
     quick = play({"source": COUNTING}, prompts=32)
     options = {"folder": str(tmp_path), "count": 64}
-    together = {"source": "dialogue:dialogue_worlds:Together", "world": {"options": options, "deadline_s": 100.0}}
+    together = {"source": "dialogue:dialogue_worlds:Together", "options": options}
     slow = play(together, prompts=32)
     assert_same(quick.episodes, slow.episodes)
     assert len(list(tmp_path.iterdir())) == 64
@@ -60,7 +60,7 @@ def test_64_dialogues_wait_for_their_worlds_together(tmp_path: Path) -> None:
 def test_threads_and_processes_give_the_same_dialogues() -> None:
     with_rows = {"source": "dialogue:hone.text.games.guess:GuessingGame", "size": 4}
     one = play(with_rows, prompts=4)
-    other = play({**with_rows, "world": {"isolate": "thread"}}, prompts=4)
+    other = play({**with_rows, "isolate": "thread"}, prompts=4)
     assert_same(one.episodes, other.episodes)
     assert one.metrics["turns/mean"] == other.metrics["turns/mean"]
 

@@ -9,7 +9,7 @@ from world_runs import Sayings, play
 from hone.core.dialogue import STOP_REASONS
 from hone.text.tasks.conversation import ConversationLimits
 
-COUNTING = {"source": "dialogue:dialogue_worlds:Counting", "world": {"options": {"turns": 3}}}
+COUNTING = {"source": "dialogue:dialogue_worlds:Counting", "options": {"turns": 3}}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def by_length(tmp_path: Path) -> dict[str, object]:
     (tmp_path / "rewards.py").write_text(
         "def length(completions, **columns):\n    return [len(x) for x in completions]\n"
     )
-    return {"functions": [{"use": "rewards.py:length"}, {"kind": "world"}], "workers": 1}
+    return {"functions": [{"use": "rewards.py:length"}, {"kind": "world"}]}
 
 
 def test_prompts_with_tools_end_with_the_first_turn_without_a_call(asked, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_call_that_cannot_be_read_is_told_and_three_in_a_row_end_the_dialogue(
 
 
 def test_equal_calls_are_counted_and_results_cut(asked, tmp_path: Path) -> None:
-    task = {**asked, **tools("shout", result_tokens=50), "turns": 11}
+    task = {**asked, **tools("shout"), "message_tokens": 50, "turns": 11}
     limits = ConversationLimits(context=2000)
     played = play(task, max_tokens=20, prompts=1, limits=limits, session=Sayings(["[ab]"]), rewards=by_length(tmp_path))
     assert played.metrics["tools/repeats"] == 1
@@ -110,7 +110,7 @@ def test_tools_that_nobody_calls_are_told_in_the_log(asked, tmp_path: Path) -> N
 
 def test_a_world_beside_tools_hears_the_turns_without_calls() -> None:
     said = Sayings(['[double {"number": 4}]', "aa", "a"])
-    task = {**COUNTING, "world": {"options": {"turns": 2}}, **tools("double")}
+    task = {**COUNTING, "options": {"turns": 2}, **tools("double")}
     # The world counts its own turns, and the policy's are numbered through.
     played = play({**task, "source": "dialogue:dialogue_worlds:Lenient"}, max_tokens=40, session=said)
     assert played.episodes.score.tolist() == [3.0] * 8

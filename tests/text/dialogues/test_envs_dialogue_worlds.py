@@ -12,7 +12,8 @@ from world_runs import TABLE, play
 from hone.core.dialogue import PolicyTurn
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import UserCodeError
-from hone.text.dialogues.config import DialogueTaskConfig, DialogueWorldConfig
+from hone.rewards.config import UserCodeConfig
+from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.dialogues.hosted import WorldFaultError, WorldSpec
 from hone.text.dialogues.hosts import ProcessHost, ThreadHost
 
@@ -39,9 +40,8 @@ FAULTS = [
 ]
 
 
-def failing(kind: str, **world: object) -> dict[str, object]:
-    options = {"kind": kind, **world.pop("options", {})}  # type: ignore[dict-item]
-    return {"source": "dialogue:dialogue_worlds:Failing", "world": {"options": options, **world}}
+def failing(kind: str, **options: object) -> dict[str, object]:
+    return {"source": "dialogue:dialogue_worlds:Failing", "options": {"kind": kind, **options}}
 
 
 @pytest.mark.parametrize(("kind", "stop", "status", "reason"), FAULTS)
@@ -49,7 +49,8 @@ def test_a_world_that_fails_costs_its_dialogues_their_score(
     kind: str, stop: str, status: ScoreStatus, reason: str
 ) -> None:
     limits = {"deadline_s": 1.0} if kind == "hangs" else {"memory_bytes": 1 << 32} if kind == "needs memory" else {}
-    played = play(failing(kind, **limits), prompts=2, session=ScriptedSession(SHORT))
+    limited = UserCodeConfig.model_validate(limits)
+    played = play(failing(kind), prompts=2, session=ScriptedSession(SHORT), user_code=limited)
     episodes = played.episodes
     assert set(episodes.status.tolist()) == {status}
     assert np.isnan(episodes.score).all(), "a missing value, never 0"
@@ -84,7 +85,7 @@ def test_a_dialogue_without_a_reward_has_no_score() -> None:
 
 def test_a_flood_is_cut_with_a_notice() -> None:
     played = play(
-        {**failing("floods", message_tokens=100), "turns": 2}, prompts=1, samples=1, session=ScriptedSession(SHORT)
+        {**failing("floods"), "message_tokens": 100, "turns": 2}, prompts=1, samples=1, session=ScriptedSession(SHORT)
     )
     flood = str(played.messages[0][-1]["content"])
     assert len(flood) <= 100
@@ -101,8 +102,8 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
 
 def test_what_a_world_started_dies_with_its_dialogue(tmp_path: Path) -> None:
     mark = tmp_path / "child"
-    task = failing("leaves a child", options={"mark": str(mark)}, deadline_s=1.0)
-    play(task, prompts=1, samples=1, session=ScriptedSession(SHORT))
+    task, limits = failing("leaves a child", mark=str(mark)), UserCodeConfig(deadline_s=1.0)
+    play(task, prompts=1, samples=1, session=ScriptedSession(SHORT), user_code=limits)
     limit = time.monotonic() + 60
     while Path(f"/proc/{mark.read_text()}").exists() and time.monotonic() < limit:
         time.sleep(0.02)
@@ -123,16 +124,16 @@ def test_dialogues_that_cannot_begin_stop_the_step(kind: str, said: str) -> None
 
 
 def test_a_run_of_failing_worlds_stops_with_the_words_of_its_budget() -> None:
-    with pytest.raises(UserCodeError, match="no answer in 2 batches in a row has a score") as error:
-        play(failing("raises"), prompts=2, steps=3, session=ScriptedSession(SHORT), rewards={"max_unscored_batches": 2})
+    with pytest.raises(UserCodeError, match="no answer in 3 batches in a row has a score") as error:
+        play(failing("raises"), prompts=2, steps=3, session=ScriptedSession(SHORT))
     assert "the world has a fault" in str(error.value)
 
 
 def test_a_world_that_is_none_is_refused_with_all_faults() -> None:
-    host = ProcessHost(WorldSpec(reference="dialogue_worlds:Silent", options={"size": 3}), DialogueWorldConfig())
+    host = ProcessHost(WorldSpec(reference="dialogue_worlds:Silent", options={"size": 3}), UserCodeConfig())
     with pytest.raises(UserCodeError, match="has no method close") as error:
         host.describe()
-    assert "task.world.options = {'size': 3}" in str(error.value)
+    assert "task.options = {'size': 3}" in str(error.value)
     host.close()
 
 
@@ -144,7 +145,7 @@ def test_a_world_that_is_none_is_refused_with_all_faults() -> None:
         ({"source": "dialogue:dialogue_worlds:Counting", "turns": 0}, "greater than or equal to 1"),
         ({"source": "data.jsonl", "turns": 3}, "task.turns: for dialogues"),
         ({"source": "data.jsonl", "rows": "rows.jsonl"}, "task.rows: for dialogues"),
-        ({"source": "dialogue:dialogue_worlds:Counting", "world": {"isolate": "thread"}}, "come with hone"),
+        ({"source": "dialogue:dialogue_worlds:Counting", "isolate": "thread"}, "come with hone"),
         ({"source": "data.jsonl", "tools": {}}, "task.tools.use is empty"),
         ({"source": "data.jsonl", "tools": {"use": ["hone:calculater"]}}, "did you mean hone:calculator"),
     ],
@@ -159,7 +160,7 @@ def test_worlds_cannot_write_into_the_run(tmp_path: Path, confined: bool) -> Non
     run = tmp_path / "run"
     run.mkdir()
     spec = WorldSpec(reference="dialogue_worlds:Failing", options={"kind": "writes a file", "mark": str(run / "mark")})
-    host = ProcessHost(spec, DialogueWorldConfig(confined=confined))
+    host = ProcessHost(spec, UserCodeConfig(confined=confined))
     host.describe()
     held = confined and not host.warnings
     host.write_protect(run)
@@ -179,7 +180,7 @@ def test_worlds_cannot_write_into_the_run(tmp_path: Path, confined: bool) -> Non
 
 def test_a_thread_that_answers_late_is_not_heard() -> None:
     spec = WorldSpec(reference="dialogue_worlds:Counting", options={"longest_s": 0.6})
-    host = ThreadHost(spec, DialogueWorldConfig(deadline_s=0.02))
+    host = ThreadHost(spec, UserCodeConfig(deadline_s=0.02))
     numbers = [host.number() for _ in range(4)]
     begun = [host.begin(number, {"start": "a"}, number) for number in numbers]
     failed = [future.exception() for future in begun]
@@ -195,7 +196,7 @@ def test_a_thread_that_answers_late_is_not_heard() -> None:
 
 
 def test_a_lost_zygote_costs_the_open_dialogues_and_the_next_begin_another() -> None:
-    host = ProcessHost(WorldSpec(reference="dialogue_worlds:Counting"), DialogueWorldConfig())
+    host = ProcessHost(WorldSpec(reference="dialogue_worlds:Counting"), UserCodeConfig())
     host.describe()
     one = host.number()
     host.begin(one, {"start": "a"}, 0).result()

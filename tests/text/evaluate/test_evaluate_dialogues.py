@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hone.core.conversation import Message
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.models.language.tokenizers import Tokenizer, byte_tokenizer
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.evaluate.dialogues import (
     DialogueLimits,
@@ -127,7 +127,7 @@ LIMITS = DialogueLimits(max_tokens=8, context=200)
     ],
 )
 def test_templates_that_cannot_be_followed_are_refused_with_both_renderings(text: str, history: str, said: str) -> None:
-    opened = open_dialogue(DialogueTaskConfig.model_validate(CHAT))
+    opened = open_dialogue(DialogueTaskConfig.model_validate(CHAT), UserCodeConfig())
     assert opened is not None
     limits = DialogueLimits(max_tokens=8, context=200, history=history)  # type: ignore[arg-type]
     try:
@@ -140,7 +140,7 @@ def test_templates_that_cannot_be_followed_are_refused_with_both_renderings(text
 
 @pytest.mark.parametrize("text", [TRIMMING, THOUGHTLESS])
 def test_history_by_the_template_takes_them(text: str) -> None:
-    opened = open_dialogue(DialogueTaskConfig.model_validate(CHAT))
+    opened = open_dialogue(DialogueTaskConfig.model_validate(CHAT), UserCodeConfig())
     assert opened is not None
     try:
         opened.check(tokenizer_of(text), DialogueLimits(max_tokens=8, context=200, history="template"))
@@ -160,7 +160,7 @@ def test_history_by_the_template_takes_them(text: str) -> None:
 def test_faults_are_found_before_a_model_is_loaded(
     task: dict, limits: DialogueLimits, error: type[Exception], said: str
 ) -> None:
-    opened = open_dialogue(DialogueTaskConfig.model_validate(task))
+    opened = open_dialogue(DialogueTaskConfig.model_validate(task), UserCodeConfig())
     assert opened is not None
     try:
         with pytest.raises(error, match=said):
@@ -181,7 +181,7 @@ def test_settings_that_do_not_go_together_are_named_with_their_numbers() -> None
 
 def test_a_world_is_paid_without_being_named() -> None:
     functions = [{"use": "exact_match"}]
-    for given_rewards in (None, {"functions": functions}, {"workers": 1}):
+    for given_rewards in (None, {"functions": functions}, {"max_abs_score": 5.0}):
         values = with_world_reward({"task": CHAT, **({} if given_rewards is None else {"rewards": given_rewards})})
         assert values["rewards"]["functions"][-1] == {"kind": "world"}  # type: ignore[index]
     own = {"task": CHAT, "rewards": {"functions": [{"kind": "world", "weight": 2.0}]}}
@@ -194,7 +194,7 @@ def test_tools_that_pay_nothing_need_a_reward(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (tmp_path / "asked.jsonl").write_text('{"prompt": "a"}\n')
     task = {"source": "asked.jsonl", "tools": {"use": ["dialogue_worlds:double"]}}
-    opened = open_dialogue(DialogueTaskConfig.model_validate(task))
+    opened = open_dialogue(DialogueTaskConfig.model_validate(task), UserCodeConfig())
     assert opened is not None
     world = [{"kind": "world"}]
     try:
@@ -207,7 +207,7 @@ def test_tools_that_pay_nothing_need_a_reward(tmp_path: Path, monkeypatch: pytes
 
 def test_rows_of_a_world_come_from_a_file_its_class_or_numbers(tmp_path: Path) -> None:
     def rows(**task: object) -> list[dict[str, object]]:
-        opened = open_dialogue(DialogueTaskConfig.model_validate(task))
+        opened = open_dialogue(DialogueTaskConfig.model_validate(task), UserCodeConfig())
         assert opened is not None
         try:
             return [{"id": one.id, "prompt": one.prompt, **one.columns} for one in opened.examples()]

@@ -19,7 +19,7 @@ from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.scorer import RewardScorer
 from hone.rewards.scores import RewardScores
 from hone.text.evaluate.engine_actor import make_engine
@@ -43,7 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scorer(by: dict[str, Any], cache: Path | None = None, **settings: object) -> RewardScorer:
     ask = {"kind": "rubric", "criteria": [{"name": "truth", "text": "It is true."}]}
     judge = {"kind": "judge", "by": by, "ask": ask, "max_tokens": 12, "cache": None if cache is None else str(cache)}
-    return reward_scorer(RewardsConfig.model_validate({"functions": [{**judge, **settings}]}), load=no_model)
+    return reward_scorer(
+        RewardsConfig.model_validate({"functions": [{**judge, **settings}]}), limits=UserCodeConfig(), load=no_model
+    )
 
 
 def no_model(path: str, weights: str) -> ScalarHeadModel:

@@ -17,7 +17,7 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, LostResourceError, ResourceError
 from hone.core.judging import ScorerInput
 from hone.models.language.scalar_head import ScalarHeadModel
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.scorer import RewardScorer
 from hone.rewards.scores import RewardScores
 from hone.text.evaluate.reward_members import reward_scorer
@@ -40,7 +40,7 @@ def scorer(url: str, folder: Path | None, by: dict[str, Any] | None = None, **ju
     server = {"kind": "server", "url": url, "model": "wise", "deadline_s": 60.0, **(by or {})}
     cache = None if folder is None else str(folder / "cache")
     config = {"kind": "judge", "by": server, "ask": RUBRIC, "cache": cache, **judge}
-    return reward_scorer(RewardsConfig.model_validate({"functions": [config]}), load=no_model)
+    return reward_scorer(RewardsConfig.model_validate({"functions": [config]}), limits=UserCodeConfig(), load=no_model)
 
 
 def no_model(path: str, weights: str) -> ScalarHeadModel:

@@ -22,7 +22,7 @@ from hone.models.language.init import new_model
 from hone.models.language.scalar_head import TokenScorer, load_scalar_head, new_scalar_head
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
-from hone.rewards.config import RewardFunction, RewardsConfig
+from hone.rewards.config import RewardFunction, RewardsConfig, UserCodeConfig
 from hone.rewards.scorer import RewardScorer
 from hone.rewards.scores import RewardScores
 from hone.rewards.workers import FunctionSignature, RewardBatch
@@ -38,15 +38,15 @@ def no_model(path: str, weights: str) -> TokenScorer:
     raise AssertionError(f"{path} {weights}")
 
 
-def scorer_with(config: RewardsConfig) -> RewardScorer:
-    return reward_scorer(config, load=no_model)
+def scorer_with(config: RewardsConfig, *, workers: int = 1) -> RewardScorer:
+    return reward_scorer(config, limits=UserCodeConfig(workers=workers), load=no_model)
 
 
 def test_a_function_of_groups_sees_all_answers_to_a_prompt_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "counts.py").write_text(COUNTS)
     use = f"{tmp_path / 'counts.py'}:company"
-    config = RewardsConfig(functions=[RewardFunction(use=use, unit="group")], workers=2)
-    judge = scorer_with(config)
+    config = RewardsConfig(functions=[RewardFunction(use=use, unit="group")])
+    judge = scorer_with(config, workers=2)
     try:
         tickets = [
             judge.submit(
@@ -99,7 +99,7 @@ def words(completions):
 def scorer_of(folder: Path, *names: str, **settings: object) -> RewardScorer:
     (folder / "rewards.py").write_text(CONVERSATION)
     functions = [{"use": f"{folder / 'rewards.py'}:{name}", **settings} for name in names]
-    return scorer_with(RewardsConfig.model_validate({"functions": functions, "workers": 1}))
+    return scorer_with(RewardsConfig.model_validate({"functions": functions}))
 
 
 def conversation(*answers: str, **columns: object) -> ScorerInput:
@@ -202,9 +202,9 @@ def loader(alphabet: str = "abc") -> ModelLoader:
     return partial(load_reward_scorer, device="cpu", tokenizer=character_tokenizer([alphabet]))
 
 
-def scores_by(rewards: list[dict[str, object]], *answers: ScorerInput, **limits: object) -> RewardScores:
-    config = RewardsConfig.model_validate({"functions": rewards, "workers": 1, **limits})
-    return scores_of(reward_scorer(config, load=loader()), *answers)
+def scores_by(rewards: list[dict[str, object]], *answers: ScorerInput) -> RewardScores:
+    config = RewardsConfig.model_validate({"functions": rewards})
+    return scores_of(reward_scorer(config, limits=UserCodeConfig(workers=1), load=loader()), *answers)
 
 
 def tokens_of(*tokens: int) -> ScorerInput:
@@ -294,7 +294,7 @@ def test_a_server_that_gives_nan_stops_the_run_and_one_that_is_constant_is_told(
         scores_by([{"kind": "server", "url": served.url}], conversation("a"), conversation("b"))
     with served_rewards(lambda body: (200, {"scores": [3.0] * len(body["ids"])})) as served:
         config = RewardsConfig.model_validate({"functions": [{"kind": "server", "url": served.url}]})
-        scorer = reward_scorer(config, load=loader())
+        scorer = reward_scorer(config, limits=UserCodeConfig(workers=1), load=loader())
         scores_of(scorer, *[conversation("a")] * 16)
     assert "gave all of the first 16 answers the same score, 3" in scorer.notes()[0]
 
@@ -315,12 +315,18 @@ def test_all_kinds_add_up_in_the_order_of_the_config(tmp_path: Path) -> None:
 def test_a_reward_that_cannot_score_makes_the_sum_missing_and_stops_the_run(tmp_path: Path) -> None:
     model = {"kind": "model", "path": str(model_folder(tmp_path / "model"))}
     server = {"kind": "server", "url": "http://127.0.0.1:9", "attempts": 1}
-    scores = scores_by([model, server], tokens_of(3))
-    assert scores.status.tolist() == [ScoreStatus.ERROR]
-    assert np.isfinite(scores.functions["model"]).all()
-    assert scores.reasons[0].startswith("server: POST http://127.0.0.1:9")
-    with pytest.raises(UserCodeError, match="no answer in 1 batches in a row has a score"):
-        scores_by([model, server], tokens_of(3), max_unscored_batches=1)
+    config = RewardsConfig.model_validate({"functions": [model, server]})
+    scorer = reward_scorer(config, limits=UserCodeConfig(), load=loader())
+    try:
+        for _ in range(2):
+            scores = scorer.gather([scorer.submit([tokens_of(3)])])
+            assert scores.status.tolist() == [ScoreStatus.ERROR]
+            assert np.isfinite(scores.functions["model"]).all()
+            assert scores.reasons[0].startswith("server: POST http://127.0.0.1:9")
+        with pytest.raises(UserCodeError, match="no answer in 3 batches in a row has a score"):
+            scorer.gather([scorer.submit([tokens_of(3)])])
+    finally:
+        scorer.close()
 
 
 @pytest.mark.parametrize("change", [{"url": "nowhere"}, {"api_key_env": "HONE_NO_SUCH_KEY"}])

@@ -16,7 +16,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.scalar_head import ScoreRange, TokenScorer, new_scalar_head
 from hone.models.language.tokenizers import Tokenizer, character_tokenizer
-from hone.rewards.config import RewardModel, RewardsConfig
+from hone.rewards.config import RewardModel, RewardsConfig, UserCodeConfig
 from hone.rewards.scorer import RewardScorer
 from hone.text.evaluate.reward_members import load_reward_scorer, require_context, reward_scorer
 from hone.text.tasks.world import Prompt
@@ -41,7 +41,7 @@ def scorer_of(config: dict[str, object], *, step_end: str = "") -> RewardScorer:
     def load(path: str, weights: str) -> TokenScorer:
         return load_reward_scorer(path, weights, device="cpu", tokenizer=TOKENIZER)
 
-    return reward_scorer(rewards, load=load)
+    return reward_scorer(rewards, limits=UserCodeConfig(), load=load)
 
 
 def answer(text: str, *, steps: int | None = None) -> ScorerInput:

@@ -16,6 +16,7 @@ from hone.models.language.init import new_model
 from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
+from hone.rewards.config import UserCodeConfig
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.reward_members import load_reward_scorer
 from hone.text.evaluate.search_config import SearchConfig
@@ -125,6 +126,7 @@ def opened(folder: Path) -> OpenedSearch:
         config=evaluation.search,
         exam=exam,
         load=lambda path, weights: load_reward_scorer(path, weights, device="cpu", tokenizer=TOKENIZER),
+        limits=UserCodeConfig(),
     )
 
 

@@ -14,7 +14,7 @@ from hone.engine.clients.openai import OpenAiClient
 from hone.evaluate import checkpoint
 from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.tokenizers import character_tokenizer
-from hone.rewards.config import RewardFunction, RewardsConfig
+from hone.rewards.config import RewardFunction, RewardsConfig, UserCodeConfig
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.evaluate.reward_members import reward_scorer
 from hone.text.evaluate.text_eval import EvaluationConfig, decode_bytes, evaluate_text_server, prepare_evaluation
@@ -58,11 +58,14 @@ def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
     config = EvaluationConfig(
         task=DialogueTaskConfig(source=str(tmp_path / "held.jsonl")),
-        rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
+        rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")]),
         max_tokens=4,
     )
     exam = prepare_evaluation(
-        config, character_tokenizer(["0123456789+="]), context=64, scorer=reward_scorer(config.rewards, load=no_model)
+        config,
+        character_tokenizer(["0123456789+="]),
+        context=64,
+        scorer=reward_scorer(config.rewards, limits=UserCodeConfig(workers=1), load=no_model),
     )
     try:
         judged = evaluate_text_server(exam, client)
@@ -84,10 +87,11 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
     (tmp_path / "score.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
     config = EvaluationConfig(
         task=DialogueTaskConfig(source=str(tmp_path / "held.jsonl")),
-        rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
+        rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")]),
         max_tokens=4,
     )
     monkeypatch.setattr(checkpoint, "evaluation_config", lambda run, task, *, problems, seed: config)
+    monkeypatch.setattr(checkpoint, "user_code_limits", lambda run: UserCodeConfig(workers=1))
     monkeypatch.setattr(checkpoint, "open_tokenizer", lambda source: (character_tokenizer(["0123456789+="]), 64))
     found = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=4, seed=0)
     assert found.scores["eval/score"] == 0.25 and found.scores["eval/tokens_mean"] == 7.0

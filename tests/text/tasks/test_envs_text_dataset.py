@@ -245,9 +245,9 @@ def test_ids(tmp_path: Path) -> None:
     assert [example.id for example in examples] == ["7", "x"]
     text = fault(jsonl(tmp_path, *[{"id": i % 2, "prompt": str(i)} for i in range(4)]))
     assert "2 ids repeat: '0' in rows 1 and 3; '1' in rows 2 and 4" in text
-    assert 'task.on_duplicate_id = "drop"' in text
+    assert 'task.on_bad_row = "drop"' in text
     twice = jsonl(tmp_path, *[{"id": i % 2, "prompt": str(i)} for i in range(4)])
-    kept = read_examples(twice, need="prompt", on_duplicate_id="drop")
+    kept = read_examples(twice, need="prompt", on_bad_row="drop")
     assert [(example.id, example.prompt) for example in kept] == [("0", "0"), ("1", "1")]
     assert kept.warnings == (f"{twice}: 2 of 4 rows repeat an id and were dropped",)
     assert "`id` is missing" in fault(jsonl(tmp_path, {"id": 1, "prompt": "a"}, {"prompt": "b"}))

@@ -205,19 +205,11 @@ _KEY_RANGE = 1 << 24
 """Integers that float32 represents exactly."""
 
 
-class CemPlanning(Config):
-    """Cross-entropy method: a normal distribution of plans, refitted to its best samples (Rubinstein, 1999)."""
+class SampledPlanning(Config):
+    """Planning by simulated plans, which are sampled around the best ones so far."""
 
-    kind: Literal["cem"] = "cem"
-    """Selects this alternative."""
     horizon: int = Field(default=20, ge=1)
     """Simulated steps."""
-    candidates: int = Field(default=64, ge=2)
-    """Plans per iteration."""
-    elites: int = Field(default=8, ge=1)
-    """Number of best plans that the distribution is fitted to."""
-    iterations: int = Field(default=3, ge=1)
-    """Number of refits."""
     particles: int = Field(default=1, ge=1)
     """Particles per plan and member."""
     propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
@@ -229,29 +221,31 @@ class CemPlanning(Config):
     """Standard deviation of the first samples, as a share of half the range of an action."""
 
 
-class MppiPlanning(Config):
+class CemPlanning(SampledPlanning):
+    """Cross-entropy method: a normal distribution of plans, refitted to its best samples (Rubinstein, 1999)."""
+
+    kind: Literal["cem"] = "cem"
+    """Selects this alternative."""
+    candidates: int = Field(default=64, ge=2)
+    """Plans per iteration."""
+    elites: int = Field(default=8, ge=1)
+    """Number of best plans that the distribution is fitted to."""
+    iterations: int = Field(default=3, ge=1)
+    """Number of refits."""
+
+
+class MppiPlanning(SampledPlanning):
     """Model predictive path integral control: the mean of all samples, weighted by exp(return / temperature) (Williams
-    et al., 2017).
-    """
+    et al., 2017)."""
 
     kind: Literal["mppi"]
     """Selects this alternative."""
-    horizon: int = Field(default=20, ge=1)
-    """Simulated steps."""
     candidates: int = Field(default=100, ge=2)
     """Plans per iteration."""
     iterations: int = Field(default=2, ge=1)
     """Number of updates of the mean."""
     temperature: float = Field(default=0.3, gt=0)
     """Temperature in standard deviations of the candidates' returns: low follows the best, high averages."""
-    particles: int = Field(default=1, ge=1)
-    """Particles per plan and member."""
-    propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
-    """`ts_inf`: a particle stays with its member of the ensemble. `ts_1`: it changes member at every step."""
-    correlation: float = Field(default=0.6, ge=0, lt=1)
-    """Correlation of the samples of neighbouring steps."""
-    width: float = Field(default=0.7, gt=0)
-    """Standard deviation of the samples, as a share of half the range of an action."""
 
 
 PlanningConfig = Annotated[CemPlanning | MppiPlanning, Field(discriminator="kind")]

@@ -46,7 +46,7 @@ _REMEDIES: Final = {
     "decode": "more answers at once (rollout.max_concurrent) or more replicas would shorten it",
     "prefill": "shorter prompts, or more answers to each, would shorten it",
     "tools": "more answers at once (rollout.max_concurrent) would fill it, and faster tools shorten it",
-    "rewards": "more reward processes (rewards.workers) or faster reward functions would shorten it",
+    "rewards": "more reward processes (user_code.workers) or faster reward functions would shorten it",
 }
 _OVERLAP: Final = "rollout.max_staleness = 1 would generate during the update"
 _GENERATED: Final = ("decode", "prefill", "bookkeeping")

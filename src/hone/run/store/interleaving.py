@@ -191,7 +191,7 @@ def read_interleaving(path: Path, *, batches: int | None = None) -> Interleaving
     if not path.is_file():
         raise DataError(
             f"{path} is missing: the run recorded no versions; record one with "
-            "rollout.max_staleness.record_interleaving = true"
+            'rollout.max_staleness.interleaving = "record"'
         )
     with path.open("rb") as file:
         first = file.readline()

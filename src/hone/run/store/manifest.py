@@ -5,10 +5,11 @@ Belongs here: the contents of `config.json` and `manifest.json`, and the compari
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError, DataError
@@ -95,7 +96,7 @@ def _shown(config: Mapping[str, ConfigSetting], key: str) -> str:
 
 
 def read_config(path: Path) -> dict[str, ConfigSetting]:
-    """Read `config.json`. Raises DataError naming the file and the key."""
+    """Read `config.json`, under the present keys. Raises DataError naming the file and the key."""
     settings: dict[str, ConfigSetting] = {}
     for key, entry in read_json_object(path).items():
         match entry:
@@ -103,7 +104,7 @@ def read_config(path: Path) -> dict[str, ConfigSetting]:
                 settings[key] = ConfigSetting(value=value, origin=origin)
             case _:
                 raise DataError(f"{path}: {key} must contain a value and its origin")
-    return settings
+    return present_settings(settings)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -119,6 +120,65 @@ def read_manifest(path: Path) -> Manifest:
             return Manifest(format=version, config_hash=digest, created_at=created_at, metadata=facts, changes=changes)
         case _:
             raise DataError(f"{path} is not the manifest of a run")
+
+
+# --------------------------------------------------------------------------------------------------------- earlier keys
+# Keys of configs that runs of 0.1.0 saved, read as the present ones: such runs open, resume and are evaluated.
+#
+# A file that a user wrote is not translated: a key that is gone is refused there, with the nearest present one.
+
+
+MOVED: Final = (
+    (r"rewards\.(workers|deadline_s|start_deadline_s|memory_bytes|confined)", r"user_code.\1"),
+    (r"task\.world\.(deadline_s|start_deadline_s|memory_bytes|confined)", r"user_code.\1"),
+    (r"evaluation\.(?:rewards|task\.world)\.(workers|(?:start_)?deadline_s|memory_bytes|confined)", r"user_code.\1"),
+    (r"(.*\b)?task\.(?:config|world\.options|agents\.environment)(\..*)?", r"\1task.options\2"),
+    (r"(.*\b)?task\.(?:world|tools)\.(?:message|result)_tokens", r"\1task.message_tokens"),
+    (r"(.*\b)?task\.world\.isolate", r"\1task.isolate"),
+    (r"(.*\b)?task\.agents\.tool_format", r"\1task.tools.format"),
+    (r"rollout\.max_staleness\.replay_interleaving", "rollout.max_staleness.interleaving"),
+)
+"""Pattern of a whole key, and the key that says the same now."""
+
+GONE: Final = (
+    r"(.*\b)?rewards\.(missing_window|max_unscored_batches)",
+    r"(.*\b)?task\.(on_duplicate_id|agents\.patience_s|tools\.invalid_in_a_row)",
+    r"cluster\.rollout\.transport",
+)
+"""Patterns of keys without one that says the same."""
+
+SPOKEN: Final = {
+    "model.activation_checkpointing": ("model.activations", {True: "recompute"}),
+    "model.activation_offload": ("model.activations", {True: "offload"}),
+    "rollout.max_staleness.record_interleaving": ("rollout.max_staleness.interleaving", {True: "record"}),
+    "evaluation.greedy": ("evaluation.temperature", {True: 0.0}),
+}
+"""Keys with another value under a present key; a value that is not named leaves the present key as it is."""
+
+
+def present_settings(saved: Mapping[str, ConfigSetting]) -> dict[str, ConfigSetting]:
+    """Settings of a saved run under the present keys. Where two earlier keys became one, a value that was set counts
+    before a default, and an earlier pattern of `MOVED` before a later one."""
+    present: dict[str, ConfigSetting] = {}
+    ranks: dict[str, tuple[bool, int]] = {}
+    for key, setting in saved.items():
+        if any(re.fullmatch(pattern, key) for pattern in GONE):
+            continue
+        new, rank = key, -1
+        if key in SPOKEN:
+            new, values = SPOKEN[key]
+            if not isinstance(setting.value, bool) or setting.value not in values:
+                continue
+            setting, rank = ConfigSetting(value=values[setting.value], origin=setting.origin), -2
+        for place, (pattern, replacement) in enumerate(MOVED):
+            if re.fullmatch(pattern, key):
+                new, rank = re.sub(pattern, replacement, key), place
+                break
+        order = (setting.origin == "default", rank)
+        if new not in present or order < ranks[new]:
+            present[new], ranks[new] = setting, order
+    nested = {key.rpartition(".")[0] for key in present}
+    return {key: one for key, one in present.items() if not (key in nested and one.value in (None, {}))}
 
 
 # --------------------------------------------------------------------------------------------------------------- resume

@@ -199,6 +199,6 @@ def text_action(schema: Json, address: str) -> str:
     if len(chosen) == 1:
         return chosen[0]
     raise ConfigError(
-        f"task.world.options.action: an action of {address} has the fields {', '.join(sorted(own)) or 'none'}; name "
+        f"task.options.action: an action of {address} has the fields {', '.join(sorted(own)) or 'none'}; name "
         'the one that takes the policy\'s text, or "json" where the policy writes the whole action'
     )

@@ -23,26 +23,7 @@ OPENENV: Final = "openenv:"
 """Beginning of a `task.source` that names an OpenEnv server."""
 OPENENV_WORLD: Final = "hone.text.adapters.openenv:OpenEnvWorld"
 DEFAULT_TURNS: Final = 8
-
-
-class DialogueWorldConfig(Config):
-    """Options, processes and limits of a world."""
-
-    options: dict[str, JsonValue] = {}
-    """Passed to the world's class by name, for each dialogue."""
-    deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds that a world may take for an answer; then its process is killed, and the dialogue has no score."""
-    start_deadline_s: float = Field(default=60.0, gt=0)
-    """Seconds that the import of a world may take."""
-    isolate: Literal["process", "thread"] = "process"
-    """`process`: each dialogue's world has a process of its own. `thread`: threads of the trainer, for worlds that come
-    with hone."""
-    message_tokens: int = Field(default=1024, ge=8)
-    """Longest message of a world during a dialogue; a longer one is cut in the middle, and says so."""
-    confined: bool = True
-    """Keep worlds from signalling other processes and from writing into the run's folder, as far as the system can."""
-    memory_bytes: int | None = Field(default=None, ge=2**26)
-    """Address space of each world's process; None for no limit."""
+DEFAULT_MESSAGE_TOKENS: Final = 1024
 
 
 class DialogueToolsConfig(Config):
@@ -54,11 +35,7 @@ class DialogueToolsConfig(Config):
     options: dict[str, dict[str, JsonValue]] = {}
     """Arguments of classes among them, by the name in `use`."""
     format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
-    """Form in which the policy writes calls."""
-    invalid_in_a_row: int = Field(default=3, ge=1)
-    """Turns in a row with a call that cannot be read after which a dialogue is cut."""
-    result_tokens: int = Field(default=256, ge=8)
-    """Longest result of a tool; a longer one is cut in the middle, and says so."""
+    """Form in which the policy writes calls. Three turns in a row with a call that cannot be read end a dialogue."""
     reward: str | None = None
     """Function that scores environments among the tools at the end of a dialogue, as TRL calls it:
     `f(environments, prompts, completions, **columns)`. It runs in the dialogue's process."""
@@ -93,8 +70,12 @@ class DialogueTaskConfig(TaskConfig):
     number as `seed`."""
     turns: int = Field(default=DEFAULT_TURNS, ge=1)
     """Most turns of the policy in a dialogue."""
-    world: DialogueWorldConfig = DialogueWorldConfig()
-    """The world of a dialogue."""
+    message_tokens: int = Field(default=DEFAULT_MESSAGE_TOKENS, ge=8)
+    """Longest message of a world during a dialogue, and longest result of a tool; a longer one is cut in the middle,
+    and says so."""
+    isolate: Literal["process", "thread"] = "process"
+    """`process`: each dialogue's world has a process of its own. `thread`: threads of the trainer, for worlds that come
+    with hone."""
     tools: DialogueToolsConfig | None = None
     """Tools that the policy may call; with prompts in place of a world, the first turn without a call ends a
     dialogue."""
@@ -102,7 +83,7 @@ class DialogueTaskConfig(TaskConfig):
     @property
     def is_dialogue(self) -> bool:
         """True if answers are answered."""
-        return self.has_world or self.tools is not None
+        return self.has_world or (self.tools is not None and not self.is_captured)
 
     @property
     def has_world(self) -> bool:
@@ -115,6 +96,10 @@ class DialogueTaskConfig(TaskConfig):
         return self.source.removeprefix(OPENENV) if self.source.startswith(OPENENV) else None
 
     @property
+    def takes_options(self) -> bool:
+        return super().takes_options or self.has_world
+
+    @property
     def is_generated(self) -> bool:
         return super().is_generated or (self.has_world and self.rows is None)
 
@@ -124,21 +109,26 @@ class DialogueTaskConfig(TaskConfig):
         server = {} if self.server is None else {"address": self.server}
         return WorldSpec(
             reference=reference if self.server is None else OPENENV_WORLD,
-            options={**server, **self.world.options},
+            options={**server, **self.options},
             tools=() if self.tools is None else self.tools.uses,
             reward=None if self.tools is None else self.tools.reward,
         )
 
     @model_validator(mode="after")
     def _dialogue_keys_fit(self) -> "DialogueTaskConfig":
-        world_keys = {"rows": self.rows is not None, "world.options": bool(self.world.options)}
-        keys = {"world": self.world != DialogueWorldConfig(), "turns": self.turns != DEFAULT_TURNS}
-        wrong = [name for name, is_set in world_keys.items() if is_set and not self.has_world]
+        keys = {
+            "turns": self.turns != DEFAULT_TURNS,
+            "message_tokens": self.message_tokens != DEFAULT_MESSAGE_TOKENS,
+            "isolate": self.isolate != "process",
+        }
+        wrong = ["rows"] if self.rows is not None and not self.has_world else []
         wrong += [name for name, is_set in keys.items() if is_set and not self.is_dialogue]
         if wrong:
             named = ", ".join(f"task.{name}" for name in wrong)
             raise ValueError(f"{named}: for dialogues; name a world in task.source, as {PREFIX}file.py:Class")
-        if self.tools is not None and not self.tools.use and not self.has_world:
+        if self.is_captured and self.tools is not None and self.tools.model_fields_set - {"format"}:
+            raise ValueError("task.tools: agents bring tools of their own; only task.tools.format is for them")
+        if self.is_dialogue and self.tools is not None and not self.tools.use and not self.has_world:
             raise ValueError("task.tools.use is empty, and there is no world to hand calls to; name a tool")
         return self
 
@@ -163,9 +153,9 @@ class DialogueTaskConfig(TaskConfig):
             for name in [*code, *(self.tools.use if self.tools else [])]
             if not name.startswith(("hone.", "hone:", "mcp:"))
         ]
-        if self.world.isolate == "thread" and own:
+        if self.isolate == "thread" and own:
             raise ValueError(
-                f'task.world.isolate = "thread" is for worlds that come with hone, and {own[0]} is not: its code could '
+                f'task.isolate = "thread" is for worlds that come with hone, and {own[0]} is not: its code could '
                 "take the trainer down; leave it out"
             )
         return self
@@ -185,7 +175,7 @@ def dialogue_examples(
         path = Path(task.rows)
         file_rows = read_rows(path, max_row_bytes=MAX_ROW_BYTES)
         if {"prompt", "messages", "text"} & {name for row in file_rows for name in row.columns}:
-            return read_examples(path, need="prompt", on_bad_row=task.on_bad_row, on_duplicate_id=task.on_duplicate_id)
+            return read_examples(path, need="prompt", on_bad_row=task.on_bad_row)
         return _built([row.columns for row in file_rows], str(path), [row.number for row in file_rows])
     rows = rows_of(task.size, task.seed)
     if rows is None:

@@ -203,6 +203,10 @@ class DialogueTokens(Protocol):
         ...
 
 
+INVALID_IN_A_ROW: Final = 3
+"""Turns in a row with a call that cannot be read after which a dialogue is cut."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialogueRules:
     """Limits of a dialogue, and the form of its calls."""
@@ -211,10 +215,7 @@ class DialogueRules:
     context: int
     """Most tokens of a dialogue."""
     message_tokens: int
-    """Longest message of a world."""
-    result_tokens: int
-    """Longest result of a tool."""
-    invalid_in_a_row: int
+    """Longest message of a world, and longest result of a tool."""
     format: ToolFormat | None = None
     """Form of calls; None: calls are not looked for."""
     schemas: tuple[ToolSchema, ...] = ()
@@ -280,7 +281,7 @@ class DialogueEnvironment:
             turns_left=max(0, self._rules.turns - conversation.turns),
             tokens_left=max(0, self._rules.context - len(conversation.transcript.tokens)),
         )
-        if record.invalid_in_a_row >= self._rules.invalid_in_a_row:
+        if record.invalid_in_a_row >= INVALID_IN_A_ROW:
             return _ready(EnvironmentReply(done=True, stop="invalid_calls"))
         if not self._rules.begins and not said.calls and said.fault is None:
             return _ready(EnvironmentReply(done=True))  # nobody but tools, and none was called
@@ -400,9 +401,8 @@ class DialogueEnvironment:
 
     def _cut(self, message: Message) -> Message:
         """The message, cut in the middle where it is too long."""
-        limit = self._rules.result_tokens if message["role"] == "tool" else self._rules.message_tokens
         text = str(message["content"])
-        cut = cut_result(text, limit, encode=self._tokens.encode, decode=self._tokens.decode)
+        cut = cut_result(text, self._rules.message_tokens, encode=self._tokens.encode, decode=self._tokens.decode)
         return message if cut == text else {**message, "content": cut}
 
 

@@ -284,7 +284,7 @@ def _load_class(reference: str, options: Mapping[str, object]) -> Callable[..., 
     try:
         inspect.signature(make).bind(**options)
     except (TypeError, ValueError) as error:
-        faults.append(f"{KIND} {reference!r} does not take task.world.options = {dict(options)}: {error}")
+        faults.append(f"{KIND} {reference!r} does not take task.options = {dict(options)}: {error}")
     methods = ("begin", "answer", "close") if inspect.isclass(make) else ()
     missing = [name for name in methods if not callable(inspect.getattr_static(make, name, None))]
     if missing:

@@ -23,7 +23,7 @@ from hone.core.errors import HoneError, ResourceError, UserCodeError
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, encode, unpack
-from hone.text.dialogues.config import DialogueWorldConfig
+from hone.rewards.config import UserCodeConfig
 from hone.text.dialogues.hosted import (
     HostedDialogue,
     Json,
@@ -54,8 +54,8 @@ class _Pending:
 class ProcessHost:
     """Implements `WorldHost` for user code. Starts with `describe`, or with the first dialogue."""
 
-    def __init__(self, spec: WorldSpec, config: DialogueWorldConfig, *, clock: Clock | None = None) -> None:
-        self._spec, self._config, self._clock = spec, config, clock or SystemClock()
+    def __init__(self, spec: WorldSpec, limits: UserCodeConfig, *, clock: Clock | None = None) -> None:
+        self._spec, self._limits, self._clock = spec, limits, clock or SystemClock()
         self._description = WorldDescription()
         self.warnings: list[str] = []
         """Limits that the system cannot hold."""
@@ -87,7 +87,7 @@ class ProcessHost:
     def rows(self, size: int, seed: int) -> list[dict[str, object]] | None:
         """The rows that the world brings, or None. Raises UserCodeError."""
         number = self.number()
-        future = self._ask(number, "rows", {"size": size, "seed": seed}, self._config.start_deadline_s)
+        future = self._ask(number, "rows", {"size": size, "seed": seed}, self._limits.start_deadline_s)
         try:
             return cast("list[dict[str, object]] | None", future.result())
         except WorldFaultError as fault:
@@ -99,11 +99,11 @@ class ProcessHost:
         return next(self._numbers)
 
     def begin(self, dialogue: int, columns: Mapping[str, object], seed: int) -> "Future[WorldTurn]":
-        return self._ask(dialogue, "begin", {"columns": columns, "seed": seed}, self._config.deadline_s)
+        return self._ask(dialogue, "begin", {"columns": columns, "seed": seed}, self._limits.deadline_s)
 
     def answer(self, dialogue: int, said: PolicyTurn) -> "Future[WorldTurn]":
         first = not self._description.begins and dialogue not in self._living
-        return self._ask(dialogue, "first" if first else "answer", asdict(said), self._config.deadline_s)
+        return self._ask(dialogue, "first" if first else "answer", asdict(said), self._limits.deadline_s)
 
     def end(self, dialogue: int) -> None:
         with self._lock:
@@ -179,21 +179,21 @@ class ProcessHost:
 
     def _start(self) -> None:
         """Start the zygote and the thread; the caller holds the lock. Raises UserCodeError, ResourceError."""
-        config = self._config
+        limits = self._limits
         child = ChildProcess("hone.text.dialogues.zygote", LineParser(), clock=self._clock)
         child.start()
         hello = {
             "world": self._spec.to_json(),
-            "confined": config.confined,
+            "confined": limits.confined,
             "read_only": self._read_only,
-            "memory_bytes": config.memory_bytes,
+            "memory_bytes": limits.memory_bytes,
         }
         child.send(encode(hello))
         try:
-            reply = cast("Json", decode(child.receive(config.start_deadline_s)))
+            reply = cast("Json", decode(child.receive(limits.start_deadline_s)))
         except ChildLostError as lost:
             child.kill()
-            slow = f"took longer than task.world.start_deadline_s = {config.start_deadline_s:g} s"
+            slow = f"took longer than user_code.start_deadline_s = {limits.start_deadline_s:g} s"
             raise ResourceError(f"importing {self._spec.name}: {slow if lost.timeout else lost}") from None
         if "refused" in reply:
             child.kill()
@@ -201,7 +201,7 @@ class ProcessHost:
         self._child = child
         self._description = WorldDescription.from_json(reply["ready"])
         self.warnings = [
-            f"worlds are not fully confined: {gap}; task.world.confined = false silences this" for gap in reply["gaps"]
+            f"worlds are not fully confined: {gap}; user_code.confined = false silences this" for gap in reply["gaps"]
         ]
         if self._wake_fd < 0:
             self._woken_fd, self._wake_fd = os.pipe()
@@ -321,8 +321,8 @@ class ThreadHost:
     """Implements `WorldHost`: plain methods run in a pool of threads, coroutines in one event loop. A thread cannot be
     killed: an answer after its deadline is ignored, and counted."""
 
-    def __init__(self, spec: WorldSpec, config: DialogueWorldConfig) -> None:
-        self._spec, self._config = spec, config
+    def __init__(self, spec: WorldSpec, limits: UserCodeConfig) -> None:
+        self._spec, self._limits = spec, limits
         self.warnings: list[str] = []
         self._world: LoadedWorld | None = None
         self._dialogues: dict[int, HostedDialogue] = {}
@@ -398,13 +398,13 @@ class ThreadHost:
             return result
 
         try:
-            async with asyncio.timeout(self._config.deadline_s):
+            async with asyncio.timeout(self._limits.deadline_s):
                 result = await asyncio.get_running_loop().run_in_executor(self._pool, call)
                 turn = result if isinstance(result, dict) else checked(await result, name)
                 return turn_from_json(cast("Json", turn))
         except TimeoutError:
             given_up.set()
-            reason = f"{name} gave no answer within {self._config.deadline_s:g} s"
+            reason = f"{name} gave no answer within {self._limits.deadline_s:g} s"
             raise WorldFaultError(reason, status=ScoreStatus.TIMEOUT) from None
         except WorldContractError as error:
             raise WorldFaultError(str(error)) from None

@@ -15,7 +15,7 @@ from hone.core.conversation import Message, Turn
 from hone.core.dialogue import WorldTurn
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.config import RewardsConfig, RewardWorld
+from hone.rewards.config import RewardsConfig, RewardWorld, UserCodeConfig
 from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig, dialogue_examples
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
 from hone.text.dialogues.hosted import WorldDescription, WorldFaultError
@@ -136,9 +136,7 @@ class OpenedDialogue:
         return DialogueRules(
             turns=task.turns,
             context=limits.context,
-            message_tokens=task.world.message_tokens,
-            result_tokens=task.world.message_tokens if tools is None else tools.result_tokens,
-            invalid_in_a_row=1 if tools is None else tools.invalid_in_a_row,
+            message_tokens=task.message_tokens,
             format=None if tools is None else TOOL_FORMATS[tools.format],
             schemas=self.description.schemas,
             begins=self.description.begins,
@@ -166,12 +164,12 @@ class OpenedDialogue:
             self.host.end(number)
 
 
-def open_dialogue(task: DialogueTaskConfig) -> OpenedDialogue | None:
+def open_dialogue(task: DialogueTaskConfig, limits: UserCodeConfig) -> OpenedDialogue | None:
     """The world and tools of a task, which start with their first use; None for prompts that are answered once."""
     if not task.is_dialogue:
         return None
-    host = ThreadHost if task.world.isolate == "thread" else ProcessHost
-    return OpenedDialogue(task, host(task.world_spec, task.world))
+    host = ThreadHost if task.isolate == "thread" else ProcessHost
+    return OpenedDialogue(task, host(task.world_spec, limits))
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,10 +128,9 @@ class ModelSource(Config):
     exactness: Literal["parity", "bitwise"] = "parity"
     """`bitwise`: the trainer reproduces the log-probabilities recorded during generation to the last bit, in float32 on
     a CPU, with generation by torch, slower. `parity` agrees to about 1e-6 nats."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of storing them (activation checkpointing)."""
-    activation_offload: bool = False
-    """Keep activations in the host's memory until the backward pass (GPU only): the same bits; copies take time."""
+    activations: Literal["keep", "recompute", "offload"] = "keep"
+    """Activations between the passes: `keep` them, `recompute` them in the backward pass (activation checkpointing), or
+    `offload` them to the host's memory until then (GPU only; copies take time). The bits are the same."""
     round_weights_again: bool = False
     """Round the weights again in the backward pass of mixed precision instead of keeping bfloat16 copies of them: the
     same bits, 2 bytes less for each weight."""
@@ -153,10 +152,6 @@ class ModelSource(Config):
                 'model.lora with model.weights = "bfloat16": merging would round the adapter away; keep model.weights '
                 '= "float32" (model.compute = "bfloat16" is as fast)'
             )
-        if self.activation_offload and self.activation_checkpointing:
-            raise ValueError(
-                "model.activation_offload moves what model.activation_checkpointing computes again: set one of the two"
-            )
         if self.weights == "bfloat16" and self.compute == "float32":
             raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
         low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]
@@ -168,10 +163,10 @@ class ModelSource(Config):
 
     def require_own_memory(self, device: str) -> None:
         """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
-        if self.activation_offload and not device.startswith("cuda"):
+        if self.activations == "offload" and not device.startswith("cuda"):
             raise ConfigError(
-                f"model.activation_offload = true needs a GPU; with run.device = {device!r} activations are in the "
-                "host's memory anyway: remove it, or set model.activation_checkpointing = true"
+                f'model.activations = "offload" needs a GPU; with run.device = {device!r} activations are in the '
+                'host\'s memory anyway: remove it, or set model.activations = "recompute"'
             )
 
     def resolved_compute(self, device: str) -> str:
@@ -196,13 +191,13 @@ def open_policy(
             _architecture(source.new, tokenizer),
             seed=seed,
             dtype=source.weights,
-            checkpoint_activations=source.activation_checkpointing,
+            checkpoint_activations=source.activations == "recompute",
         ).to(device)
     else:
         assert source.path is not None
         folder = policy_folder(Path(source.path))
         tokenizer = tokenizer or load_policy_tokenizer(folder)
-        recompute = source.activation_checkpointing
+        recompute = source.activations == "recompute"
         if source.lora is None:
             decoder = load_model(folder, device=device, dtype=source.weights, checkpoint_activations=recompute)
         else:
@@ -224,7 +219,7 @@ def _set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
     source.require_own_memory(device)
     decoder.set_compute_dtype(source.resolved_compute(device))
     decoder.rounds_weights_again = source.round_weights_again
-    decoder.offloads_activations = source.activation_offload
+    decoder.offloads_activations = source.activations == "offload"
 
 
 def has_fast_bfloat16(device: str) -> bool:
@@ -344,7 +339,7 @@ def open_scorer(
         model = new_scalar_head(policy.decoder, seed=seed, reads=reads).to(device)
         return TokenScorer(model, policy.tokenizer, adapter=policy.adapter)
     model = load_scalar_head(
-        folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
+        folder, device=device, dtype=source.weights, checkpoint_activations=source.activations == "recompute"
     )
     model.train()
     tokenizer = tokenizer or load_tokenizer(folder)

@@ -35,6 +35,7 @@ from hone.text.evaluate.dialogues import (
 )
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.evaluate.text_eval import user_code_limits
 from hone.text.tasks.conversation import ConversationLimits, ConversationLoop
 from hone.text.tasks.dataset import Example
 from hone.text.tasks.scored_rows import PromptContent
@@ -170,7 +171,7 @@ def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
     )
     source = ModelSource(path=str(wanted.policy))
     policy = open_policy(source, seed=0, device=wanted.device, temperature=wanted.temperature or 1.0)
-    dialogue = open_dialogue(settings.task)
+    dialogue = open_dialogue(settings.task, user_code_limits(wanted.run))
     if dialogue is None:
         raise ConfigError(
             f"{wanted.policy}: its task has neither a world nor tools; name a world: hone play file.py:Class"

@@ -24,7 +24,7 @@ from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.scalar_head import ScalarHeadModel, TokenScorer, load_scalar_head, read_score_range
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
 from hone.process.wire import pack
-from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer, RewardWorld
+from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer, RewardWorld, UserCodeConfig
 from hone.rewards.judges.config import RewardJudge
 from hone.rewards.score_watch import ScoreWatch, UnscoredBudget
 from hone.rewards.scorer import MeasuredMember, RewardMember, RewardScorer, reward_batch
@@ -272,9 +272,11 @@ def _world_result(dialogue: DialogueOutcome | None) -> RewardResult:
     return result_from_value(dialogue.rewards)
 
 
-def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cpu") -> RewardScorer:
-    """The scorer of a config, with local judges on `device`; it loads nothing before the first check or answer. Raises
-    ConfigError for an address that cannot be one, or a key that the environment lacks."""
+def reward_scorer(
+    config: RewardsConfig, *, limits: UserCodeConfig, load: ModelLoader, device: str = "cpu"
+) -> RewardScorer:
+    """The scorer of a config, its functions within `limits`, with local judges on `device`; it loads nothing before the
+    first check or answer. Raises ConfigError for an address that cannot be one, or a key that the environment lacks."""
     functions = [place for place, reward in enumerate(config.functions) if isinstance(reward, RewardFunction)]
     members: list[tuple[Sequence[int], RewardMember]] = []
     measured: dict[str, MeasuredMember] = {}
@@ -296,11 +298,8 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
         elif isinstance(reward, RewardWorld):
             members.append(([place], _WorldRewardMember()))
         elif place == functions[0]:
-            members.append((functions, _FunctionMember(RewardWorkerPool(config))))
-    budget = UnscoredBudget(
-        allowed=config.missing_allowed, window=config.missing_window, max_unscored_batches=config.max_unscored_batches
-    )
-    return RewardScorer(config, members, budget, measured=measured)
+            members.append((functions, _FunctionMember(RewardWorkerPool(config, limits))))
+    return RewardScorer(config, limits, members, UnscoredBudget(allowed=config.missing_allowed), measured=measured)
 
 
 ServerTicket: TypeAlias = "Future[list[RewardResult]]"

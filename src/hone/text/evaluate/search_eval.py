@@ -18,7 +18,7 @@ from hone.core.generation import Completion, GenerationSession, Request, Samplin
 from hone.core.judging import Scorer
 from hone.estimators.means import mean_interval, paired_difference
 from hone.models.language.token_policy import TokenPolicy
-from hone.rewards.config import Reward
+from hone.rewards.config import Reward, UserCodeConfig
 from hone.rewards.functions import extract_answer
 from hone.rewards.scorer import RewardScorer
 from hone.run.store.records import ORACLE, PlanScore, SearchRecord
@@ -344,6 +344,8 @@ class OpenedSearch:
     exam: TextEvaluation
     load: ModelLoader
     """Folder and data type of the weights -> reward model."""
+    limits: UserCodeConfig
+    """Limits of the functions of a verifier."""
     opened: list[RewardScorer] = field(default_factory=list[RewardScorer])
 
     def run(self, policy: TokenPolicy) -> SearchRecord:
@@ -423,7 +425,7 @@ class OpenedSearch:
         )
 
     def _verifier(self, asked: SearchVerifierScorer, functions: list[Reward]) -> RewardScorer:
-        scorer = reward_scorer(asked.rewards(functions), load=self.load)
+        scorer = reward_scorer(asked.rewards(functions), limits=self.limits, load=self.load)
         self.opened.append(scorer)
         scorer.check(self.exam.examples.column_names(), self.exam.examples.rows)
         return scorer

@@ -23,7 +23,7 @@ from hone.engine.clients.openai import OpenAiClient, OpenAiCompletion, OpenAiReq
 from hone.estimators.means import Estimate, mean_interval
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.scorer import EachAnswerScorer, RewardScorer
 from hone.run.saved_config import config_tree, table_of
 from hone.run.store.evaluations import AnswerRow
@@ -64,10 +64,8 @@ class EvaluationConfig(Config):
     """Largest number of tokens of an answer."""
     every: int = Field(default=0, ge=0)
     """Iterations between evaluations during training; 0 evaluates at the end only."""
-    greedy: bool = True
-    """Greedy decoding; otherwise sampling at `temperature`."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Temperature of sampling."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Temperature of sampling; 0: greedy decoding."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Stop strings of an answer."""
     max_concurrent: int = Field(default=64, ge=1)
@@ -98,18 +96,17 @@ class EvaluationConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _greedy_has_no_temperature(self) -> "EvaluationConfig":
-        if self.greedy and self.temperature != 1.0:
-            raise ValueError(
-                f"temperature = {self.temperature} has no effect on greedy answers; set greedy = false, or remove it"
-            )
+    def _rewards_take_single_answers(self) -> "EvaluationConfig":
         self.rewards.check_group_size(1, "an evaluation, with one answer to each prompt,")
         return self
 
     def sampling(self) -> SamplingParams:
         """Sampling parameters of the evaluation."""
         return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, greedy=self.greedy, stop=tuple(self.stop)
+            max_tokens=self.max_tokens,
+            temperature=self.temperature or 1.0,
+            greedy=self.temperature == 0,
+            stop=tuple(self.stop),
         )
 
 
@@ -371,14 +368,14 @@ def prepare_evaluation(
 ) -> TextEvaluation:
     """Lay out the prompts, of `examples` where they were read before; starts no engine or worker. Raises ConfigError,
     DataError."""
-    dialogue = open_dialogue(config.task) if dialogue is None else dialogue
+    dialogue = open_dialogue(config.task, scorer.limits) if dialogue is None else dialogue
     if examples is None:
         examples = config.task.examples() if dialogue is None else dialogue.examples()
     dialogues, with_tools = None, tokenizer
     if dialogue is not None:
         context = dialogue_context(config.context, context)
-        limits = DialogueLimits(max_tokens=config.max_tokens, context=context, history=config.history)
-        dialogues, with_tools = _DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
+        lengths = DialogueLimits(max_tokens=config.max_tokens, context=context, history=config.history)
+        dialogues, with_tools = _DialogueEvaluation(dialogue, tokenizer, lengths), dialogue.tokenizer(tokenizer)
     room = context - config.max_tokens
     further_tokens = 0
     if second_answer is not None:
@@ -448,6 +445,16 @@ def evaluation_config(
     fresh = FRESH_SEED_OFFSET + seed if seed else 0
     task = config.task.model_copy(update={"size": problems, "seed": config.task.seed + fresh})
     return config.model_copy(update={"task": task})
+
+
+def user_code_limits(run: Path | None) -> UserCodeConfig:
+    """The limits of a run's user code; the defaults without a run. Raises DataError for a table that is not one."""
+    if run is None:
+        return UserCodeConfig()
+    try:
+        return UserCodeConfig.model_validate(table_of(config_tree(run), "user_code"))
+    except ValidationError as error:
+        raise DataError(f"{run / 'config.json'}: the table user_code cannot be read: {error}") from None
 
 
 def _search_fault(error: ErrorDetails) -> str:

@@ -138,15 +138,14 @@ def read_examples(
     *,
     need: DatasetKind,
     on_bad_row: Literal["error", "drop"] = "error",
-    on_duplicate_id: Literal["error", "drop"] = "error",
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> ExampleDataset:
     """Read a `.jsonl`, `.json` or `.parquet` dataset in any known format.
 
     `need="text"` gives an empty prompt and the whole text (or conversation) as the completion; `preference`, `unpaired`
     and `stepwise` give `answers`. Pairs with equal scores are left out, with a warning that counts them.
-    `on_bad_row="drop"` leaves out rows whose content is unusable (null, empty, wrong type), with a warning that counts
-    them; a file that is damaged is an error all the same. `on_duplicate_id="drop"` keeps the first row of each id.
+    `on_bad_row="drop"` leaves out rows whose content is unusable (null, empty, wrong type), and all but the first row
+    of each id, with warnings that count them; a file that is damaged is an error all the same.
 
     Raises DataError, with all faults at once.
     """
@@ -166,7 +165,7 @@ def read_examples(
     warnings = bad.settle(on_bad_row=on_bad_row, total=len(rows))
     drafts = _without_ties(drafts, str(path), warnings)
     has_ids = "id" in names
-    if has_ids and on_duplicate_id == "drop":
+    if has_ids and on_bad_row == "drop":
         kept = list({draft.id: draft for draft in reversed(drafts)}.values())[::-1]
         if len(kept) < len(drafts):
             warnings.append(f"{path}: {len(drafts) - len(kept)} of {len(drafts)} rows repeat an id and were dropped")
@@ -349,7 +348,7 @@ def _check_ids(drafts: Sequence[Example], source: str) -> None:
         more = f" (and {len(twice) - MAX_FAULTS_SHOWN} more)" if len(twice) > MAX_FAULTS_SHOWN else ""
         raise DataError(
             f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:MAX_FAULTS_SHOWN])}{more}; "
-            'ids must be unique: fix them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
+            'ids must be unique: fix them, keep the first of each with task.on_bad_row = "drop", or remove the '
             "column `id` to have the content hashed"
         )
 

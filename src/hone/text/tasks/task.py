@@ -23,18 +23,13 @@ AGENTS: Final = "agents:"
 
 
 class AgentSessionsConfig(Config):
-    """Sessions of agents: the environment that holds them, and how long they are waited for."""
+    """Sessions of agents: the interpreter that holds them, and how long they are waited for."""
 
-    environment: dict[str, JsonValue] = {}
-    """Config of a verifiers environment, as verifiers takes it: `{agent = {harness = {id = "null"}}}`."""
     python: str = ""
     """Interpreter that has the package of the environment; empty: this one."""
-    tool_format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
-    """Form in which the policy writes calls of the tools that agents offer."""
     deadline_s: float = Field(default=120.0, gt=0)
-    """A session that neither asks nor reports for so many seconds has no score."""
-    patience_s: float = Field(default=600.0, gt=0)
-    """Seconds after which a run stops if its sessions do not begin."""
+    """A session that neither asks nor reports for so many seconds has no score; a run whose sessions do not begin
+    within five times as long stops."""
 
 
 def is_captured(source: str) -> bool:
@@ -76,17 +71,16 @@ class TaskConfig(Config):
     """Examples to make, for a reasoning-gym task, or most tasks of a verifiers environment; a file is read whole."""
     seed: int = Field(default=0, ge=0)
     """Seed of the examples of a reasoning-gym task."""
-    config: dict[str, JsonValue] = {}
-    """The reasoning-gym task's own settings."""
+    options: dict[str, JsonValue] = {}
+    """Options of the source: settings of a reasoning-gym task, arguments by name of a world's class for each dialogue,
+    or the config of a verifiers environment, `{agent = {harness = {id = "null"}}}`."""
     distinct: bool = True
     """Make no question twice (reasoning-gym)."""
     template: str = "{prompt}"
     """Template of a plain-text prompt: `{prompt}`, or other columns by name, such as `{metadata.expression}`.
     Conversations use the tokenizer's chat template instead."""
     on_bad_row: Literal["error", "drop"] = "error"
-    """Treatment of invalid rows of a file."""
-    on_duplicate_id: Literal["error", "drop"] = "error"
-    """Treatment of rows that repeat the `id` of an earlier row."""
+    """Treatment of invalid rows of a file, and of rows that repeat the `id` of an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
     """Treatment of prompts that exceed the model's context; `truncate` keeps the last tokens."""
     agents: AgentSessionsConfig | None = None
@@ -98,14 +92,21 @@ class TaskConfig(Config):
         return is_captured(self.source)
 
     @property
+    def takes_options(self) -> bool:
+        """True for a source that `options` can be passed to."""
+        return self.source.startswith((PREFIX, VERIFIERS))
+
+    @property
     def is_generated(self) -> bool:
         """True for a reasoning-gym task, False for a file."""
         return self.source.startswith(PREFIX)
 
     @model_validator(mode="after")
     def _no_settings_for_files(self) -> "TaskConfig":
-        if self.config and not self.source.startswith(PREFIX):
-            raise ValueError(f"config is for {PREFIX}TASK sources, but source is {self.source}")
+        if self.options and not self.takes_options:
+            raise ValueError(
+                f"options is for sources that make their rows, such as {PREFIX}TASK, but source is {self.source}"
+            )
         if not _FIELD.search(self.template):
             raise ValueError("template must contain {prompt} or another column in braces")
         return self
@@ -118,9 +119,8 @@ class TaskConfig(Config):
             return self
         if not self.is_captured:
             raise ValueError(f"agents is for the sources {VERIFIERS}NAME and {AGENTS}HOST:PORT, got {self.source}")
-        own = [name for name in ("environment", "python") if name in self.agents.model_fields_set]
-        if self.source.startswith(AGENTS) and own:
-            raise ValueError(f"agents.{own[0]} is for {VERIFIERS}NAME; agents that come of themselves need none")
+        if self.source.startswith(AGENTS) and self.agents.python:
+            raise ValueError(f"agents.python is for {VERIFIERS}NAME; agents that come of themselves need none")
         return self
 
     def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
@@ -138,13 +138,11 @@ class TaskConfig(Config):
                 self.source,
                 size=self.size,
                 seed=self.seed,
-                config=self.config,
+                config=self.options,
                 distinct=self.distinct,
                 exclude=exclude,
             )
-        return read_examples(
-            Path(self.source), need=need, on_bad_row=self.on_bad_row, on_duplicate_id=self.on_duplicate_id
-        )
+        return read_examples(Path(self.source), need=need, on_bad_row=self.on_bad_row)
 
     def fill_template(self, prompt: PromptContent, columns: Mapping[str, object]) -> PromptContent:
         """The prompt in its template; conversations as they are. Raises DataError for a column that is not there."""
