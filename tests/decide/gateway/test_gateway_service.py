@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from gateway_parts import MemorySink, SoftmaxPolicy, make_box
+from manual_clock import ManualClock
 
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Decision, Outcome, decision_key
@@ -13,7 +14,6 @@ from hone.decide.gateway.fallback_chain import (
     FallbackChain,
     GuardedPolicy,
     PolicyFailureError,
-    RestTimer,
     SafeDefault,
     ServingVersion,
     describe_error,
@@ -218,15 +218,90 @@ def test_a_quick_guarded_policy_answers_and_its_exceptions_are_named() -> None:
     guard.close()
 
 
-def test_rests_double_up_to_a_minute_and_are_forgotten() -> None:
-    rest, rests = RestTimer(), []
-    for _ in range(9):
-        rest.late(0.0)
-        rests.append(rest.until_s)
-    assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert rest.resting(59.0) and not rest.resting(60.0)
-    rest.in_time()
-    assert rest.rest_s == 1.0
+class TimedPolicy(SoftmaxPolicy):
+    """Takes as long as a test says, on the test's clock; stalls where it says so."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock, self.take_s, self.stalls, self.go, self.asked = clock, 0.0, False, threading.Event(), 0
+
+    def act(self, context, actions, draw_key):
+        self.asked += 1
+        if self.stalls:
+            self.go.wait(600)
+        self.clock.advance(self.take_s)
+        return super().act(context, actions, draw_key)
+
+
+def make_late(wait_s: float = 0.0) -> tuple[ManualClock, TimedPolicy, GuardedPolicy]:
+    """A policy whose first answer came 40 ms after its caller had left."""
+    clock = ManualClock()
+    policy = TimedPolicy(clock)
+    guard = GuardedPolicy(policy, clock).start()
+    policy.stalls, policy.take_s = True, 0.04
+    assert reason(guard, wait_s) == "timeout"
+    policy.stalls = False
+    policy.go.set()
+    settle(guard)
+    return clock, policy, guard
+
+
+def reason(guard: GuardedPolicy, wait_s: float = 0.02) -> str:
+    """Why a call gets no choice; empty: it got one."""
+    try:
+        guard.act(np.zeros(1), ActionSet(names=("a", "b")), 3, wait_s)
+    except PolicyFailureError as failure:
+        return str(failure)
+    return ""
+
+
+def settle(guard: GuardedPolicy) -> None:
+    """Wait for the present trial."""
+    assert guard._trial is not None and guard._trial.done.wait(60)
+
+
+def test_a_policy_that_was_late_once_serves_again_after_one_trial() -> None:
+    clock, policy, guard = make_late()
+    policy.take_s = 0.001
+    assert "tried again" in reason(guard)
+    settle(guard)
+    assert [reason(guard, 60.0) for _ in range(5)] == [""] * 5
+    assert (policy.asked, clock.monotonic_s() < 0.1) == (7, True), "no rest passed"
+    guard.close()
+
+
+def test_no_caller_waits_for_a_policy_that_stays_late_and_its_trials_become_rare() -> None:
+    clock, policy, guard = make_late()
+    tried: list[float] = []
+    while clock.time_s < 30.0:
+        before = policy.asked
+        words = reason(guard)
+        assert words.startswith("timeout: ")
+        if "tried again" in words:
+            settle(guard)
+            assert policy.asked == before + 1
+            tried.append(clock.time_s)
+        clock.advance(0.01)
+    gaps = np.diff(tried)
+    assert len(tried) < 20 and gaps[-1] < 5.1 and gaps[-1] > 4.9 and (np.diff(gaps) > -0.1).all()
+    policy.take_s = 0.019
+    clock.advance(5.0)
+    assert "tried again" in reason(guard)
+    settle(guard)
+    assert reason(guard, 60.0) == "", "back at once, however long it was late"
+    guard.close()
+
+
+@pytest.mark.parametrize(("took_s", "back"), [(0.02, True), (0.0201, False)])
+def test_a_trial_is_in_time_if_it_takes_at_most_what_a_caller_would_wait(took_s: float, back: bool) -> None:
+    _, policy, guard = make_late()
+    policy.take_s = took_s
+    assert "tried again" in reason(guard)
+    settle(guard)
+    guard._trial.took_s = took_s  # free of the clock's rounding
+    policy.take_s = 0.0
+    words = reason(guard, 0.02)
+    assert (words in ("", "timeout")) == back, words  # on a busy machine the answer itself may be late
+    guard.close()
 
 
 def test_the_buffer_behind_the_answers_is_bounded_and_written(tmp_path) -> None:

@@ -6,8 +6,8 @@ version fails does not depend on the action that it would have drawn, so the log
 
 Policies that may be late or fail: each acts on a thread of its own, and a caller waits until a deadline.
 
-A late policy's thread cannot be ended. While it is at work, and for a while after, its callers are refused at once: one
-late answer costs one caller one deadline, not every caller. Code that holds Python's global lock for long delays
+A late policy's thread cannot be ended. While it is at work, its callers are refused at once: one late answer costs one
+caller one deadline, not every caller. Code that holds Python's global lock for long delays
 everybody; serve such a policy from a process of its own.
 
 Shadows: versions that see the requests of real units after the answer has left, and answer none.
@@ -43,33 +43,12 @@ from hone.decide.gateway.requests import RequestError
 # ------------------------------------------------------------------------------------------------------- guarded policy
 
 
-FIRST_REST_S = 1.0
-LONGEST_REST_S = 60.0
+FIRST_REST_S: Final = 0.05
+LONGEST_REST_S: Final = 5.0
 
 
 class PolicyFailureError(Exception):
     """A policy gave no usable choice; the message is the reason that is logged: `timeout`, `exception: ...` ..."""
-
-
-@dataclass(slots=True)
-class RestTimer:
-    """Rest of a policy that was late: one second, doubled with each late answer in a row, at most a minute."""
-
-    until_s: float = 0.0
-    rest_s: float = FIRST_REST_S
-
-    def late(self, now_s: float) -> None:
-        """Begin a rest."""
-        self.until_s = now_s + self.rest_s
-        self.rest_s = min(2 * self.rest_s, LONGEST_REST_S)
-
-    def in_time(self) -> None:
-        """Forget earlier late answers."""
-        self.rest_s = FIRST_REST_S
-
-    def resting(self, now_s: float) -> bool:
-        """True while nobody should wait for the policy."""
-        return now_s < self.until_s
 
 
 @dataclass(slots=True, eq=False)
@@ -80,17 +59,27 @@ class _PolicyCall:
     done: threading.Event = field(default_factory=threading.Event)
     choice: Choice | None = None
     error: str = ""
+    took_s: float = 0.0
+    """Seconds that the policy took, without the wait for its thread."""
 
 
 class GuardedPolicy:
-    """A policy on a thread of its own. `start` before use; `close` lets the thread end."""
+    """A policy on a thread of its own. `start` before use; `close` lets the thread end.
+
+    A policy that was late is tried on calls that nobody waits for: these callers get the next version's choice at once.
+    As soon as such a trial takes no longer than a caller would wait, callers are served again: one late answer, as a
+    busy machine causes, costs one caller the wait and the next one or two the policy. Trials that are late themselves
+    are made 0.05 s apart, twice as far each time, at most 5 s.
+    """
 
     def __init__(self, policy: DecisionPolicy, clock: Clock) -> None:
         self.policy = policy
         self._clock = clock
         self._calls: SimpleQueue[_PolicyCall | None] = SimpleQueue()
-        self._rest = RestTimer()
-        self._busy: _PolicyCall | None = None
+        self._trial: _PolicyCall | None = None
+        """The latest call of a policy that was late; None: it is in time."""
+        self._rest_s = 0.0
+        self._rests_until_s = float("-inf")
         self._thread = threading.Thread(target=self._work, name="guarded-policy", daemon=True)
 
     def start(self) -> "GuardedPolicy":
@@ -103,28 +92,44 @@ class GuardedPolicy:
         self._calls.put(None)
 
     def act(self, context: Floats, actions: ActionSet, draw_key: int, wait_s: float) -> Choice:
-        """Draw an action within `wait_s`. Raises PolicyFailureError: late, still busy, resting, or an exception."""
-        if self._busy is not None and not self._busy.done.is_set():
-            raise PolicyFailureError("timeout: an earlier call is still running")
-        if self._rest.resting(self._clock.monotonic_s()):
-            raise PolicyFailureError("timeout: it was late a moment ago")
-        self._busy = call = _PolicyCall(context, actions, draw_key)
+        """Draw an action within `wait_s`. Raises PolicyFailureError: late, still busy, on trial, or an exception."""
+        call = _PolicyCall(context, actions, draw_key)
+        if self._trial is not None:
+            self._try_again(self._trial, call, wait_s)
         self._calls.put(call)
         if not call.done.wait(max(0.0, wait_s)):
-            self._rest.late(self._clock.monotonic_s())
+            self._trial = call
             raise PolicyFailureError("timeout")
-        self._rest.in_time()
         if call.choice is None:
             raise PolicyFailureError(call.error)
         return call.choice
 
+    def _try_again(self, trial: _PolicyCall, call: _PolicyCall, wait_s: float) -> None:
+        """Return if the trial was in time. Else raise PolicyFailureError; `call` becomes the next trial once the rest
+        is over."""
+        if not trial.done.is_set():
+            raise PolicyFailureError("timeout: an earlier call is still running")
+        if trial.took_s <= wait_s:
+            self._trial, self._rest_s, self._rests_until_s = None, 0.0, float("-inf")
+            return
+        now_s = self._clock.monotonic_s()
+        if now_s < self._rests_until_s:
+            raise PolicyFailureError("timeout: it was late a moment ago")
+        self._rests_until_s = now_s + self._rest_s
+        self._rest_s = min(max(FIRST_REST_S, 2 * self._rest_s), LONGEST_REST_S)
+        self._trial = call
+        self._calls.put(call)
+        raise PolicyFailureError("timeout: it was late, and is tried again on a call that nobody waits for")
+
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
+            began_s = self._clock.monotonic_s()
             try:
                 call.choice = self.policy.act(call.context, call.actions, call.draw_key)
             except Exception as error:  # noqa: BLE001 - a policy's failure is answered by the next version
                 call.error = describe_error(error)
             finally:
+                call.took_s = self._clock.monotonic_s() - began_s
                 call.done.set()
 
 
@@ -251,7 +256,7 @@ MOST_WAITING: Final = 1000
 MOST_WAIT_S: Final = 5.0
 """Longest wait of a request."""
 ASK_S: Final = 1.0
-"""Longest time that a shadow may take; then it rests."""
+"""Longest time that a shadow may take."""
 FIRST_PAUSE_S: Final = 0.05
 """Time in which requests gather and their answers leave."""
 PAUSE_S: Final = 0.005
