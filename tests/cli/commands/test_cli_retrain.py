@@ -20,6 +20,7 @@ actions = ["a", "b"]
 act = "retrain"
 [monitor.retrain]
 config = "train.toml"
+log_key = "log.path"
 """
 
 
@@ -27,7 +28,7 @@ config = "train.toml"
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobQueue:
     monkeypatch.chdir(tmp_path)
     Path("shop.toml").write_text(SHOP)
-    Path("train.toml").write_text('recipe = "linucb"\n')
+    Path("train.toml").write_text('recipe = "linucb"\nsteps = 1\n')
     Path("shop").mkdir()
     made = JobQueue(tmp_path / "shop" / "jobs.db")
     made.submit("j1", tenant="default", work={"since_s": "0.0", "words": "drift"}, at_s=1.0)
@@ -86,3 +87,42 @@ def test_wrong_calls_are_refused_before_a_job_is_claimed(queue: JobQueue, capsys
     assert retrain() == 2
     assert "no table [monitor.retrain]" in capsys.readouterr().err
     assert [job.state for job in queue.jobs()] == ["queued"]
+
+
+@pytest.mark.parametrize(
+    ("service", "run", "words"),
+    [
+        ("", 'recipe = "linucb"\nsteps = 1\nstepz = 2\n', "unknown key stepz in train.toml:3"),
+        ("", 'recipe = "nothing"\nsteps = 1\n', 'recipe = "nothing" in train.toml:1 is not known'),
+        ("", "recipe = [\n", "train.toml"),
+        ("", 'recipe = "linucb"\n', "steps in train.toml is missing"),
+        ('log_key = "log"', 'recipe = "linucb"\nsteps = 1\n', "log in monitor.retrain.log_key 'log' must be a table"),
+        ('log_key = "logg.path"', 'recipe = "linucb"\nsteps = 1\n', "unknown key logg"),
+        ("", 'recipe = "linucb"\nsteps = 1\n[arms]\nkind = "linear"\n', "train.toml"),
+        ("", 'recipe = "ppo"\nsteps = 1\n', "unknown key log"),
+        ('config = "gone.toml"', "", "monitor.retrain.config 'gone.toml' is no file"),
+    ],
+)
+def test_the_plan_of_a_service_refuses_a_config_that_no_job_could_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], service: str, run: str, words: str
+) -> None:
+    text = SHOP
+    if service:
+        key = service.partition(" ")[0]
+        text = "".join(service + "\n" if line.startswith(key) else line for line in SHOP.splitlines(keepends=True))
+    client = '[[service.clients]]\nname = "web"\ntoken_env = "NO_SUCH_TOKEN"\n'
+    (tmp_path / "shop.toml").write_text(text + client)
+    (tmp_path / "train.toml").write_text(run)
+    assert main(["serve", str(tmp_path / "shop.toml"), "--dry-run"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "shop.toml:7: monitor.retrain" in told and words in told, told
+    assert "NO_SUCH_TOKEN of client 'web' is not set" in told, "all faults at once"
+
+
+@pytest.mark.parametrize("service", ['features = ["age"]', 'action_features = ["price"]\nfeatures = ["age"]'])
+def test_the_plan_names_the_run_that_retrains(tmp_path: Path, capsys: pytest.CaptureFixture[str], service: str) -> None:
+    (tmp_path / "shop.toml").write_text(SHOP.replace('actions = ["a", "b"]', f'actions = ["a", "b"]\n{service}'))
+    joint = '[model]\nkind = "joint"\n' if "action_features" in service else ""
+    (tmp_path / "train.toml").write_text(f'recipe = "linucb"\nsteps = 1\n{joint}')
+    assert main(["serve", str(tmp_path / "shop.toml"), "--dry-run"]) == 0
+    assert "retrain    train.toml, linucb; a job waits for 4000 rewards" in capsys.readouterr().out

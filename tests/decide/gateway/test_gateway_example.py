@@ -2,11 +2,15 @@
 
 import runpy
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 
+from hone.cli.commands import retrain
 from hone.cli.main import main
+from hone.decide.monitor.retraining import JobQueue
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "decisions" / "shop"
 
@@ -18,4 +22,20 @@ def test_the_shop_learns_and_its_file_can_be_served(tmp_path: Path, capsys: pyte
     assert int(said.split(" clicks")[0]) > 200
     assert "600 decisions in the log" in said
     assert main(["serve", str(tmp_path / "example" / "shop.toml"), "--dry-run"]) == 0
-    assert "floor 0.05, every action has probability 0.0167 or more" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert "floor 0.05, every action has probability 0.0167 or more" in plan
+    assert "retrain    retrain.toml, linucb; a job waits for 4000 rewards" in plan
+
+
+def test_a_job_of_the_shop_trains_with_the_config_that_it_ships(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "example")
+    monkeypatch.chdir(tmp_path / "example")
+    runpy.run_path("shop.py", run_name="__main__")
+    work = {"since_s": "0.0", "words": "drift"}
+    JobQueue(Path("shop/jobs.db")).submit("j1", tenant="default", work=work, at_s=1.0)
+    tomorrow = ManualClock(time.time() + 86400.0)  # every window has closed
+    monkeypatch.setattr(retrain, "SystemClock", lambda: tomorrow)
+    assert main(["retrain", "shop.toml", "--once"]) == 0
+    assert "job j1 of tenant default, attempt 1: done: version" in " ".join(capsys.readouterr().out.split())

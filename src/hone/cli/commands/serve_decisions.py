@@ -1,12 +1,13 @@
 """`hone serve FILE.toml`: the decisions of a service file over HTTP, or its plan."""
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from hone.cli.options import SERVING, CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, ResourceError
+from hone.core.errors import ConfigError, ResourceError, run_all_checks
 
 _PACKAGES: Final = ("starlette", "uvicorn", "orjson")
 _OWN: Final = ("host", "port", "dry_run")
@@ -27,9 +28,12 @@ def serve_file(call: CommandCall) -> int:
         raise ConfigError(f"{', '.join(flags)}: for language models; a service file has its own settings")
     path, screen = Path(call.text("checkpoint")), standard_screen()
     if call.switch("dry_run"):
-        from hone.decide.gateway.plan import plan_lines  # noqa: PLC0415 - see --help
+        from hone.cli.commands.retrain import check_retraining  # noqa: PLC0415 - see --help
+        from hone.decide.gateway.plan import plan_lines  # noqa: PLC0415 - as above
 
-        for line in plan_lines(path, clock=SystemClock()):
+        plan = partial(plan_lines, path, clock=SystemClock())
+        checked = run_all_checks({"plan": plan, "retraining": partial(check_retraining, path)})
+        for line in (*checked["plan"], *checked["retraining"]):
             screen.line(line)
         return 0
     try:
