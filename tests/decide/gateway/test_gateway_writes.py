@@ -7,8 +7,9 @@ import uvicorn
 from gateway_parts import make_box
 
 from hone.decide.gateway.http_app import GatewayRoutes, RequestBatcher
-from hone.decide.gateway.run_service import DrainingGateway, JoinedWrites
+from hone.decide.gateway.run_service import JoinedWrites
 from hone.run.http.listening import listening, signals_end_quietly
+from hone.run.http.server import RunningServer, ServerEvents
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n"
 
@@ -55,4 +56,5 @@ def test_a_signal_before_the_server_handles_signals_ends_it() -> None:
     config = uvicorn.Config(routes.app(), lifespan="off", log_level="warning", access_log=False)
     with listening("127.0.0.1", 0) as listener, signals_end_quietly() as signals:
         signal.raise_signal(signal.SIGTERM)
-        DrainingGateway(config, routes, signals).run(sockets=[listener])
+        events = ServerEvents(stop=routes.drain, reload=lambda: None, tick=box.service.tick)
+        RunningServer(config, events, signals).run(sockets=[listener])

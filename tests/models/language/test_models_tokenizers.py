@@ -235,6 +235,17 @@ def test_an_end_of_text_that_no_token_has_is_named(tmp_path):
     )
 
 
+@pytest.mark.parametrize("value", [999, [1, 999], -1, True, "1", 1.0, [[1]], 2**40])
+def test_an_end_of_text_of_the_models_config_that_no_token_has_is_named(tmp_path, value):
+    BYTES.save(tmp_path)
+    for good in (1, [1], None):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": good}))
+        assert load_tokenizer(tmp_path).eos_ids == (1,)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(DataError, match=r"config\.json: eos_token_id .* is not the id of a token of tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_tokenizer_larger_than_its_model_names_folder_and_key():
     with pytest.raises(DataError, match=r"some/model: the tokenizer's largest id is 257 .* \(vocab_size 100 in config"):
         BYTES.check_fits(100, where="some/model")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from live_server import live, opened, save_tiny
+from manual_clock import ManualClock
 
 from hone.cli.main import main
 from hone.core.clock import SystemClock
@@ -23,7 +24,9 @@ from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.serving.completions.run_server import CheckpointFollower
+from hone.text.serving.completions import run_server
+from hone.text.serving.completions.run_server import CheckpointFollower, ServerPlace
+from hone.text.serving.completions.service import EngineService
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
 
@@ -58,19 +61,89 @@ def test_a_process_serves_until_sigterm_and_ends_its_requests_first(folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--host", "0.0.0.0"], 2, "give --api-key"),
+        (["--host", "0.0.0.0"], 2, "give --api-key-file"),
         (["--port", "99999"], 5, "give another --port"),
         (["--context", "9999"], 2, "--context must be 2 to 512"),
         (["--follow"], 2, "is not in a run"),
         (["--tool-format", "xml"], 2, "no format 'xml'"),
         (["--slots", "0"], 2, "--slots must be"),
         (["--deadline", "0"], 2, "--deadline must be"),
+        (["--per-client", "-1"], 2, "--per-client must be"),
+        (["--max-body", "9"], 2, "--max-body must be"),
+        (["--api-key-file", "/nowhere/key"], 2, "--api-key-file /nowhere/key: cannot be read: FileNotFoundError"),
+        (["--api-key-file", "x", "--api-key", "secret"], 2, "exclude each other"),
     ],
 )
 def test_bad_options_are_refused(folder, arguments, code, words, capsys, monkeypatch):
     monkeypatch.delenv("HONE_API_KEY", raising=False)
     assert main(["serve", str(folder), *arguments]) == code
-    assert words in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert words in told and "secret" not in told
+
+
+def test_sighup_takes_up_a_new_key_and_the_newest_checkpoint(folder, tmp_path):
+    (tmp_path / "key").write_text("first\n")
+    run = create_run(
+        tmp_path / "runs", "watched", config={}, metadata=RunMetadata(hone_version="1"), clock=SystemClock()
+    )
+    save_step(run.checkpoints(), 1, folder)
+    model = opened(run.checkpoints().at(1).policy_folder, name="watched", run=run.path)
+    with live(model, key_file=tmp_path / "key", rules={"api_key": "first"}) as server:
+        place = ServerPlace(key_file=tmp_path / "key")
+        told: list[str] = []
+        follower = CheckpointFollower(opened=server.model, service=server.service, tell=told.append)
+
+        def reload() -> str:
+            run_server._reload(server.routes, place, follower, told.append)
+            return told[-1]
+
+        def status(key: str) -> int:
+            return httpx2.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+
+        assert reload() == "reloaded: the key; no newer checkpoint"
+        (tmp_path / "key").write_text("second")
+        save_step(run.checkpoints(), 2, folder)
+        assert (status("first"), status("second")) == (200, 401)
+        assert reload() == "reloaded: the key"
+        assert (status("first"), status("second")) == (401, 200)
+        assert server.model.engine.version == 2
+        (tmp_path / "key").write_text(" \n")
+        assert reload() == f"not reloaded: --api-key-file {tmp_path / 'key'} is empty: write the key into it"
+        assert status("second") == 200, "what was served before stays"
+    run.close()
+
+
+def test_a_server_is_ready_while_passes_succeed_and_alive_while_its_engine_is(folder):
+    clock = ManualClock(100.0)
+    service = EngineService(opened(folder).engine, clock)
+    assert (service.alive, service.fault()) == (True, "the engine has not begun")
+    service.start()
+    assert (service.alive, service.fault()) == (True, "")
+    service._failed = "a pass of the engine failed: RuntimeError", clock.monotonic_s()
+    assert service.fault() == "a pass of the engine failed: RuntimeError"
+    clock.advance(5.0)
+    assert service.fault() == "", "the next request tries"
+    service.close()
+    assert service.fault() == "the server is shutting down"
+
+
+def test_the_routes_tell_alive_from_ready(folder, monkeypatch):
+    with live(opened(folder)) as server:
+        assert [server.get(path).status_code for path in ("/live", "/ready", "/health")] == [200, 200, 200]
+        monkeypatch.setattr(server.model.engine, "step", broken_step)
+        assert server.post("/v1/completions", {"model": "tiny", "prompt": "a"}).status_code == 500
+        ready = server.get("/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "a pass of the engine failed: FloatingPointError")
+        assert server.get("/health").status_code == 503 and server.get("/live").status_code == 200
+        monkeypatch.undo()
+        assert server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 1}).status_code == 200
+        assert server.get("/ready").status_code == 200
+        server.routes.drain()
+        assert server.get("/ready").json()["status"] == "draining" and server.get("/live").status_code == 200
+
+
+def broken_step() -> None:
+    raise FloatingPointError("no numbers")
 
 
 def save_step(checkpoints: CheckpointFolder, step: int, weights: Path) -> None:

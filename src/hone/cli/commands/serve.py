@@ -20,7 +20,7 @@ def run(call: CommandCall) -> int:
         raise ConfigError("--dry-run is for service files: hone serve FILE.toml --dry-run")
     try:
         from hone.text.serving.completions.app import ServingRules  # noqa: PLC0415 - torch takes seconds, see --help
-        from hone.text.serving.completions.run_server import ServedSource, ServerPlace, open_served, serve  # noqa: PLC0415 - as above  # noqa: PLC0415 - as above
+        from hone.text.serving.completions.run_server import ServedSource, ServerPlace, open_served, read_key, serve  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
@@ -31,15 +31,23 @@ def run(call: CommandCall) -> int:
     policy, owner = find_policy(call.text("checkpoint"), Path(call.text("runs")))
     if call.switch("follow") and owner is None:
         raise ConfigError(f"{policy} is not in a run: --follow takes up the new checkpoints of one")
+    key_file = Path(call.text("api_key_file")) if call.text("api_key_file") else None
+    if key_file is not None and call.text("api_key"):
+        raise ConfigError("--api-key and --api-key-file exclude each other; give one of them")
+    key = call.text("api_key") or os.environ.get(KEY_VARIABLE, "")
     place = ServerPlace(
         host=call.text("host"),
         port=int(parse_number(call.text("port"), "--port", least=0)),
         deadline_s=parse_number(call.text("deadline"), "--deadline", least=0.001, whole=False),
         queue=int(parse_number(call.text("queue"), "--queue", least=0)),
         follow=call.switch("follow"),
+        per_client=int(parse_number(call.text("per_client"), "--per-client", least=0)),
         rules=ServingRules(
-            api_key=call.text("api_key") or os.environ.get(KEY_VARIABLE, ""), strict=call.switch("strict")
+            api_key=key if key_file is None else read_key(key_file),
+            strict=call.switch("strict"),
+            most_body_bytes=int(parse_number(call.text("max_body"), "--max-body", least=1024)),
         ),
+        key_file=key_file,
     )
     place.check()
     source = ServedSource(

@@ -295,6 +295,10 @@ class GatewayRoutes:
         message = f"{call.method:.20} {call.url.path:.100} is not served; served: {_SERVED}"
         return _refusal(message, 405, "method_not_allowed", headers)
 
+    def drain(self) -> None:
+        """Note that the server stops."""
+        self.draining = True
+
     def refuse(self, path: str, fault: RequestError, caller: CallerAccess | None) -> None:
         """Count a refused request, and write its line."""
         self.service.parts.counters.faults[fault.code] += 1

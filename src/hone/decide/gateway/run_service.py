@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import hone
 from hone.core.clock import Clock
@@ -19,10 +17,10 @@ from hone.decide.gateway.access import TenantLimits, TokenBucket
 from hone.decide.gateway.http_app import MAX_BATCH, MAX_DEADLINE_S, GatewayRoutes, RequestBatcher
 from hone.decide.gateway.opening import OpenedService, open_service, read_service_file
 from hone.decide.gateway.requests import MAX_ACTIONS, MAX_TEXT, TEXT_PATTERN
-from hone.decide.gateway.service import TICK_S
 from hone.decide.gateway.service_config import FolderServiceConfig, ServiceTableConfig
 from hone.decide.log.codec import MAX_SEQ
-from hone.run.http.listening import QuietSignals, listening, signals_end_quietly
+from hone.run.http.listening import listening, signals_end_quietly
+from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 
 # -------------------------------------------------------------------------------------------------------------- openapi
 
@@ -198,8 +196,8 @@ class JoinedWrites(asyncio.Transport):
         self._inner.abort()
 
 
-class _OnePacketProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over `JoinedWrites`."""
+class _OnePacketConnection(TimedConnection):
+    """A connection over `JoinedWrites`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin a connection."""
@@ -229,34 +227,6 @@ class GatewayPlace:
             )
 
 
-class DrainingGateway(uvicorn.Server):
-    """uvicorn's server, which says to `/health` that it stops, and ticks the service while it runs."""
-
-    def __init__(self, config: uvicorn.Config, routes: GatewayRoutes, signals: QuietSignals) -> None:
-        super().__init__(config)
-        self._routes = routes
-        self._signals = signals
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting connections; requests in progress are answered."""
-        self._routes.draining = True
-        super().handle_exit(sig, frame)
-
-    async def main_loop(self) -> None:
-        """Run until a signal, which may have come before."""
-        self.should_exit = self.should_exit or self._signals.seen
-        ticking = asyncio.ensure_future(self._tick())
-        try:
-            await super().main_loop()
-        finally:
-            ticking.cancel()
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self._routes.service.tick()
-
-
 def make_routes(opened: OpenedService) -> GatewayRoutes:
     """The routes of a service, for `serve_gateway` here or for an application of your own."""
     config = opened.config
@@ -282,13 +252,14 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
         with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
             host, port = listener.getsockname()[:2]
             config = uvicorn.Config(
-                routes.app(), http=_OnePacketProtocol, ws="none", log_level="warning", access_log=False, lifespan="off",
+                routes.app(), http=_OnePacketConnection, ws="none", log_level="warning", access_log=False, lifespan="off",
                 server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
             live = ", ".join(sorted({serving.live.name for serving in opened.policies.tenants.values()}))
             tell(f"serving decisions of {opened.folder.name} (version {live}) at http://{shown}:{port}/v1/decide")
-            DrainingGateway(config, routes, signals).run(sockets=[listener])
+            events = ServerEvents(stop=routes.drain, reload=lambda: None, tick=opened.service.tick)
+            RunningServer(config, events, signals).run(sockets=[listener])
     finally:
         opened.close()
     tell("stopped: every request in progress was answered, every record is in the log")

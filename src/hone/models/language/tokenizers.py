@@ -7,7 +7,7 @@ plain characters.
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, cast
@@ -127,6 +127,8 @@ _FILES: Final = (
 
 _ENCODING: Final = threading.Lock()
 """Held while a backend's flag for special tokens is set and used: copies of a tokenizer share their backend."""
+_LONG: Final = 4096
+"""Characters, or ids, from which on a tokenizer for threads lets other threads work meanwhile."""
 _PROBES: Final = ("an answer", " spaces at both ends ", "<think>a thought</think>an answer")
 """Answers that chat templates are known to rewrite."""
 
@@ -148,6 +150,9 @@ class Tokenizer:
     """Tools that the chat template is told about, in OpenAI's form (`ToolSchema.as_function`)."""
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     """Tokenizer files of a folder: file name -> content, written back unchanged."""
+    plain_backend: hf.Tokenizer | None = None
+    """Copy of the backend for text without special tokens, of a tokenizer for threads; `backend` is then another copy,
+    for text with them."""
 
     @property
     def eos_id(self) -> int:
@@ -159,6 +164,19 @@ class Tokenizer:
         """Largest id + 1: logits from there on belong to no token."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of `n` characters has at least `n / longest_token` tokens."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+
+    def for_threads(self) -> "Tokenizer":
+        """A tokenizer of the same ids for several threads at once: a long text holds up no other thread, neither by a
+        lock nor by Python's own. It takes the memory of two more backends."""
+        text = self.backend.to_str()
+        named, plain = hf.Tokenizer.from_str(text), hf.Tokenizer.from_str(text)
+        named.encode_special_tokens, plain.encode_special_tokens = False, True
+        return replace(self, backend=named, plain_backend=plain)
+
     def encode(self, text: str) -> NDArray[np.int32]:
         """`[n]` ids of the text: no BOS, no EOS, special tokens' names as plain characters.
 
@@ -168,7 +186,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer], *, special: bool = False) -> str:
         """Text of the ids; special tokens are left out unless `special`."""
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
+        numbers = [int(i) for i in ids]
+        if self.plain_backend is not None and len(numbers) >= _LONG:
+            return self.backend.decode_batch([numbers], skip_special_tokens=not special)[0]
+        return self.backend.decode(numbers, skip_special_tokens=not special)
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The conversation as text, by the folder's chat template; `add_generation_prompt` begins an answer.
@@ -277,11 +298,19 @@ class Tokenizer:
             )
 
     def _encode(self, text: str, *, plain: bool) -> NDArray[np.int32]:
-        with _ENCODING:
-            self.backend.encode_special_tokens = plain
-            encoding = self.backend.encode(text, add_special_tokens=False)
+        if self.plain_backend is not None:
+            backend = self.plain_backend if plain else self.backend
+            if len(text) < _LONG:
+                encoding = backend.encode(text, add_special_tokens=False)
+            else:  # batches alone are encoded without Python's lock, and the fast ones have no offsets
+                encode = backend.encode_batch_fast if self.unknown_id is None else backend.encode_batch
+                (encoding,) = encode([text], add_special_tokens=False)
+        else:
+            with _ENCODING:
+                self.backend.encode_special_tokens = plain
+                encoding = self.backend.encode(text, add_special_tokens=False)
         ids = np.asarray(encoding.ids, np.int32)
-        if self.unknown_id is not None and self.unknown_id in encoding.ids:
+        if self.unknown_id is not None and self.unknown_id in ids:
             spans = [encoding.offsets[i] for i in np.flatnonzero(ids == self.unknown_id)]
             unknown = sorted({text[a:b] for a, b in spans})
             raise DataError(
@@ -408,11 +437,13 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         for name, value in read_json(folder / "tokenizer_config.json", required=False).items()
         if name.endswith("_token") and (text := _token_text(value)) is not None
     }
-    generation = read_json(folder / "generation_config.json", required=False).get("eos_token_id")
+    named = ("generation_config.json", "config.json")
+    stated = {name: read_json(folder / name, required=False).get("eos_token_id") for name in named}
+    generation = stated["generation_config.json"]
     eos = special.get("eos_token")
     ends = [None if eos is None else backend.token_to_id(eos), *_listed(generation)]
     eos_ids = tuple(dict.fromkeys(token for token in ends if isinstance(token, int)))
-    faults.extend(_end_faults(folder, backend, eos, generation))
+    faults.extend(_end_faults(folder, backend, eos, stated))
     if not eos_ids and not faults.messages:
         faults.add(
             f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is {eos!r} now)"
@@ -457,14 +488,18 @@ def _listed(generation: object) -> list[object]:
     return cast("list[object]", generation) if isinstance(generation, list) else [generation]
 
 
-def _end_faults(folder: Path, backend: hf.Tokenizer, eos: str | None, generation: object) -> Iterator[str]:
-    """Ends of text that no token has: generation would never stop there."""
+def _end_faults(folder: Path, backend: hf.Tokenizer, eos: str | None, stated: Mapping[str, object]) -> Iterator[str]:
+    """Ends of text that no token has, as files of the folder name them: generation would never stop there."""
     if eos is not None and backend.token_to_id(eos) is None:
         yield f"{folder / 'tokenizer_config.json'}: eos_token {eos!r} is not a token of tokenizer.json"
-    for token in _listed(generation):
-        if token is None or (isinstance(token, int) and token >= 0 and backend.id_to_token(token) is not None):
-            continue
-        yield f"{folder / 'generation_config.json'}: eos_token_id {token!r} is not the id of a token of tokenizer.json"
+    for name, value in stated.items():
+        for token in _listed(value):
+            is_known = token is None
+            if isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**32:
+                is_known = backend.id_to_token(token) is not None
+            if is_known:
+                continue
+            yield f"{folder / name}: eos_token_id {token!r} is not the id of a token of tokenizer.json"
 
 
 def _chat_template(folder: Path) -> str | None:

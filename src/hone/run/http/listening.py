@@ -2,13 +2,17 @@
 
 import signal
 import socket
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Final
 
 from hone.core.errors import ResourceError
+
+_RELOADING: Final = () if sys.platform == "win32" else (signal.SIGHUP,)
 
 
 @contextmanager
@@ -18,6 +22,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     # asyncio sets TCP_NODELAY only where the protocol is named; without it an answer waits for the other side 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _notice_gone_peers(listener)
         try:
             listener.bind((host, port))
             listener.listen(2048)
@@ -27,25 +32,44 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
+_GONE_S: Final = 60
+"""Seconds after which a peer that acknowledges nothing counts as gone."""
+
+
+def _notice_gone_peers(listener: socket.socket) -> None:
+    """Let the system close accepted connections whose peer vanished without a word, or reads nothing."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _GONE_S // 6)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_S)
+
+
 @dataclass(slots=True)
 class QuietSignals:
-    """SIGTERM and Ctrl-C while no server handles them."""
+    """SIGTERM and Ctrl-C while no server handles them, and SIGHUP."""
 
     seen: bool = False
+    reload: bool = False
+    """A SIGHUP came that nobody has answered yet."""
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Take a signal."""
-        del number, frame
-        self.seen = True
+        del frame
+        if number in _RELOADING:
+            self.reload = True
+        else:
+            self.seen = True
 
 
 @contextmanager
 def signals_end_quietly() -> Iterator[QuietSignals]:
     """Take signals before the server handles them, which must then end at once (`seen`), and after: uvicorn raises the
-    signal that ended it once more when it is done.
+    signal that ended it once more when it is done. SIGHUP asks for a reload.
     """
     signals = QuietSignals()
-    before = {number: signal.signal(number, signals.note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, signals.note) for number in (signal.SIGTERM, signal.SIGINT, *_RELOADING)}
     try:
         yield signals
     finally:

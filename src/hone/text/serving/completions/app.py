@@ -1,6 +1,7 @@
 """The routes of OpenAI's protocol, over a service: a Starlette application for any server of ASGI, in any process.
 
-POST /v1/completions, /v1/chat/completions, /tokenize, /detokenize; GET /v1/models, /health, /metrics.
+POST /v1/completions, /v1/chat/completions, /tokenize, /detokenize; GET /v1/models, /live, /ready, /health,
+/metrics.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from hone.text.serving.completions.fields import (
     TextFields,
     TokenizeFields,
 )
+from hone.text.serving.completions.limits import CLOSED, BodyReader, client_of
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.service import AnswerDesk
@@ -45,8 +47,10 @@ IGNORED: Final = "x-hone-ignored-fields"
 REQUEST_ID: Final = "x-request-id"
 """Header of requests and responses: a request that repeats an id and all else gets the same answer."""
 AnswerT = TypeVar("AnswerT")
-_CLOSED: Final = 499
-"""Status that is counted for a client that went away."""
+_NAMES_SHOWN: Final = 20
+_TOKEN_BYTES: Final = 8
+"""Bytes that a token of an answer is taken for where it is asked whether a reply is long."""
+_NAME_CHARACTERS: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,9 @@ class ServingRules:
     """Bearer token that requests must bring; empty: none."""
     strict: bool = False
     """Refuse requests with unknown fields."""
-    most_body_bytes: int = 64 << 20
+    most_body_bytes: int = 4 << 20
+    body_s: float = 30.0
+    """Seconds for a body to arrive."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -69,7 +75,11 @@ class CompletionRoutes:
     clock: Clock
     rules: ServingRules = field(default_factory=ServingRules)
     draining: bool = False
-    """True once the server stops: `/health` says so, and balancers send nobody any more."""
+    """True once the server stops: `/ready` says so, and balancers send nobody any more."""
+    bodies: BodyReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = BodyReader(most_bytes=self.rules.most_body_bytes, within_s=self.rules.body_s)
 
     def app(self) -> Starlette:
         posts = {
@@ -82,38 +92,54 @@ class CompletionRoutes:
         routes += [
             Route("/v1/models", self._guarded(self.models, "/v1/models")),
             Route("/v1/models/{name:path}", self._guarded(self.model, "/v1/models")),
-            Route("/health", self.health),
+            Route("/live", self.live),
+            Route("/ready", self.ready),
+            Route("/health", self.ready),
             Route("/metrics", self.metrics),
         ]
         handlers = {404: _not_found, 405: _not_found}
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def completions(self, call: Request) -> Response:
-        fields = TextFields.read(await self._body(call))
-        headers, identity = self._headers(call, fields)
-        return await self._answer(call, asked_texts(fields, self.served, identity), headers)
+        def prepare(body: bytes) -> tuple[AskedAnswers, dict[str, str]]:
+            fields = TextFields.read(body)
+            headers, identity = self._headers(call, fields)
+            return asked_texts(fields, self.served, identity), headers
+
+        return await self._answer(call, *await self.bodies.prepared(call, prepare))
 
     async def chat(self, call: Request) -> Response:
-        fields = ChatFields.read(await self._body(call))
-        headers, identity = self._headers(call, fields)
-        return await self._answer(call, asked_chat(fields, self.served, identity), headers)
+        def prepare(body: bytes) -> tuple[AskedAnswers, dict[str, str]]:
+            fields = ChatFields.read(body)
+            headers, identity = self._headers(call, fields)
+            return asked_chat(fields, self.served, identity), headers
+
+        return await self._answer(call, *await self.bodies.prepared(call, prepare))
 
     async def tokenize(self, call: Request) -> Response:
-        fields = TokenizeFields.read(await self._body(call))
+        return await self.bodies.prepared(call, self._tokenized)
+
+    def _tokenized(self, body: bytes) -> Response:
+        fields = TokenizeFields.read(body)
         tokenizer = self.served.tokenizer
         if (fields.prompt is None) == (fields.messages is None):
             raise ApiError(400, "give exactly one of prompt and messages", param="prompt", code="invalid_value")
         if fields.messages is not None:
             messages = chat_messages(fields.messages)
-            tokens = tokenizer.apply_chat(messages, add_generation_prompt=fields.add_generation_prompt).tolist()
+            ids = self.served.chat_tokens(messages, tokenizer, begin_answer=fields.add_generation_prompt)
         else:
-            tokens = tokenizer.encode(fields.prompt or "").tolist()
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.served.context})
+            ids = tokenizer.encode(fields.prompt or "")
+        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": self.served.context})
 
     async def detokenize(self, call: Request) -> Response:
-        """Text of token ids, special tokens by their names."""
-        fields = DetokenizeFields.read(await self._body(call))
-        return JSONResponse({"prompt": self.served.tokenizer.decode(fields.tokens, special=True)})
+        """Text of token ids, special tokens by their names. Ids that no token has are refused."""
+
+        def detokenized(body: bytes) -> Response:
+            tokens = DetokenizeFields.read(body).tokens
+            self.served.check_ids(tokens, "tokens")
+            return JSONResponse({"prompt": self.served.tokenizer.decode(tokens, special=True)})
+
+        return await self.bodies.prepared(call, detokenized)
 
     async def models(self, call: Request) -> Response:
         del call
@@ -125,11 +151,22 @@ class CompletionRoutes:
             raise ApiError(404, f"model {name!r} is not served here", param="model", code="model_not_found")
         return JSONResponse(self._model())
 
-    async def health(self, call: Request) -> Response:
-        """200 while requests are answered, 503 once the server stops."""
+    async def live(self, call: Request) -> Response:
+        """200 while the process can answer at all; 503 tells a supervisor to start it again."""
         del call
-        status = {"status": "draining" if self.draining else "ok", "model": self._fingerprint()}
-        return JSONResponse(status, status_code=503 if self.draining else 200)
+        alive = self.desk.service.alive
+        return JSONResponse({"status": "ok" if alive else "the engine has ended"}, status_code=200 if alive else 503)
+
+    async def ready(self, call: Request) -> Response:
+        """200 while requests are answered, 503 with the reason while they are not: send them elsewhere, and wait."""
+        del call
+        fault = "draining" if self.draining else self.desk.service.fault()
+        status = {"status": fault or "ok", "model": self._fingerprint()}
+        return JSONResponse(status, status_code=503 if fault else 200)
+
+    def drain(self) -> None:
+        """Note that the server stops."""
+        self.draining = True
 
     async def metrics(self, call: Request) -> Response:
         del call
@@ -148,14 +185,19 @@ class CompletionRoutes:
         writer = ReplyWriter(served=self.served, asked=asked, created=int(self.clock.now_s()))
         if asked.stream:
             return await self._streamed(call, asked, writer, headers)
-        results = await _unless_gone(call, self.desk.whole(asked))
-        return JSONResponse(writer.whole(results, self._version(results)), headers=headers)
+        results = await _unless_gone(call, self.desk.whole(asked, client_of(call)))
+        drawn = sum(len(one.tokens) for result in results for one in result.completions.values())
+        likeliest = 0 if asked.top_logprobs is None else asked.top_logprobs + 1
+        return await self.bodies.beside(
+            _TOKEN_BYTES * drawn * (1 + likeliest),
+            lambda: JSONResponse(writer.whole(results, self._version(results)), headers=headers),
+        )
 
     async def _streamed(
         self, call: Request, asked: AskedAnswers, writer: ReplyWriter, headers: dict[str, str]
     ) -> Response:
         """A stream, whose first event is awaited, so that a fault is a status of its own."""
-        events = self.desk.stream(asked, writer)
+        events = self.desk.stream(asked, writer, client_of(call))
         try:
             first = await _unless_gone(call, anext(events))
         except BaseException:
@@ -187,23 +229,15 @@ class CompletionRoutes:
 
         return guarded
 
-    async def _body(self, call: Request) -> bytes:
-        most, body = self.rules.most_body_bytes, bytearray()
-        async for piece in call.stream():
-            body += piece
-            if len(body) > most:
-                raise ApiError(413, f"the body has more than {most} bytes", code="too_large")
-        return bytes(body)
-
     def _headers(self, call: Request, fields: SamplingFields) -> tuple[dict[str, str], CallIdentity]:
         """Headers of the response, and what identifies the call. Raises ApiError for unknown fields under `strict`."""
         identity = CallIdentity(id=uuid.uuid4().hex, given=call.headers.get(REQUEST_ID, ""))
         headers = {REQUEST_ID: identity.given or identity.id}
         if unknown := fields.unknown:
             if self.rules.strict:
-                message = f"unknown fields: {', '.join(unknown)}; this server was started with --strict"
-                raise ApiError(400, message, param=unknown[0], code="unknown_field")
-            headers[IGNORED] = ", ".join(unknown)
+                message = f"unknown fields: {named_fields(unknown)}; this server was started with --strict"
+                raise ApiError(400, message, param=unknown[0][:_NAME_CHARACTERS], code="unknown_field")
+            headers[IGNORED] = named_fields(unknown)
         return headers, identity
 
     def _fingerprint(self) -> str:
@@ -218,6 +252,12 @@ class CompletionRoutes:
             "root": self._fingerprint(),
             "max_model_len": self.served.context,
         }
+
+
+def named_fields(names: Sequence[str]) -> str:
+    """Names of fields as a header may hold them: a client chose them, so they are few, short, and visible ASCII."""
+    shown = [ascii(name[:_NAME_CHARACTERS])[1:-1].replace(",", "?") for name in names[:_NAMES_SHOWN]]
+    return ", ".join([*shown, f"and {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else shown)
 
 
 class _EventStream(StreamingResponse):
@@ -241,7 +281,7 @@ async def _unless_gone(call: Request, answer: Awaitable[AnswerT]) -> AnswerT:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ApiError(_CLOSED, "the client closed its connection")
+        raise ApiError(CLOSED, "the client closed its connection")
     finally:
         for one in (task, gone):
             one.cancel()
@@ -261,6 +301,8 @@ async def _chained(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]
 
 async def _not_found(call: Request, error: Exception) -> Response:
     del error
-    known = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /metrics"
+    known = (
+        "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /live, /ready, /health, /metrics"
+    )
     message = f"{call.method} {call.url.path} is not served; served: {known}"
     return error_response(ApiError(404, message, code="not_found"))

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from hone.core.conversation import Message
 from hone.core.dialogue import ToolCall, ToolSchema
-from hone.core.errors import ConfigError, DataError, did_you_mean
+from hone.core.errors import ConfigError, did_you_mean
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.serving.completions.fields import (
-    MAX_PROMPTS,
+    MAX_ANSWERS,
     ApiError,
     ChatFields,
     ChatMessage,
@@ -51,7 +51,7 @@ def find_format(tokenizer: Tokenizer, name: str = "") -> ToolFormat | None:
             [{"role": "user", "content": "a"}]
         ):
             return None
-    except DataError:
+    except Exception:  # noqa: BLE001 - a template is code of the model's folder, and one that raises describes no tools
         return None
     fitting = [one for one in TOOL_FORMATS.values() if _reads(one, with_probe)]
     return fitting[0] if len(fitting) == 1 else None
@@ -131,7 +131,7 @@ def call_shapes(calls: Sequence[ToolCall], answer: str, *, ascii_only: bool = Fa
 def _reads(tool_format: ToolFormat, told: Tokenizer) -> bool:
     try:
         check_round_trip(tool_format, [_PROBE], told.render_chat)
-    except (ConfigError, DataError):
+    except Exception:  # noqa: BLE001 - as above: a template that raises reads no calls back
         return False
     return True
 
@@ -223,7 +223,8 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
     _refuse_faults(fields, served)
     messages = chat_messages(fields.messages)
     tools = () if fields.tool_choice == "none" else _tool_schemas(fields.tools or ())
-    tokens = told_of_tools(served.tokenizer, tools, served.tool_format).apply_chat(messages)
+    tokenizer = told_of_tools(served.tokenizer, tools, served.tool_format)
+    tokens = served.chat_tokens(messages, tokenizer, begin_answer=True)
     begun = _begun_call(fields.tool_choice, tools, served.tool_format)
     if begun:
         tokens = np.concatenate([tokens, served.tokenizer.encode(begun)])
@@ -286,17 +287,20 @@ def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
 def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.int32], str]]:
     prompt = fields.prompt
     listed = [prompt] if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else list(prompt)
-    if len(listed) > MAX_PROMPTS:
-        raise ApiError(400, f"{len(listed)} prompts in one request; at most {MAX_PROMPTS}", param="prompt")
+    if len(listed) * (fields.n or 1) > MAX_ANSWERS:
+        message = f"{len(listed)} prompts with {fields.n} answers each in one request; at most {MAX_ANSWERS} answers"
+        raise ApiError(400, message, param="n", code="invalid_value")
     encoded: list[tuple[NDArray[np.int32], str]] = []
     for place, one in enumerate(cast("list[str | list[int]]", listed)):
+        where = f"prompt[{place}]" if len(listed) > 1 else "prompt"
         if isinstance(one, str):
+            served.check_length(one, where, "prompt")
             tokens, text = served.tokenizer.encode(one), one
         else:
             tokens = np.asarray(one, np.int32)
+            _most_tokens(0, len(tokens), served, default=_DEFAULT_TOKENS)  # before anything is done with them
             text = served.tokenizer.decode(tokens) if fields.echo else ""
         if not len(tokens):
-            where = f"prompt[{place}]" if len(listed) > 1 else "prompt"
             raise ApiError(400, f"{where} is empty; it needs at least one token", param="prompt", code="invalid_value")
         encoded.append((tokens, text))
     return encoded
@@ -305,7 +309,7 @@ def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.i
 def _most_tokens(given: int | None, prompt: int, served: ServedModel, *, default: int) -> int:
     room = served.context - prompt
     if room < (1 if given is None else given):
-        asked = "" if given is None else f" and max_tokens {given}"
+        asked = f" and max_tokens {given}" if given else ""
         raise ApiError(
             400,
             f"a prompt of {prompt} tokens{asked} does not fit into the context of {served.context} tokens; shorten the "

@@ -76,9 +76,18 @@ def _path(loc: Sequence[str | int]) -> str:
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
+MAX_ANSWERS = 4096
+"""Answers of one request, to all of its prompts."""
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+"""Each sampled token is compared with every beginning of every stop string."""
+MAX_MESSAGES = 4096
+MAX_TOOLS = 256
+_FAULTS_SHOWN = 20
 MAX_TOP = 20
 """Most likely tokens that a position reports, as in OpenAI's protocol."""
-TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+_StopString = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
 
 class _Body(BaseModel):
@@ -103,11 +112,12 @@ class _Body(BaseModel):
         try:
             return cls.model_validate(cast("Mapping[str, object]", tree))
         except ValidationError as error:
-            faults = [
-                (_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False, include_input=False)
-            ]
-            message = "; ".join(f"{path}: {text}" for path, text in dict.fromkeys(faults))
-            missing = all(fault["type"] == "missing" for fault in error.errors(include_input=False))
+            listed = error.errors(include_url=False, include_input=False)
+            faults = list(dict.fromkeys((_path(fault["loc"]), fault["msg"]) for fault in listed))
+            message = "; ".join(f"{path}: {text}" for path, text in faults[:_FAULTS_SHOWN])
+            if len(faults) > _FAULTS_SHOWN:
+                message += f"; and {len(faults) - _FAULTS_SHOWN} more"
+            missing = all(fault["type"] == "missing" for fault in listed)
             code = "missing_required_parameter" if missing else "invalid_value"
             raise ApiError(400, message, param=faults[0][0], code=code) from None
 
@@ -133,7 +143,7 @@ class SamplingFields(_Body):
     """vLLM's: 0 and -1 are off."""
     min_p: float | None = Field(default=None, ge=0, le=1)
     """vLLM's."""
-    stop: str | list[str] | None = None
+    stop: _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOPS)] | None = None
     seed: int | None = None
     """With it, equal requests get equal answers."""
     stream: bool | None = None
@@ -178,7 +188,12 @@ class SamplingFields(_Body):
 class TextFields(SamplingFields):
     """Body of `/v1/completions`."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+    )
     """A text, its token ids, or a list of either."""
     max_tokens: int | None = Field(default=None, ge=0)
     """None: 16, as OpenAI does. 0 with `echo`: nothing is drawn, the prompt is scored."""
@@ -210,9 +225,9 @@ class ChatMessage(_Body):
     """A message of a chat; further fields reach the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart] | None = None
+    content: str | Annotated[list[_TextPart], Field(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
 
 
@@ -248,13 +263,13 @@ class ToolChoice(_Body):
 class ChatFields(SamplingFields):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """None: as many as the context has room for."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
-    tools: list[ToolFields] | None = None
+    tools: list[ToolFields] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     """`required`, or a tool: the answer begins as a call does."""
     parallel_tool_calls: bool | None = None
@@ -280,7 +295,7 @@ class TokenizeFields(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: list[ChatMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
     add_generation_prompt: bool = True
 
 

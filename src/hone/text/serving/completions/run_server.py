@@ -1,10 +1,11 @@
 """A server process: from a model's folder or run to a listening port, until a signal; then requests in progress end."""
 
+import gc
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import torch
@@ -17,7 +18,8 @@ from hone.engine.engine import EmbeddedEngine
 from hone.engine.open_engine import EngineGuarantees
 from hone.models.language.token_policy import TokenPolicy
 from hone.process.machine_memory import memory_limit_bytes
-from hone.run.http.listening import QuietSignals, listening, signals_end_quietly
+from hone.run.http.listening import listening, signals_end_quietly
+from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.saved_config import is_control
 from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.folder import open_run
@@ -25,6 +27,7 @@ from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
 from hone.text.serving.completions.asked import find_format
+from hone.text.serving.completions.limits import ClientShares
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.service import AnswerDesk, EngineService
 
@@ -117,7 +120,7 @@ def open_served(source: ServedSource) -> OpenedModel:
     engine.publish(step or 0)
     served = ServedModel(
         name=source.name,
-        tokenizer=policy.tokenizer,
+        tokenizer=policy.tokenizer.for_threads(),
         context=context,
         fingerprint_of=lambda version: known[version],
         tool_format=find_format(policy.tokenizer, source.tool_format),
@@ -138,6 +141,7 @@ class CheckpointFollower:
     _thread: threading.Thread | None = None
     _refused: set[int] = field(default_factory=set[int])
     """Steps that could not be taken up, told once each."""
+    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._watch, name="hone-serve-follow", daemon=True)
@@ -150,6 +154,10 @@ class CheckpointFollower:
 
     def look(self) -> bool:
         """Take up the newest checkpoint if it is newer than the served one; returns whether it did."""
+        with self._looking:
+            return self._look()
+
+    def _look(self) -> bool:
         checkpoints = self._checkpoints
         newest = max(checkpoints.steps(), default=0)
         if newest <= self.opened.engine.version or newest in self._refused:
@@ -201,53 +209,39 @@ class ServerPlace:
     """A request that is not answered by then gets 408; a stopping server waits as long for its requests."""
     queue: int = 256
     """Answers that may wait beside those that are being written; more are refused with 429."""
+    per_client: int = 0
+    """Answers in progress of one address; 0: seven eighths of `slots` and `queue`, so that others find room."""
     follow: bool = False
     """Take up each new checkpoint of the run."""
     rules: ServingRules = field(default_factory=ServingRules)
+    key_file: Path | None = None
+    """File that `rules.api_key` was read from; it is read again at SIGHUP."""
 
     def check(self) -> None:
         """Raise ConfigError for an address that others reach without a key."""
         if self.host not in _LOOPBACK and not self.rules.api_key:
             raise ConfigError(
-                f"--host {self.host} is reached from other machines: give --api-key, or the environment variable "
+                f"--host {self.host} is reached from other machines: give --api-key-file, or the environment variable "
                 "HONE_API_KEY"
             )
 
 
-class _DrainingServer(uvicorn.Server):
-    """uvicorn's server, which says to `/health` that it stops."""
-
-    def __init__(self, config: uvicorn.Config, routes: CompletionRoutes, signals: QuietSignals) -> None:
-        super().__init__(config)
-        self._routes = routes
-        self._signals = signals
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting connections; requests in progress end."""
-        self._routes.draining = True
-        super().handle_exit(sig, frame)
-
-    async def main_loop(self) -> None:
-        """Run until a signal, which may have come before."""
-        self.should_exit = self.should_exit or self._signals.seen
-        await super().main_loop()
-
-
 def make_routes(opened: OpenedModel, service: EngineService, place: ServerPlace) -> CompletionRoutes:
     """The routes of one model, for `serve` here or for an application of your own."""
-    clock = SystemClock()
+    clock, most = SystemClock(), opened.source.slots + place.queue
     desk = AnswerDesk(
         service=service,
         clock=clock,
         deadline_s=place.deadline_s,
-        most_samples=opened.source.slots + place.queue,
+        shares=ClientShares(most=most, share=place.per_client or most - most // 8),
     )
     return CompletionRoutes(served=opened.served, desk=desk, clock=clock, rules=place.rules)
 
 
 def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests in progress end first. `tell` receives lines for the user. Raises
-    ConfigError as `place.check`, ResourceError where the port is taken."""
+    """Serve until SIGTERM or Ctrl-C; requests in progress end first. SIGHUP reads the file of the key again, and takes
+    up the run's newest checkpoint. `tell` receives lines for the user. Raises ConfigError as `place.check`,
+    ResourceError where the port is taken."""
     place.check()
     service = EngineService(opened.engine)
     routes = make_routes(opened, service, place)
@@ -255,23 +249,51 @@ def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) 
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             routes.app(),
+            http=TimedConnection,
+            ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=max(1, round(place.deadline_s)),
         )
+        gc.freeze()  # what is loaded by now stays: looking it through held up everybody while a large body was parsed
         service.start()
-        follower = CheckpointFollower(opened=opened, service=service, tell=tell) if place.follow else None
-        if follower is not None:
+        follower = CheckpointFollower(opened=opened, service=service, tell=tell)
+        if place.follow:
             follower.start()
         tell(_address(opened, host, port))
+        events = ServerEvents(stop=routes.drain, reload=partial(_reload, routes, place, follower, tell))
         try:
-            _DrainingServer(config, routes, signals).run(sockets=[listener])
+            RunningServer(config, events, signals).run(sockets=[listener])
         finally:
-            if follower is not None:
-                follower.close()
+            follower.close()
             service.close()
     tell("stopped: every request in progress was answered")
+
+
+def _reload(
+    routes: CompletionRoutes, place: ServerPlace, follower: CheckpointFollower, tell: Callable[[str], None]
+) -> None:
+    """Answer SIGHUP; what fails is told, and what was served before stays."""
+    try:
+        if place.key_file is not None:
+            routes.rules = replace(routes.rules, api_key=read_key(place.key_file))
+        fresh = follower.opened.source.run is not None and follower.look()
+    except HoneError as error:
+        tell(f"not reloaded: {error}")
+    else:
+        tell(f"reloaded{': the key' if place.key_file is not None else ''}{'' if fresh else '; no newer checkpoint'}")
+
+
+def read_key(file: Path) -> str:
+    """The key in a file, without space at its ends. Raises ConfigError, which does not show it."""
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {file}: cannot be read: {type(error).__name__}") from None
+    if not key:
+        raise ConfigError(f"--api-key-file {file} is empty: write the key into it")
+    return key
 
 
 def _address(opened: OpenedModel, host: str, port: int) -> str:

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.conversation import Message
+from hone.core.errors import DataError, HoneError
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.evaluate.engine_actor import IncrementalDetokenizer
+from hone.text.serving.completions.fields import ApiError
 from hone.text.tools.formats import ToolFormat
 
 # ----------------------------------------------------------------------------------------------------------- token text
@@ -133,6 +139,51 @@ class ServedModel:
     tool_format: ToolFormat | None = None
     """Format in which the model calls tools; None: it has none."""
     token_text: TokenText = field(init=False)
+    most_characters: int = field(init=False)
+    """Characters above which a text has more tokens than the context, whatever they are."""
 
     def __post_init__(self) -> None:
         self.token_text = TokenText(self.tokenizer)
+        self.most_characters = self.context * self.tokenizer.longest_token
+
+    def chat_tokens(
+        self, messages: Sequence[Message], tokenizer: Tokenizer, *, begin_answer: bool
+    ) -> NDArray[np.int32]:
+        """`[n]` ids of a conversation, by the chat template of `tokenizer`: this model's, told of tools or not.
+
+        Raises DataError for messages that the template does not take, whatever it raises: a template is code of the
+        model's folder. Raises ApiError for a conversation that is longer than the context, before it is tokenised.
+        """
+        try:
+            if sum(len(str(message.get("content", ""))) for message in messages) > self.most_characters:
+                rendered = tokenizer.render_chat(messages, add_generation_prompt=begin_answer)
+                self.check_length(rendered, "the conversation", "messages")
+            return tokenizer.apply_chat(messages, add_generation_prompt=begin_answer)
+        except (HoneError, ApiError):
+            raise
+        except Exception as error:
+            raise DataError(
+                f"the chat template does not take these messages: it raised {type(error).__name__}: {error!s:.200}"
+            ) from error
+
+    def check_length(self, text: str, name: str, param: str) -> None:
+        """Raise ApiError for a text that cannot fit into the context, whatever its tokens are."""
+        if len(text) > self.most_characters:
+            longest = self.most_characters // self.context
+            raise ApiError(
+                400,
+                f"{name} of {len(text)} characters does not fit into the context of {self.context} tokens, each of at "
+                f"most {longest} characters; shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def check_ids(self, tokens: Sequence[int], param: str) -> None:
+        """Raise ApiError that names the first ids that are no tokens."""
+        known = self.tokenizer.backend.id_to_token
+        unknown = [place for place, token in enumerate(tokens) if known(token) is None]
+        if unknown:
+            shown = ", ".join(f"{param}[{place}] = {tokens[place]}" for place in unknown[:3])
+            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+            message = f"{shown}{more}: no token has this id; the largest is {self.tokenizer.size - 1}"
+            raise ApiError(400, message, param=param, code="invalid_value")

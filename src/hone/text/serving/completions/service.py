@@ -15,16 +15,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from hone.core.clock import Clock
+from hone.core.clock import Clock, SystemClock
 from hone.core.errors import DivergedError, HoneError
 from hone.core.generation import Completion, Request, ScoreRequest, ScoreResult
 from hone.engine.engine import DrawnToken, EmbeddedEngine
 from hone.run.http.listening import SecondsHistogram
 from hone.text.serving.completions.asked import AskedAnswers
 from hone.text.serving.completions.fields import ApiError
+from hone.text.serving.completions.limits import ClientShares
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter, StreamedChoice
 
 _CLOSING: Final = "the server is shutting down"
+_FAILED_S: Final = 5.0
+"""Seconds for which a failed pass makes a server unready."""
 _PAUSED_S: Final = 0.005
 """Interval at which a paused engine is looked at again."""
 
@@ -62,8 +65,11 @@ class _Ticket:
 class EngineService:
     """Owner of an engine's passes for any number of handlers. `start` it once, and `close` it."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
+    def __init__(self, engine: EmbeddedEngine, clock: Clock | None = None) -> None:
         self.engine = engine
+        self._clock = clock or SystemClock()
+        self._failed: tuple[str, float] = ("", float("-inf"))
+        """Why the latest pass that failed did, and when; empty after one that did not."""
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
@@ -88,6 +94,21 @@ class EngineService:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """False once the thread has ended though nobody closed the service: no request is answered any more."""
+        return self._closing or self._thread is None or self._thread.is_alive()
+
+    def fault(self) -> str:
+        """Why requests are not answered now; empty: they are. A pass that failed counts for five seconds: after that
+        the next request tries."""
+        if self._closing or self._thread is None:
+            return _CLOSING if self._closing else "the engine has not begun"
+        if not self._thread.is_alive():
+            return "the engine has ended"
+        words, at_s = self._failed
+        return words if self._clock.monotonic_s() - at_s < _FAILED_S else ""
 
     def submit(self, ticket: _Ticket) -> None:
         """Begin a request. Results, faults of the request included, go to the ticket's queue. Ids are unique among the
@@ -176,8 +197,10 @@ class EngineService:
         try:
             self.engine.step()
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of any failure, and the server goes on
+            self._failed = f"a pass of the engine failed: {type(error).__name__}", self._clock.monotonic_s()
             self._fail(error)
             return
+        self._failed = "", float("-inf")
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -338,27 +361,30 @@ class AnswerDesk:
     service: EngineService
     clock: Clock
     deadline_s: float
-    most_samples: int
-    """Largest number of answers in progress; what exceeds it is refused with 429."""
-    samples: int = 0
-    """Answers in progress."""
+    shares: ClientShares
+    """Answers in progress; what exceeds a client's share, or all of them, is refused with 429."""
     counters: _ServingCounters = field(default_factory=_ServingCounters)
 
-    async def whole(self, asked: AskedAnswers) -> list[PromptResults]:
+    @property
+    def samples(self) -> int:
+        """Answers in progress."""
+        return self.shares.used.total()
+
+    async def whole(self, asked: AskedAnswers, client: str = "") -> list[PromptResults]:
         """The results of all prompts. Raises ApiError; cancelling the task frees what the engine holds."""
         progress = _AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
-        async with aclosing(self._batches(asked, progress)) as batches:
+        async with aclosing(self._batches(asked, progress, client)) as batches:
             async for _ in batches:
                 pass
         return progress.results
 
-    async def stream(self, asked: AskedAnswers, writer: ReplyWriter) -> AsyncGenerator[str]:
+    async def stream(self, asked: AskedAnswers, writer: ReplyWriter, client: str = "") -> AsyncGenerator[str]:
         """The events of a stream. A fault before the first event is an ApiError, a later one an event. Closing it frees
         what the engine holds."""
         began_s, head = self.clock.monotonic_s(), writer.chunk_head(self.service.engine.version)
         progress = _AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
         choices = [StreamedChoice(writer, number) for number in range(asked.samples * len(asked.prompts))]
-        batches = self._batches(asked, progress)
+        batches = self._batches(asked, progress, client)
         first = True
         try:
             async for batch in batches:
@@ -381,11 +407,11 @@ class AnswerDesk:
         yield DONE
 
     async def _batches(
-        self, asked: AskedAnswers, progress: _AnswersInProgress
+        self, asked: AskedAnswers, progress: _AnswersInProgress, client: str
     ) -> AsyncGenerator[list[tuple[_Ticket, AnswerEvent]]]:
         """Results of a request, taken up by `progress`, in batches of all that have come. Raises ApiError."""
         until = asyncio.get_running_loop().time() + self.deadline_s
-        with self._answering(asked, progress):
+        with self._answering(asked, progress, client):
             while progress.left:
                 batch = [await self._next(progress, until)]
                 while not progress.queue.empty():
@@ -405,7 +431,7 @@ class AnswerDesk:
             raise ApiError(408, message, code="deadline") from None
 
     @contextmanager
-    def _answering(self, asked: AskedAnswers, progress: _AnswersInProgress) -> Iterator[None]:
+    def _answering(self, asked: AskedAnswers, progress: _AnswersInProgress, client: str) -> Iterator[None]:
         """A request in progress; what has not ended is cancelled at the end."""
         queue, loop = progress.queue, asyncio.get_running_loop()
         for place, one in enumerate(asked.prompts):
@@ -413,21 +439,20 @@ class AnswerDesk:
                 streamed = asked.stream and work is one.request
                 progress.tickets.append(_Ticket(work=work, queue=queue, loop=loop, place=place, streamed=streamed))
         progress.left = wanted = sum(ticket.samples for ticket in progress.tickets)
-        if self.samples and self.samples + wanted > self.most_samples:
+        if refused := self.shares.take(client, wanted):
             wait_s = max(1, round(self.counters.request.mean_s))
             raise ApiError(
                 429,
-                f"{self.samples} answers are in progress, of {self.most_samples} at most; retry in {wait_s} s",
+                f"{wanted} more answers cannot be taken: {refused}; retry in {wait_s} s",
                 code="overloaded",
                 headers={"Retry-After": str(wait_s)},
             )
-        self.samples += wanted
         try:
             for ticket in progress.tickets:
                 self.service.submit(ticket)
             yield
         finally:
-            self.samples -= wanted
+            self.shares.give_back(client, wanted)
             if progress.left:
                 for ticket in progress.tickets:
                     self.service.cancel(ticket)

@@ -1,0 +1,108 @@
+"""Limits of a server: what each client may hold of it, and bodies, which are read and prepared beside the event loop."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from hone.text.serving.completions.fields import ApiError
+
+CLOSED: Final = 499
+"""Status that is counted for a client that went away."""
+BODIES: Final = 16
+"""Bodies of the largest size that are held at the same time."""
+LONG_BODY: Final = 64 << 10
+"""Bytes from which on a body is prepared behind others of its kind."""
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True, eq=False)
+class ClientShares:
+    """An amount that clients share: at most `most` in all and `share` for each, so that one client never takes it all.
+
+    Where nothing is taken anything is granted: what is larger than a limit is served alone. Pure.
+    """
+
+    most: int
+    share: int
+    used: Counter[str] = field(default_factory=Counter[str])
+
+    def take(self, client: str, amount: int) -> str:
+        """Take an amount; empty if it was granted, else why nothing was taken."""
+        total, own = self.used.total(), self.used[client]
+        if total and total + amount > self.most:
+            return f"{total} of {self.most} are in use"
+        if own and own + amount > self.share:
+            return f"this client has {own} in use, of {self.share} at most for one client"
+        self.used[client] += amount
+        return ""
+
+    def give_back(self, client: str, amount: int) -> None:
+        """Return an amount that was taken."""
+        self.used[client] -= amount
+        if self.used[client] <= 0:
+            del self.used[client]
+
+
+def client_of(call: Request) -> str:
+    """Address of a client, which its limits go by."""
+    return "" if call.client is None else call.client.host
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BodyReader:
+    """Reads bodies, and prepares them on threads of its own, so that the event loop answers everybody meanwhile.
+
+    There is a thread for short bodies and one for long ones: a short request never waits for a long one. Bytes of bodies
+    are held from their arrival until they are prepared, and bounded in all and for each client.
+    """
+
+    most_bytes: int
+    """Longest body."""
+    within_s: float
+    """Seconds for a body to arrive."""
+    held: ClientShares = field(init=False)
+    _short: ThreadPoolExecutor = field(init=False)
+    _long: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = ClientShares(most=BODIES * self.most_bytes, share=BODIES * self.most_bytes // 2)
+        self._short = ThreadPoolExecutor(1, "hone-serve-short")
+        self._long = ThreadPoolExecutor(1, "hone-serve-long")
+
+    async def prepared(self, call: Request, prepare: Callable[[bytes], ResultT]) -> ResultT:
+        """What `prepare` makes of the body. Raises ApiError (408, 413, 429, 499), and what `prepare` raises."""
+        client, body = client_of(call), bytearray()
+        length = call.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self.most_bytes:
+            raise ApiError(413, f"the body has {length[:20]} bytes, at most {self.most_bytes}", code="too_large")
+        try:
+            async with asyncio.timeout(self.within_s):
+                async for piece in call.stream():
+                    self._take(client, body, piece)
+            return await self.beside(len(body), lambda: prepare(bytes(body)))
+        except TimeoutError:
+            message = f"the body did not arrive within {self.within_s:g} s; {len(body)} bytes came"
+            raise ApiError(408, message, code="slow_body", headers={"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise ApiError(CLOSED, "the client closed its connection") from None
+        finally:
+            self.held.give_back(client, len(body))
+
+    def _take(self, client: str, body: bytearray, piece: bytes) -> None:
+        """Add a piece to a body. Raises ApiError where that is more than is held."""
+        if len(body) + len(piece) > self.most_bytes:
+            raise ApiError(413, f"the body has more than {self.most_bytes} bytes", code="too_large")
+        if refused := self.held.take(client, len(piece)):
+            message = f"too many bytes of bodies wait: {refused}; retry in 1 s"
+            raise ApiError(429, message, code="overloaded", headers={"Retry-After": "1"})
+        body += piece
+
+    async def beside(self, size: int, work: Callable[[], ResultT]) -> ResultT:
+        """The result of a piece of work, on the thread for its size."""
+        threads = self._long if size >= LONG_BODY else self._short
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
