@@ -252,8 +252,8 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
         with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
             host, port = listener.getsockname()[:2]
             config = uvicorn.Config(
-                routes.app(), http=_OnePacketConnection, ws="none", log_level="warning", access_log=False, lifespan="off",
-                server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
+                routes.app(), http=_OnePacketConnection, ws="none", log_level="warning", access_log=False,
+                lifespan="off", server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
             live = ", ".join(sorted({serving.live.name for serving in opened.policies.tenants.values()}))

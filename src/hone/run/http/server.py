@@ -20,9 +20,9 @@ _LOOK_S: Final = 0.2
 class TimedConnection(asyncio.Protocol):
     """uvicorn's connection, closed where the head of a request does not arrive.
 
-    A request's head has `head_s` seconds from its first byte, and the first one from the connection's begin. A client that
-    sends a body after it was refused has as long to end it. So a client that opens connections and sends little, or
-    nothing, holds none for long.
+    A request's head has `head_s` seconds from its first byte, and the first one from the connection's begin. A client
+    that sends a body after it was refused has as long to end it. So a client that opens connections and sends little,
+    or nothing, holds none for long.
     """
 
     head_s: ClassVar[float] = 10.0

@@ -1,4 +1,4 @@
-"""Limits of a server: what each client may hold of it, and bodies, which are read and prepared beside the event loop."""
+"""Limits of a server: what each client may hold, and bodies, which are read and prepared beside the event loop."""
 
 import asyncio
 from collections import Counter
@@ -57,8 +57,8 @@ def client_of(call: Request) -> str:
 class BodyReader:
     """Reads bodies, and prepares them on threads of its own, so that the event loop answers everybody meanwhile.
 
-    There is a thread for short bodies and one for long ones: a short request never waits for a long one. Bytes of bodies
-    are held from their arrival until they are prepared, and bounded in all and for each client.
+    There is a thread for short bodies and one for long ones: a short request never waits for a long one. Bytes of
+    bodies are held from their arrival until they are prepared, and bounded in all and for each client.
     """
 
     most_bytes: int
