@@ -101,7 +101,7 @@ def make_box(
         schema=FeatureSchema(("age", "country=de")),
         catalogue=ActionCatalogue(("a", "b", "c")),
         policies=OneChain(FallbackChain(chain, clock)),
-        writer=writer or WriteBefore(sink),
+        writer=writer or WriteBefore(sink, clock),
         numbers=SequenceNumbers(sink.logged),
         recent=RecentRequests(capacity),
         clock=clock,

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from hone.config.toml import COMMAND_LINE, ConfigDocument, KeyPath, dotted, parse_overrides, read_toml
 from hone.core.config import Config, ConfigSetting, is_loopback
-from hone.core.errors import ConfigError, nearest_name
+from hone.core.errors import SECRET_KEY, ConfigError, hide_passwords, nearest_name
 from hone.core.strict_json import Json
 
 # --------------------------------------------------------------------------------------------------------------- schema
@@ -263,19 +263,18 @@ class _ValidationFault:
                 expected = str(self.context.get("expected", ""))
                 known = re.findall(r"'([^']*)'", expected)
                 near = _near(self.value, known, quoted=True) if isinstance(self.value, str) else ""
-                return (
-                    f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {format_value(self.value)}{near}"
-                )
+                shown = _shown(self.key, self.value)
+                return f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {shown}{near}"
             case "finite_number":
-                return f"{self.where} must be a finite number{self._allowed()}, got {format_value(self.value)}"
+                return f"{self.where} must be a finite number{self._allowed()}, got {_shown(self.key, self.value)}"
             case kind if kind in _BOUNDS or kind in ("string_pattern_mismatch", "too_short"):
-                return f"{self.where} must {self._rule()}, got {format_value(self.value)}"
+                return f"{self.where} must {self._rule()}, got {_shown(self.key, self.value)}"
             case kind if kind in _KINDS:
                 return f"{self.where} must be {_KINDS[kind]}{self._allowed()}, got {self._described()}"
             case "value_error" | "assertion_error":
                 return f"{self.where}: {self._plain()}"
             case _:
-                return f"{self.where}: {self._plain()}, got {format_value(self.value)}"
+                return f"{self.where}: {self._plain()}, got {_shown(self.key, self.value)}"
 
     def _rule(self) -> str:
         """The rule of a field in words: no reader of a config should have to read a regular expression."""
@@ -305,7 +304,7 @@ class _ValidationFault:
         hint = ""
         if isinstance(self.value, str) and self.kind.startswith(("float", "int", "bool")) and _is_number(self.value):
             hint = "; remove the quotes"
-        return f"{_type_name(self.value)}{format_value(self.value)}{hint}"
+        return f"{_type_name(self.value)}{_shown(self.key, self.value)}{hint}"
 
     def _alternatives(self) -> str:
         shape = self.place.node
@@ -352,14 +351,23 @@ def format_value(value: object, limit: int = 60) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        text = '"' + value.replace("\n", "\\n") + '"'
+        text = '"' + hide_passwords(value).replace("\n", "\\n") + '"'
     elif isinstance(value, dict):
-        text = "{" + ", ".join(f"{key} = {format_value(child, 20)}" for key, child in list(value.items())[:10]) + "}"
+        text = (
+            "{" + ", ".join(f"{key} = {_shown(str(key), child, 20)}" for key, child in list(value.items())[:10]) + "}"
+        )
     elif isinstance(value, list):
         text = "[" + ", ".join(format_value(child, 20) for child in value[:10]) + "]"
     else:
         text = "unset" if value is None else str(value)
     return text if len(text) <= limit else text[: limit - 4] + " ..." + text[-1:]
+
+
+def _shown(key: str, value: object, limit: int = 60) -> str:
+    """A value of a key for a message; the values of secrets are not shown."""
+    if SECRET_KEY.fullmatch(key.rpartition(".")[2]):
+        return "a value that is not shown"
+    return format_value(value, limit)
 
 
 def _type_name(value: object) -> str:

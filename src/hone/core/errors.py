@@ -5,9 +5,10 @@ message names the place (file, line, key, row, id), the value, and the remedy.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -150,3 +151,22 @@ def run_all_checks(checks: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         messages = dict.fromkeys(message for fault in faults for message in fault.messages)
         raise type(faults[0])(*messages)
     return results
+
+
+# -------------------------------------------------------------------------------------------------------------- secrets
+
+_IN_ADDRESS: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^\s/@:]*:)\S*@")
+_IN_OPTIONS: Final = re.compile(r"(?i)([?&;\s](?:ssl)?(?:password|passwd|token|secret|api_?key)=)[^&;\s\"']+")
+SECRET_KEY: Final = re.compile(r"(?i)(.*_)?((?<!per_)token|password|passwd|secret|api_?key|credentials?)(_sha256)?")
+"""Names of keys whose values no message shows; not of those that name where one stands, such as `token_env`."""
+_VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+
+
+def hide_passwords(text: str) -> str:
+    """The text with `***` for passwords of addresses (`scheme://user:password@host`) and of their options."""
+    return _IN_OPTIONS.sub(r"\1***", _IN_ADDRESS.sub(r"\1***@", text))
+
+
+def variable_name(name: str) -> str:
+    """Name of an environment variable for a message; one that does not look like it may be the secret itself."""
+    return name if _VARIABLE.fullmatch(name) else "(not shown: it is no name in capital letters)"

@@ -116,7 +116,7 @@ def test_the_plan_of_a_service_refuses_a_config_that_no_job_could_train(
     assert main(["serve", str(tmp_path / "shop.toml"), "--dry-run"]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "shop.toml:7: monitor.retrain" in told and words in told, told
-    assert "NO_SUCH_TOKEN of client 'web' is not set" in told, "all faults at once"
+    assert "client 'web': the environment variable NO_SUCH_TOKEN is not set" in told, "all faults at once"
 
 
 @pytest.mark.parametrize("service", ['features = ["age"]', 'action_features = ["price"]\nfeatures = ["age"]'])

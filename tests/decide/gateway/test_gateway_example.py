@@ -27,6 +27,7 @@ def test_the_shop_learns_and_its_file_can_be_served(tmp_path: Path, capsys: pyte
     assert "retrain    retrain.toml, linucb; a job waits for 4000 rewards" in plan
 
 
+@pytest.mark.slow
 def test_a_job_of_the_shop_trains_with_the_config_that_it_ships(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

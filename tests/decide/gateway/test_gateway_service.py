@@ -306,7 +306,7 @@ def test_a_trial_is_in_time_if_it_takes_at_most_what_a_caller_would_wait(took_s:
 
 def test_the_buffer_behind_the_answers_is_bounded_and_written(tmp_path) -> None:
     sink, told = MemorySink(broken=True), []
-    writer = WriteAfter(sink, capacity=4, tell=lambda code, words: told.append(code)).start()
+    writer = WriteAfter(sink, capacity=4, tell=lambda code, words: told.append(code), clock=ManualClock()).start()
     box = make_box(writer=writer)
     for number in range(4):
         box.service.decide(f"u{number}", CONTEXT)

@@ -33,10 +33,10 @@ from hone.decide.evaluate.off_policy import (
     OffPolicyReport,
     PolicyEstimates,
     estimate_policies,
-    named_source,
     read_decision_table,
 )
 from hone.decide.evaluate.off_policy_page import write_off_policy_page
+from hone.decide.log.protocol import log_name
 from hone.decide.registry import open_registry
 from hone.run.store.durable import to_json
 
@@ -64,7 +64,7 @@ def run(call: CommandCall) -> int:
     report = estimate_policies(
         table, policies, estimators=estimators, settings=settings, segment=call.text("segment"), behaviour=behaviour
     )
-    source = named_source(address)
+    source = log_name(address)
     if call.text("registry"):
         since = f" --since {call.text('since')}" if call.text("since") else ""
         made_by = f"hone estimate {source} --estimator {estimators[0]}{since}"

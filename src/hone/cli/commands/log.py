@@ -22,7 +22,7 @@ from hone.decide.joins.page import write_log_page
 from hone.decide.joins.parquet import LargeJoin, freeze_view, is_frozen_view, read_frozen_view, view_bytes
 from hone.decide.joins.view import DecisionView, JoinConfig, JoinRule, ViewSummary
 from hone.decide.log.opening import open_decision_log
-from hone.decide.log.protocol import DecisionLog
+from hone.decide.log.protocol import DecisionLog, log_name
 from hone.decide.log.retention import DECISIONS, erase_unit, retain
 from hone.run.store.durable import replace_file
 from hone.run.store.records import record_json
@@ -56,9 +56,10 @@ def run(call: CommandCall) -> int:
         return _join_files(call, Path(source), join, as_of_s)
     if "://" not in source and not Path(source).is_file():
         raise DataError(f"{source}: there is no such log; paths are relative to the working directory, {Path.cwd()}")
+    shown = log_name(source)
     with closing(open_decision_log(source)) as log:
         if unit := call.text("erase"):
-            return _erase(log, source, unit, call)
+            return _erase(log, shown, unit, call)
         if before := call.text("retain"):
             archive = call.text("archive")
             if not archive:
@@ -73,9 +74,9 @@ def run(call: CommandCall) -> int:
                 audit=audit_log(columns, tenant=name, progress=log.watermarks(), schemas=schemas),
                 view=_view_or_none(columns, as_of_s, join, name, call.text("schema")),
             )
-            for name in _tenants(columns, source, call.text("tenant"))
+            for name in _tenants(columns, shown, call.text("tenant"))
         ]
-    _show(call, source, judged)
+    _show(call, shown, judged)
     if any(call.text(name) for name in ("view", "export", "report")):
         if len(judged) > 1:
             names = ", ".join(one.audit.tenant for one in judged[:5])

@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
@@ -53,6 +52,7 @@ from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import read_view, view_action_sets
 from hone.decide.joins.view import JoinConfig, take_decisions
 from hone.decide.log.opening import open_decision_log
+from hone.decide.log.protocol import log_name
 
 DEFAULT_ESTIMATORS: tuple[EstimatorName, ...] = ("dr", "snips", "ips", "dm")
 LOGGED = "the log's policy"
@@ -391,7 +391,7 @@ def read_decision_table(
     """
     path = Path(address)
     if "://" not in address and not path.exists():
-        raise DataError(f"{address}: there is no such log or view; paths are relative to {Path.cwd()}")
+        raise DataError(f"{log_name(address)}: there is no such log or view; paths are relative to {Path.cwd()}")
     if "://" not in address and (path.is_dir() or path.suffix == ".parquet"):
         table = read_view(path).table
     else:
@@ -402,16 +402,8 @@ def read_decision_table(
     if not len(kept):
         whose = f" of tenant {tenant!r}" if tenant else ""
         since = f"; none of its {len(table)} is at {since_s:g} s or later" if len(table) else ""
-        raise DataError(f"{named_source(address)}: no decisions{whose} to read{since}")
+        raise DataError(f"{log_name(address)}: no decisions{whose} to read{since}")
     return kept
-
-
-def named_source(address: str) -> str:
-    """A log's address without user, password and options: for messages, pages and evidence."""
-    if "://" not in address:
-        return address
-    parts = urlsplit(address)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 # ---------------------------------------------------------------------------------------------------- off policy stream

@@ -1,12 +1,12 @@
 """The routes of a decision service, an application for any server of ASGI.
 
-POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json.
-A request is refused by its token and its tenant's rate before its body is read.
+POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /live, /ready, /health, /metrics,
+/openapi.json. A request is refused by its token and its tenant's rate before its body is read.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -47,6 +47,7 @@ from hone.decide.gateway.service import DecisionService, ServiceAnswer, ServiceR
 
 MAX_DEADLINE_S: Final = 60.0
 MAX_BATCH: Final = 1000
+BODY_S: Final = 10.0
 _DECIDE_FIELDS: Final = ("actions", "context", "deadline_s", "id", "tenant", "unit")
 _REWARD_FIELDS: Final = ("at_s", "id", "key", "kind", "seq", "source", "tenant", "value")
 
@@ -148,7 +149,9 @@ def _optional_text(fields: Mapping[str, object], name: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- http app
 
 
-_SERVED: Final = "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json"
+_SERVED: Final = (
+    "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /live, /ready, /metrics, /openapi.json"
+)
 
 
 class _RateLimitError(RequestError):
@@ -240,7 +243,11 @@ class GatewayRoutes:
     max_body_bytes: int = 1 << 20
     openapi: Mapping[str, object] = field(default_factory=dict[str, object])
     draining: bool = False
-    """True once the server stops: `/health` says so."""
+    """True once the server stops: `/ready` says so."""
+    log_fault: Callable[[], Awaitable[str]] | None = None
+    """Why decisions cannot be logged now; empty: they can."""
+    body_s: float = BODY_S
+    """Seconds for a body to arrive."""
     held: dict[str, HeldRefusals] = field(default_factory=dict[str, HeldRefusals])
     """Refusals that are answered late, by tenant."""
 
@@ -254,7 +261,9 @@ class GatewayRoutes:
         }
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
         routes += [
-            Route("/health", self.health),
+            Route("/live", self.live),
+            Route("/ready", self.ready),
+            Route("/health", self.ready),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.schema),
         ]
@@ -267,11 +276,19 @@ class GatewayRoutes:
 
         return app
 
-    async def health(self, call: Request) -> Response:
-        """200 while requests are answered, 503 once the server stops."""
+    async def live(self, call: Request) -> Response:
+        """200 while the process can answer at all."""
         del call
-        status = {"status": "draining" if self.draining else "ok", "log_waiting": self.service.parts.writer.waiting()}
-        return Response(_to_json(status), 503 if self.draining else 200, media_type="application/json")
+        return Response(_to_json({"status": "ok"}), media_type="application/json")
+
+    async def ready(self, call: Request) -> Response:
+        """200 while decisions are answered, 503 with the reason while they are not: send them elsewhere, and wait."""
+        del call
+        fault = "draining" if self.draining else ""
+        if not fault and self.log_fault is not None:
+            fault = await self.log_fault()
+        status = {"status": fault or "ok", "log_waiting": self.service.parts.writer.waiting()}
+        return Response(_to_json(status), 503 if fault else 200, media_type="application/json")
 
     async def metrics(self, call: Request) -> Response:
         """Prometheus's text."""
@@ -360,6 +377,8 @@ class _PostEndpoint:
                 headers.append((b"retry-after", str(max(1, round(fault.retry_after_s + 0.5))).encode()))
                 if not await self._routes.hold(fault):
                     headers.append((b"connection", b"close"))
+            elif status == 408:
+                headers.append((b"connection", b"close"))
             elif status == 503:
                 headers.append((b"retry-after", b"1"))
             elif status == 401:
@@ -377,7 +396,7 @@ class _PostEndpoint:
         caller.require_scope(self._scope)
         if caller.tenant:
             routes.limit(caller.tenant, 1)
-        fields = _read_object(await _body(headers, receive, routes.max_body_bytes))
+        fields = _read_object(await _body(headers, receive, routes.max_body_bytes, routes.body_s))
         key = headers.get(b"idempotency-key", b"").decode("latin-1")
         tenants = routes.service.parts.rules.tenants
         tenant = caller.tenant or tenants[0]
@@ -433,8 +452,15 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
     return dict(cast("Sequence[tuple[bytes, bytes]]", scope["headers"]))
 
 
-async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
-    """The body. Raises RequestError (413) as soon as it is known to be too long."""
+async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int, within_s: float) -> bytes:
+    """The body. Raises RequestError: 413 as soon as it is known to be too long, 408 if it does not arrive."""
+    try:
+        return await asyncio.wait_for(_arrived(headers, receive, most), within_s)
+    except TimeoutError:
+        raise RequestError(f"the body did not arrive within {within_s:g} s", status=408, code="slow_body") from None
+
+
+async def _arrived(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > most:
         raise RequestError(f"the body has {int(length)} bytes, at most {most} are read", status=413, code="too_large")

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
+from hone.core.clock import Clock
 from hone.core.decisions import DecisionRecord
 from hone.core.errors import HoneError
 from hone.decide.gateway.requests import RequestError
@@ -36,6 +37,10 @@ class LogWriter(Protocol):
         """Records that are taken and not yet in the log."""
         ...
 
+    def failed_s(self) -> float:
+        """Monotonic time of the latest append, if it failed; else minus infinity."""
+        ...
+
     def close(self) -> None:
         """Write the records that wait."""
         ...
@@ -49,15 +54,24 @@ def _unavailable(error: Exception) -> RequestError:
 class WriteBefore:
     """Append on the path."""
 
-    def __init__(self, log: DecisionLog) -> None:
+    def __init__(self, log: DecisionLog, clock: Clock) -> None:
         self._log = log
+        self._clock = clock
+        self._failed_s = float("-inf")
 
     def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
         """Append the records; -> those that the log knows with other content. Raises RequestError (503)."""
         try:
-            return self._log.append(records).refused
+            refused = self._log.append(records).refused
         except (HoneError, OSError) as error:
+            self._failed_s = self._clock.monotonic_s()
             raise _unavailable(error) from error
+        self._failed_s = float("-inf")
+        return refused
+
+    def failed_s(self) -> float:
+        """See `LogWriter`."""
+        return self._failed_s
 
     def waiting(self) -> int:
         """None wait."""
@@ -70,8 +84,10 @@ class WriteBefore:
 class WriteAfter:
     """A bounded buffer with a thread that writes it. `start` before use."""
 
-    def __init__(self, log: DecisionLog, *, capacity: int, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, log: DecisionLog, *, capacity: int, tell: Callable[[str, str], None], clock: Clock) -> None:
         self._log = log
+        self._clock = clock
+        self._failed_s = float("-inf")
         self._capacity = capacity
         self._tell = tell
         self._buffer: deque[DecisionRecord] = deque()
@@ -97,6 +113,10 @@ class WriteAfter:
     def waiting(self) -> int:
         """Records in the buffer."""
         return len(self._buffer)
+
+    def failed_s(self) -> float:
+        """See `LogWriter`."""
+        return self._failed_s
 
     def close(self) -> None:
         """Write the records that wait; gives up after the log has failed for ten seconds."""
@@ -128,10 +148,12 @@ class WriteAfter:
         try:
             refused = self._log.append(batch).refused
         except (HoneError, OSError) as error:
+            self._failed_s = self._clock.monotonic_s()
             self._tell("log_unavailable", f"{len(self._buffer)} records wait: {error!s:.200}")
             with self._wake:
                 self._wake.wait(FLUSH_S if not self._closing else 1.0)
             return False
+        self._failed_s = float("-inf")
         for record in refused:
             self._tell("record_refused", record.message)
         return True

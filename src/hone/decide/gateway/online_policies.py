@@ -246,6 +246,11 @@ class TenantServing:
     chain: FallbackChain
     learning: TenantLearning | None = None
 
+    def serve(self, version: ServingVersion, default: ServingVersion, clock: Clock) -> None:
+        """Let another version answer; the present one becomes the last good one."""
+        previous, self.live = self.live, version
+        self.chain = FallbackChain((version, previous, default), clock)
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class OnlinePolicies:
@@ -335,8 +340,7 @@ class OnlinePolicies:
             return
         name = self.shelf.put(snapshot)
         if name != serving.live.name:
-            previous, serving.live = serving.live, ServingVersion(name=name, policy=self.wrap(snapshot))
-            serving.chain = FallbackChain((serving.live, previous, self.default), self.clock)
+            serving.serve(ServingVersion(name=name, policy=self.wrap(snapshot)), self.default, self.clock)
 
 
 def make_serving(live: ServingVersion, default: ServingVersion, clock: Clock) -> TenantServing:

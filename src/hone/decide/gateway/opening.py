@@ -19,6 +19,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from hone.core.decisions import (
     is_shadow_kind,
     logp_each,
 )
-from hone.core.errors import ConfigError, DataError, ErrorCollector, HoneError, ResourceError
+from hone.core.errors import ConfigError, DataError, ErrorCollector, HoneError, ResourceError, variable_name
 from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.bandits.wrappers import EpsilonFloor, Shielded
@@ -153,16 +154,18 @@ def make_catalogue(service: ServiceTableConfig) -> ActionCatalogue:
     return ActionCatalogue(service.actions if features is None else (), features)
 
 
-def open_access(resolved: ResolvedConfig[ServiceFileConfig]) -> AccessList:
-    """The clients with the digests of their tokens. Raises ConfigError for every token that is not there."""
+def open_access(resolved: ResolvedConfig[ServiceFileConfig], beside: Path) -> AccessList:
+    """The clients with the digests of their tokens; files of tokens are named from the folder `beside`.
+    Raises ConfigError for every token that is not there."""
     faults = ErrorCollector(ConfigError)
     clients: list[ServiceClient] = []
     for place, client in enumerate(resolved.config.service.clients):
         try:
-            digest = _digest(client)
-        except KeyError:
-            origin = resolved.origins.get(f"service.clients.{place}.token_env", "[service]")
-            faults.add(f"{origin}: the environment variable {client.token_env} of client {client.name!r} is not set")
+            digest = _digest(beside, client)
+        except ConfigError as error:
+            key = "token_file" if client.token_file else "token_env"
+            origin = resolved.origins.get(f"service.clients.{place}.{key}", "[service]")
+            faults.add(f"{origin}: client {client.name!r}: {error}")
             continue
         scopes = frozenset(client.scopes)
         clients.append(ServiceClient(name=client.name, tenant=client.tenant, token_sha256=digest, scopes=scopes))
@@ -170,8 +173,27 @@ def open_access(resolved: ResolvedConfig[ServiceFileConfig]) -> AccessList:
     return AccessList(clients)
 
 
-def _digest(client: ClientConfig) -> str:
-    return client.token_sha256 or token_digest(os.environ[client.token_env])
+def _digest(beside: Path, client: ClientConfig) -> str:
+    """sha256 of a client's token. Raises ConfigError where it is not there."""
+    if client.token_sha256:
+        return client.token_sha256
+    if client.token_env:
+        return token_digest(_secret_of(client.token_env))
+    try:
+        token = (beside / client.token_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"token_file {client.token_file} cannot be read: {type(error).__name__}") from None
+    if not token:
+        raise ConfigError(f"token_file {client.token_file} is empty: write the token into it")
+    return token_digest(token)
+
+
+def _secret_of(variable: str) -> str:
+    """Value of an environment variable. Raises ConfigError where it is not set, or empty."""
+    value = os.environ.get(variable, "")
+    if not value:
+        raise ConfigError(f"the environment variable {variable_name(variable)} is not set")
+    return value
 
 
 def _make_policies(
@@ -226,16 +248,17 @@ def _server_of(
     """What makes the serving of one tenant."""
     policy = config.policy
     if isinstance(policy, FolderServiceConfig):
-        version = _saved_version(policy, beside, shelf, wrap, clock)
+        version = saved_version(policy, beside, shelf, wrap, clock)
         return lambda: make_serving(version, default, clock)
     if isinstance(policy, LearningServiceConfig):
         return lambda: _learning_serving(config, policy, declared or NO_ACTIONS, shelf, default, wrap, clock)
     return lambda: make_serving(default, default, clock)
 
 
-def _saved_version(
+def saved_version(
     policy: FolderServiceConfig, beside: Path, shelf: VersionShelf, wrap: PolicyWrapper, clock: Clock
 ) -> ServingVersion:
+    """The version of a saved policy, from the folder `beside` that holds the service file. Raises DataError."""
     saved = open_decision_policy(beside / policy.path)
     floored = EpsilonFloor(saved, policy.floor) if policy.floor else saved
     wrapped = wrap(floored)
@@ -420,7 +443,7 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
     """Open the service of a file; `tell` takes log lines. Raises ConfigError, DataError, ResourceError."""
     resolved = read_service_file(path)
     config = resolved.config
-    access = open_access(resolved)
+    access = open_access(resolved, path.parent)
     folder = service_folder(path, config)
     folder.mkdir(parents=True, exist_ok=True)
     lines = FaultLines(tell, clock)
@@ -457,8 +480,17 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
 
 
 def log_address(folder: Path, config: LogTableConfig) -> str:
-    """Address of the log: a file in the service's folder, or a server's as it stands."""
-    return config.address if "://" in config.address else str(folder / config.address)
+    """Address of the log: a file in the service's folder, or a server's, with its password. Raises ConfigError where
+    the variable of the password is not set, and for a second password."""
+    if "://" not in config.address:
+        return str(folder / config.address)
+    if not config.password_env:
+        return config.address
+    scheme, _, rest = config.address.partition("://")
+    user, _, host = rest.rpartition("@")
+    if ":" in user:
+        raise ConfigError("log.address has a password: leave it out, and keep it in the variable of log.password_env")
+    return f"{scheme}://{user}:{quote(_secret_of(config.password_env), safe='')}@{host}"
 
 
 def _parts(
@@ -478,10 +510,10 @@ def _parts(
     for tenant in service.tenants:
         if lost := numbers.resume(tenant):
             lines.fault("records_lost", f"{lost} records waited when the process was killed", {"tenant": tenant})
-    writer: LogWriter = WriteBefore(log)
+    writer: LogWriter = WriteBefore(log, policies.clock)
     if after:
         tell = partial(_told, lines)
-        writer = WriteAfter(log, capacity=config.log.buffer, tell=tell).start()
+        writer = WriteAfter(log, capacity=config.log.buffer, tell=tell, clock=policies.clock).start()
     return ServiceParts(
         rules=ServiceRules(
             source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s

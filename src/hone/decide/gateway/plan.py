@@ -15,6 +15,7 @@ from hone.decide.gateway.opening import (
     service_folder,
 )
 from hone.decide.gateway.service_config import FolderServiceConfig, LearningServiceConfig, ServiceFileConfig
+from hone.decide.log.protocol import log_name
 from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, stage_name
 from hone.decide.shield.certificate import read_certificate
 
@@ -28,10 +29,11 @@ def plan_lines(path: Path, *, clock: Clock) -> list[str]:
     """Lines of the plan. Raises ConfigError with every fault of the file, tokens that are not set included."""
     resolved = read_service_file(path)
     config, faults = resolved.config, ErrorCollector(ConfigError)
-    try:
-        open_access(resolved)
-    except ConfigError as error:
-        faults.extend(error.messages)
+    for check in (lambda: open_access(resolved, path.parent), lambda: log_address(path.parent, config.log)):
+        try:
+            check()
+        except ConfigError as error:
+            faults.extend(error.messages)
     if isinstance(config.policy, FolderServiceConfig) and not (path.parent / config.policy.path).is_dir():
         origin = resolved.origins.get("policy.path", "[policy]")
         faults.add(f"{origin}: policy.path {config.policy.path!r} is no folder beside {path.name}")
@@ -63,7 +65,8 @@ def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Itera
     yield f"actions    {actions}{f', {len(service.action_features)} features each' if service.action_features else ''}"
     yield f"policy     {_policy_words(config)}"
     kept = "before the answer" if log.durable == "before" else f"behind the answer, at most {log.buffer} waiting"
-    yield f"log        {log_address(folder, log)}, {kept}{', flushed to disk' if log.full_sync else ''}"
+    name = log_name(log.address if "://" in log.address else folder / log.address)
+    yield f"log        {name}, {kept}{', flushed to disk' if log.full_sync else ''}"
     learns = "at the first one" if join.rule == "first" else f"when the window closes, {_span(join.window_s)} later"
     yield f"rewards    {join.rule} of kind {join.kind!r} within {_span(join.window_s)}, learnt {learns}"
     callers = ", ".join(f"{client.name} ({'+'.join(client.scopes)})" for client in service.clients)

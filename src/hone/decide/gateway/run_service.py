@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -12,10 +13,10 @@ import hone
 from hone.core.clock import Clock
 from hone.core.config import is_loopback
 from hone.core.decisions import SHADOW_PREFIX
-from hone.core.errors import ConfigError
-from hone.decide.gateway.access import TenantLimits, TokenBucket
+from hone.core.errors import ConfigError, HoneError
 from hone.decide.gateway.http_app import MAX_BATCH, MAX_DEADLINE_S, GatewayRoutes, RequestBatcher
 from hone.decide.gateway.opening import OpenedService, open_service, read_service_file
+from hone.decide.gateway.operations import LogProbe, reload_service, tenant_limits
 from hone.decide.gateway.requests import MAX_ACTIONS, MAX_TEXT, TEXT_PATTERN
 from hone.decide.gateway.service_config import FolderServiceConfig, ServiceTableConfig
 from hone.decide.log.codec import MAX_SEQ
@@ -35,6 +36,7 @@ _STATUSES: Final = {
     "403": "The token lacks the scope, or belongs to another tenant.",
     "404": "Unknown tenant or path.",
     "409": "The id, key or number was used for another request.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too long.",
     "422": "A field is missing, unknown or of the wrong kind; the message names it.",
     "429": "The tenant sends more than its rate; Retry-After says when to try again.",
@@ -230,14 +232,14 @@ class GatewayPlace:
 def make_routes(opened: OpenedService) -> GatewayRoutes:
     """The routes of a service, for `serve_gateway` here or for an application of your own."""
     config = opened.config
-    limit = config.service.limit
-    buckets = {t: TokenBucket(limit.per_s, limit.burst) for t in config.service.tenants} if limit.per_s else {}
+    clock, writer = opened.clock, opened.service.parts.writer
     waits = "://" in config.log.address or isinstance(config.policy, FolderServiceConfig)
     return GatewayRoutes(
         service=opened.service,
         batcher=RequestBatcher(opened.service, apart=waits),
         access=opened.access,
-        limits=TenantLimits(buckets),
+        limits=tenant_limits(config.service.limit, config.service.tenants),
+        log_fault=LogProbe(log=opened.log, write_failed_s=writer.failed_s, clock=clock).fault,
         max_body_bytes=config.service.max_body_bytes,
         openapi=_openapi_document(opened.folder.name, config.service),
     )
@@ -253,13 +255,27 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
             host, port = listener.getsockname()[:2]
             config = uvicorn.Config(
                 routes.app(), http=_OnePacketConnection, ws="none", log_level="warning", access_log=False,
-                lifespan="off", server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
+                lifespan="off", server_header=False, date_header=False, proxy_headers=False,
+                timeout_graceful_shutdown=DRAIN_S,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
             live = ", ".join(sorted({serving.live.name for serving in opened.policies.tenants.values()}))
             tell(f"serving decisions of {opened.folder.name} (version {live}) at http://{shown}:{port}/v1/decide")
-            events = ServerEvents(stop=routes.drain, reload=lambda: None, tick=opened.service.tick)
+            events = ServerEvents(
+                stop=routes.drain, reload=partial(_reload, path, opened, routes, place, tell), tick=opened.service.tick
+            )
             RunningServer(config, events, signals).run(sockets=[listener])
     finally:
         opened.close()
     tell("stopped: every request in progress was answered, every record is in the log")
+
+
+def _reload(
+    path: Path, opened: OpenedService, routes: GatewayRoutes, place: GatewayPlace, tell: Callable[[str], None]
+) -> None:
+    """Answer SIGHUP; what fails is told, and what was served before stays."""
+    try:
+        place.check(has_clients=bool(read_service_file(path).config.service.clients))
+        tell(reload_service(path, opened, routes))
+    except HoneError as error:
+        tell(f"not reloaded: {error}")

@@ -174,6 +174,8 @@ class ClientConfig(Config):
     """The tenant that it belongs to; empty: any tenant of the service."""
     token_env: str = ""
     """Environment variable that holds its token."""
+    token_file: str = ""
+    """File that holds its token, in place of `token_env`; SIGHUP reads it again. A path from the service file."""
     token_sha256: str = ""
     """sha256 of its token, in hexadecimal, in place of `token_env`."""
     scopes: list[AccessScope] = Field(default=["decide", "reward"], min_length=1)
@@ -181,8 +183,8 @@ class ClientConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "ClientConfig":
-        if bool(self.token_env) == bool(self.token_sha256):
-            raise ValueError("give exactly one of token_env and token_sha256")
+        if sum(map(bool, (self.token_env, self.token_file, self.token_sha256))) != 1:
+            raise ValueError("give exactly one of token_env, token_file and token_sha256")
         if self.token_sha256 and not _DIGEST.fullmatch(self.token_sha256):
             raise ValueError("token_sha256 must be 64 hexadecimal digits: printf TOKEN | sha256sum")
         return self
@@ -260,6 +262,8 @@ class LogTableConfig(Config):
 
     address: str = "decisions.db"
     """A file in the service's folder, `postgresql://user@host/database` or `redis://host:6379/0`."""
+    password_env: str = ""
+    """Environment variable that holds the server's password, so that this file holds none."""
     durable: Literal["before", "after"] = "before"
     """`before`: a record is in the log before its request is answered. `after`: behind it; a kill loses what waits."""
     buffer: int = Field(default=10_000, ge=1)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hone.core.errors import ConfigError, DataError, ResourceError
-from hone.decide.log.protocol import DecisionLog, StoredRow
+from hone.decide.log.protocol import DecisionLog, StoredRow, log_name, without_secrets
 from hone.decide.log.relational import RelationalLog, Row, SharedParts
 from hone.run.store.durable import DiskFullError, sync_path, writing
 
@@ -199,4 +199,6 @@ def open_decision_log(address: str | Path, *, full_sync: bool = False) -> Decisi
         raise ResourceError(
             f'a log at {scheme}:// needs {error.name}, which is not installed; pip install "hone-rl[{extra}]"'
         ) from error
-    raise ConfigError(f"unknown kind of decision log {scheme}://; known: a path, postgresql://, redis://")
+    except ValueError as error:  # an address that its client cannot read
+        raise ConfigError(f"{log_name(text)} is no address of a log: {without_secrets(error, text)}") from None
+    raise ConfigError(f"unknown kind of decision log {scheme:.20}://; known: a path, postgresql://, redis://")

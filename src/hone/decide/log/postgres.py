@@ -16,7 +16,7 @@ from typing import Final, LiteralString, cast
 import psycopg
 
 from hone.core.errors import DataError, ResourceError
-from hone.decide.log.protocol import StoredRow
+from hone.decide.log.protocol import StoredRow, log_name, without_secrets
 from hone.decide.log.relational import RelationalLog, Row, SharedParts
 from hone.run.store.durable import DiskFullError
 
@@ -94,8 +94,7 @@ class _PostgresSession:
     @property
     def name(self) -> str:
         """The address without user, password and options."""
-        scheme, _, rest = self.address.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+        return log_name(self.address)
 
     @contextmanager
     def transaction(self, *, write: bool) -> Generator[None]:
@@ -112,7 +111,7 @@ class _PostgresSession:
                 ) from error
             except psycopg.Error as error:
                 raise ResourceError(
-                    f"cannot use the decision log {self.name}: {str(error).strip() or type(error).__name__}; "
+                    f"cannot use the decision log {self.name}: {without_secrets(error, self.address)}; "
                     "acknowledged records are kept, send the batch again when the server answers"
                 ) from error
 
@@ -136,8 +135,9 @@ class _PostgresSession:
                 for table in ("records", "action_sets"):
                     self._connected().execute(_percent(f"vacuum (full) {table}"))
             except psycopg.Error as error:
+                words = without_secrets(error, self.address)
                 raise ResourceError(
-                    f"erased from {self.name}, but its tables keep the old bytes: {str(error).strip()}; erase again"
+                    f"erased from {self.name}, but its tables keep the old bytes: {words}; erase again"
                 ) from error
 
     def close(self) -> None:

@@ -12,12 +12,16 @@ One suite of tests holds every engine to it:
 - An erased unit stays erased: its records are acknowledged, counted, and not stored.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from hone.core.decisions import DecisionRecord
+from hone.core.errors import hide_passwords
 from hone.decide.log.codec import EncodedRecord
 
 
@@ -141,6 +145,31 @@ class DecisionLog(Protocol):
     def close(self) -> None:
         """Close the connection; a second call has no effect."""
         ...
+
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+
+
+def log_name(address: str | Path) -> str:
+    """Address of a log for screens, pages and messages: without user, password and options."""
+    scheme, colon, rest = str(address).partition("://")
+    if not colon:
+        return str(address)
+    before, at, after = rest.rpartition("@")
+    if at and any(mark in before for mark in "/?#"):  # the `@` may be one of the options, or the password holds a mark
+        return f"{scheme}://(not shown)"
+    return f"{scheme}://{after.partition('?')[0].partition('#')[0]}"
+
+
+def without_secrets(error: Exception, address: str) -> str:
+    """Words of an engine's error without the password of the log's address, which some errors repeat."""
+    words = str(error).strip() or type(error).__name__
+    user = address.partition("://")[2].rpartition("@")[0]
+    options = re.findall(r"(?i)(?:password|passwd|token|secret)=([^&#\s]+)", address)
+    for secret in filter(None, (user.partition(":")[2], *options)):
+        for written in {secret, unquote(secret), *secret.split("@"), *re.split(r"[/?#]", secret)} - {""}:
+            words = words.replace(written, "***") if len(written) > 2 else words
+    return hide_passwords(words.replace(address, log_name(address)))
 
 
 # ------------------------------------------------------------------------------------------------------------- arrivals

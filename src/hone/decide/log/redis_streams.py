@@ -47,7 +47,9 @@ from hone.decide.log.protocol import (
     SourceWatermark,
     StoredRow,
     erasure_digest,
+    log_name,
     refusal,
+    without_secrets,
 )
 from hone.decide.log.relational import DAY_S, chunks
 from hone.run.store.durable import DiskFullError, failpoint
@@ -307,7 +309,7 @@ def open_redis_log(address: str) -> "_RedisLog":
         address, socket_timeout=_WAIT_S, socket_connect_timeout=_WAIT_S, retry=Retry(NoBackoff(), 1),
         redis_connect_func=_connect,
     )  # fmt: skip
-    log = _RedisLog(client, address.rpartition("@")[2].partition("?")[0].removeprefix("redis://"))
+    log = _RedisLog(client, log_name(address).removeprefix("redis://"), address)
     try:
         with log.talking():
             log.prepare()
@@ -324,6 +326,7 @@ class _RedisLog:
     client: redis.Redis
     name: str
     """Address, for messages."""
+    _address: str = field(default="", repr=False)
     _salt: bytes = b""
     _erased: set[bytes] = field(default_factory=set[bytes])
     _actions_read: dict[bytes, ActionSet] = field(default_factory=dict[bytes, ActionSet])
@@ -448,7 +451,7 @@ class _RedisLog:
         try:
             yield
         except redis.RedisError as error:
-            words = f"{self.name}: {str(error).strip() or type(error).__name__}"
+            words = f"{self.name}: {without_secrets(error, self._address)}"
             # Redis 6 reports memory that ran out within a script as an error of the script.
             if isinstance(error, OutOfMemoryError) or "OOM command" in str(error) or "MISCONF" in str(error):
                 raise DiskFullError(f"no space left at {words}; free some and send the batch again") from error
@@ -584,7 +587,9 @@ class _RedisLog:
         try:
             rewrite_file(lambda: self._ask("INFO", "persistence"), lambda: self._ask("BGREWRITEAOF"), again=True)
         except ResponseError as error:
-            raise ResourceError(f"erased from {self.name}, but not from its file ({error}); erase again") from error
+            raise ResourceError(
+                f"erased from {self.name}, but not from its file ({without_secrets(error, self._address)}); erase again"
+            ) from error
 
 
 def _load(

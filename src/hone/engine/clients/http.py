@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.core.errors import ConfigError, ResourceError
+from hone.core.errors import ConfigError, ResourceError, hide_passwords, variable_name
 from hone.core.generation import OnPublish
 from hone.core.strict_json import strict_json
 
@@ -79,7 +79,9 @@ class HttpClient:
         """Raises ConfigError for an invalid URL, or a missing environment variable."""
         parts = urlsplit(address.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{address.url!r} is not an address of a server; expected http://host:port")
+            raise ConfigError(
+                f"{hide_passwords(address.url)!r} is not an address of a server; expected http://host:port"
+            )
         self.address = address
         self.url = address.url.rstrip("/")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
@@ -222,9 +224,8 @@ def _bearer(address: ServerAddress) -> dict[str, str]:
         return {}
     key = os.environ.get(address.api_key_env, "")
     if not key:
-        raise ConfigError(
-            f"api_key_env = {address.api_key_env!r}: no such environment variable; set it, or leave api_key_env out"
-        )
+        name = variable_name(address.api_key_env)
+        raise ConfigError(f"api_key_env = {name}: no such environment variable; set it, or leave api_key_env out")
     return {"Authorization": f"Bearer {key}"}
 
 

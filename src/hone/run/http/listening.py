@@ -12,6 +12,8 @@ from typing import Final
 
 from hone.core.errors import ResourceError
 
+_GONE_S: Final = 60
+"""Seconds after which a peer that acknowledges nothing counts as gone."""
 _RELOADING: Final = () if sys.platform == "win32" else (signal.SIGHUP,)
 
 
@@ -22,7 +24,13 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     # asyncio sets TCP_NODELAY only where the protocol is named; without it an answer waits for the other side 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _notice_gone_peers(listener)
+        # Accepted connections take these over: the system closes one whose peer vanished, or reads nothing.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sys.platform == "linux":
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_S)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _GONE_S // 6)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_S)
         try:
             listener.bind((host, port))
             listener.listen(2048)
@@ -30,20 +38,6 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ResourceError(f"cannot listen on {host}:{port}: {reason}; give another --port") from None
         yield listener
-
-
-_GONE_S: Final = 60
-"""Seconds after which a peer that acknowledges nothing counts as gone."""
-
-
-def _notice_gone_peers(listener: socket.socket) -> None:
-    """Let the system close accepted connections whose peer vanished without a word, or reads nothing."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_S)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _GONE_S // 6)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE_S)
 
 
 @dataclass(slots=True)
