@@ -8,7 +8,6 @@ from hone.core.errors import DataError
 from hone.sandbox.examination import OutputTest, run_output_tests, run_tests
 from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
-from hone.sandbox.supervisor import free_names
 
 POLICY = SandboxPolicy(cpu_s=0.5, wall_s=30.0, output_bytes=20_000)
 TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]
@@ -167,8 +166,3 @@ def test_output_is_compared_here(sandbox: CodeSandbox) -> None:
     late = "print(3)\nraise ValueError"
     assert [one.reason for one in run_output_tests(sandbox, late, tests)] == ["ValueError", "ValueError"]
     assert [one.reason for one in run_output_tests(sandbox, "print(3)", tests)] == ["", "another output"]
-
-
-def test_names_of_the_program_are_those_that_the_tests_do_not_define() -> None:
-    sources = ["import math\nLIMIT = 3", "def check(c):\n    x = c(LIMIT)\n    return [y for y in x if g(y)]\ncheck(f)"]
-    assert free_names(sources) == ["c", "f", "g"]

@@ -6,6 +6,7 @@ test, entry_point                      HumanEval: `test` defines check(candidate
 inputs, outputs                        APPS, TACO: what a program reads and writes
 """
 
+import builtins
 import json
 import re
 from collections import OrderedDict
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from hone.core.errors import ConfigError, DataError
 from hone.rewards.functions import completion_text, extract_answer
 from hone.sandbox.examination import HiddenTestOutcome, OutputTest, run_output_tests, run_tests
+from hone.sandbox.examined_text import PROGRAM
 from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import CodeSandbox, require_rung, shared_sandbox
 
@@ -90,6 +92,7 @@ def read_tests(columns: Mapping[str, object]) -> _ProgramTests:
         entry = str(columns.get("entry_point") or "")
         if not entry.isidentifier():
             raise ValueError(f"column entry_point is {entry!r}, not the name of the function that `test` checks")
+        entry = f"{PROGRAM}.{entry}" if entry in dir(builtins) else entry
         return _ProgramTests(calls=(f"{columns['test']}\n\ncheck({entry})\n",), setup=setup)
     if columns.get("inputs") is not None:
         inputs, outputs = (_texts(name, columns.get(name)) for name in ("inputs", "outputs"))
@@ -196,11 +199,21 @@ def code_tests(  # noqa: PLR0913 - the columns of a row in their several shapes,
         outcomes = _tested(shared_sandbox(policy), code, read_tests(columns), spaces)
     except (ValueError, DataError) as error:
         return {"score": None, "reason": str(error)}
-    passed = sum(one.passed for one in outcomes)
+    score = test_score(outcomes, all_or_nothing=all_or_nothing)
     failed = next(((place, one.reason) for place, one in enumerate(outcomes) if not one.passed), None)
     why = "" if failed is None else f"; test {failed[0]}: {failed[1]}"
-    share = float(passed == len(outcomes)) if all_or_nothing else passed / len(outcomes)
-    return {"score": share, "reason": f"{passed} of {len(outcomes)} tests{why}"}
+    return {"score": score, "reason": f"{sum(one.passed for one in outcomes)} of {len(outcomes)} tests{why}"}
+
+
+def test_score(outcomes: Sequence[HiddenTestOutcome], *, all_or_nothing: bool) -> float | None:
+    """The share of tests that were passed, or 1 for all and 0 else; None if it depends on one that says nothing. Tests
+    that were passed without the program, such as an import, do not count."""
+    counted = [one for one in outcomes if one.asked or not one.passed]
+    passed = sum(one.passed for one in counted)
+    missing = sum(one.missing for one in counted)
+    if missing and not (all_or_nothing and passed + missing < len(counted)):
+        return None
+    return float(passed == len(counted)) if all_or_nothing else passed / len(counted)
 
 
 def visible_code_tests(

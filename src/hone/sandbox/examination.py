@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from hone.core.errors import DataError, ResourceError
+from hone.sandbox.examined_text import imports_of
 from hone.sandbox.run import CodeSandbox
 
 _MOST_LOST = 2
@@ -25,7 +26,11 @@ class HiddenTestOutcome:
 
     passed: bool
     reason: str = ""
-    """Why it failed."""
+    """Why it failed, or says nothing."""
+    missing: bool = False
+    """It says nothing of the program: something had no form in the other process."""
+    asked: bool = True
+    """It asked the program for something."""
     seconds: float = 0.0
     """Wall time."""
 
@@ -33,15 +38,16 @@ class HiddenTestOutcome:
 def run_tests(sandbox: CodeSandbox, code: str, tests: Sequence[str], *, setup: str = "") -> list[HiddenTestOutcome]:
     """Outcomes of tests that call a program's functions, such as `assert f(1) == 2`, one for each.
 
-    The tests run in a process of their own, which asks the program's for plain values. A test that the program's
-    process does not survive has failed, and the next ones get a new one. The policy's seconds are those of each test.
+    The tests run in a process of their own, which asks the program's for what its functions and objects answer. A test
+    that the program's process does not survive has failed, and the next ones get a new one. The policy's seconds are
+    those of each test. A test says nothing (`missing`) where something of it has no form in the other process.
     Raises ResourceError (nothing is confined here) and DataError (the tests themselves are wrong).
     """
     outcomes: list[HiddenTestOutcome] = []
     lost = 0
     while len(outcomes) < len(tests):
-        request = {"code": code, "files": {}}
-        reply = sandbox.call(request, {"setup": setup, "tests": tests[len(outcomes) :]})
+        request = {"code": code, "prelude": imports_of(setup), "files": {}}
+        reply = sandbox.call(request, {"setup": setup, "tests": list(tests), "first": len(outcomes)})
         fresh, fault = _outcomes(reply)
         outcomes += fresh[: len(tests) - len(outcomes)]
         lost += 1
@@ -49,6 +55,8 @@ def run_tests(sandbox: CodeSandbox, code: str, tests: Sequence[str], *, setup: s
         if fault or lost >= _MOST_LOST:
             reason = fault or f"not run: {lost} tests took the program's process down"
             outcomes += [HiddenTestOutcome(passed=False, reason=reason)] * left
+    if all(one.passed and not one.asked for one in outcomes):
+        outcomes = [HiddenTestOutcome(passed=False, reason="no test asked the program for anything") for _ in outcomes]
     return outcomes
 
 
@@ -64,11 +72,19 @@ def _outcomes(reply: dict[str, object]) -> tuple[list[HiddenTestOutcome], str]:
     first, *rest = reports
     if "fault" in first:
         return [], "the program did not load: " + str(first["fault"]).rpartition("\n")[2]
+    if rest and "fault" in rest[0]:
+        return [], str(rest[0]["fault"])
     if broken := [one["broken"] for one in rest if "broken" in one]:
         raise DataError(f"the tests cannot be run: {broken[0]}")
     seconds = cast("list[float]", reply["seconds"])[1:]
     outcomes = [
-        HiddenTestOutcome(passed=one["passed"] is True, reason=str(one["reason"]), seconds=took)
+        HiddenTestOutcome(
+            passed=one["passed"] is True,
+            reason=str(one["reason"]),
+            missing=one.get("missing") is True,
+            asked=one.get("asked") is not False,
+            seconds=took,
+        )
         for one, took in zip(rest, seconds, strict=False)
     ]
     if not (rest and rest[-1].get("lost")) and stopped in ("timeout", "output"):

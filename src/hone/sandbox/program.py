@@ -14,9 +14,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from inspect import Parameter
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hone.process.wire import pack
 
@@ -113,12 +115,57 @@ def new_module(name: str) -> ModuleType:
 def run_source(code: str, module: ModuleType, name: str = PROGRAM_NAME) -> object:
     """Run a text in a module; the value of the last statement where it is an expression. Raises what the text does."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-    tree = ast.parse(code, name)
+    return run_tree(ast.parse(code, name), module.__dict__, name)
+
+
+def run_tree(tree: ast.Module, scope: dict[str, object], name: str) -> object:
+    """Run a parsed text with these global names, as `run_source`."""
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), module.__dict__)  # noqa: S102 - what a sandbox is for
+    exec(compile(tree, name, "exec"), scope)  # noqa: S102 - what a sandbox is for
     if not isinstance(last, ast.Expr):
         return None
-    return eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__)  # noqa: S307
+    return eval(compile(ast.Expression(last.value), name, "eval"), scope)  # noqa: S307
+
+
+@cache
+def _function_factory(parameters: str, arguments: str, *, is_async: bool) -> Callable[..., Callable[..., object]]:
+    head, wait = ("async def", "await ") if is_async else ("def", "")
+    source = f"""
+def make(_call_there, _defaults):
+    {head} function({parameters}):
+        return {wait}_call_there({arguments})
+    return function
+"""
+    scope: dict[str, Any] = {}
+    exec(source, scope)  # noqa: S102 - nothing of it but names of parameters comes from outside
+    return scope["make"]
+
+
+def make_function(
+    parameters: Sequence[tuple[str, int, Sequence[object]]],
+    call: Callable[[tuple[object, ...], dict[str, object]], object],
+    *,
+    is_async: bool,
+) -> Callable[..., object]:
+    """A function with these parameters (name, kind as in `inspect.Parameter`, default or nothing), which hands its
+    arguments over to `call`. Raises ValueError for a name that is none."""
+    if wrong := [name for name, _, _ in parameters if not name.isidentifier()]:
+        raise ValueError(f"a parameter is named {wrong[0]!r}")
+    stars = {int(Parameter.VAR_POSITIONAL): "*", int(Parameter.VAR_KEYWORD): "**"}
+    heads: list[str] = []
+    for place, (name, kind, default) in enumerate(parameters):
+        if kind == Parameter.KEYWORD_ONLY and not any(head.startswith("*") for head in heads):
+            heads.append("*")
+        heads.append(stars.get(kind, "") + name + (f" = _defaults[{place}][0]" if default else ""))
+        if kind == Parameter.POSITIONAL_ONLY and [one[1] for one in parameters[place + 1 : place + 2]] != [kind]:
+            heads.append("/")
+    by_name = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
+    places = "".join(f"{stars.get(kind, '')}{name}, " for name, kind, _ in parameters if kind not in by_name)
+    named = ", ".join(
+        f"**{name}" if kind in stars else f"{name!r}: {name}" for name, kind, _ in parameters if kind in by_name
+    )
+    factory = _function_factory(", ".join(heads), f"({places}), {{{named}}}", is_async=is_async)
+    return factory(call, [default for _, _, default in parameters])
 
 
 def fault(error: BaseException) -> dict[str, object]:

@@ -1,94 +1,178 @@
-"""The program's end of an examination: tests in another process call its functions through a pipe.
+"""The program's end of an examination: tests in another process call its functions and use its objects."""
 
-Arguments and results cross as plain data. What is none, such as an instance of a class, stays here, and the tests get a
-handle: they may call it, read and set its attributes, and go through it.
-"""
-
-import json
-import operator
+import ast
+import builtins
+import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Mapping
+from random import Random
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from hone.process.wire import pack, unpack
 from hone.sandbox import program
+from hone.sandbox.bridge import Bridge
+from hone.sandbox.decoys import change
+from hone.sandbox.mirrors import Value
+
+if TYPE_CHECKING:
+    import asyncio
 
 CALLS_FD = 4
 ANSWERS_FD = program.REPORT_FD
-_MOST_ITEMS = 100_000
-Request = Mapping[str, Any]
+_MOST_TOLD = 16
+_STEP_S = 0.01
+"""Longest time that coroutines of the program run before those of the tests have a turn."""
 
 
-def serve_program(code: str) -> None:
-    """Run a program as the module `solution`, then answer calls until the tests are done."""
+def serve_program(prelude: str, code: str) -> None:
+    """Run a program as the module `solution`, after the imports that come before it, then answer the tests."""
     module = program.new_module("solution")
+    end = _ProgramEnd(module)
     try:
+        program.run_source(prelude, module, "<setup>")
         program.run_source(code, module)
     except BaseException as error:  # noqa: BLE001 - the tests are told
-        _answer({"fault": program.fault(error)["error"]})
+        end.tell({"fault": program.fault(error)["error"]})
         return
     sys.set_int_max_str_digits(0)  # results may be long numbers
-    _answer({"loaded": True})
-    handles: list[object] = []
-    for line in _lines(CALLS_FD):
-        _answer(_reply(json.loads(line), module, handles))
+    names = _names(code, module)
+    end.tell({"loaded": True, **names, "values": end.functions(cast("dict[str, bool]", names["own"]))})
+    while True:
+        end.serve_next()
 
 
-def _reply(request: Request, module: ModuleType, handles: list[object]) -> dict[str, object]:
-    """What came of a call: a value or a handle, with the arguments that it changed, or an exception."""
-    arguments = [_argument(one, handles) for one in request["arguments"]]
-    before = [_packed(argument) for argument in arguments]
-    try:
-        value = _perform(request, arguments, module, handles)
-        after = [_packed(argument) for argument in arguments]
-    except Exception as error:  # noqa: BLE001 - the tests are told, and may expect it
-        return {"raised": [type(error).__name__, str(error)]}
-    changed = {str(place): after[place] for place in range(len(arguments)) if after[place] != before[place]}
-    packed = _packed(value)
-    if packed is not None:
-        return {"value": packed["plain"], "changed": changed}
-    handles.append(value)
-    return {"handle": len(handles) - 1, "changed": changed}
+def _names(code: str, module: ModuleType) -> dict[str, object]:
+    """Names of a program: all; those that it binds itself, and whether to a function or class; those that it uses and
+    nobody has bound."""
+    bound: set[str] = set()
+    used: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case _:
+                continue
+    present = module.__dict__.keys()
+    return {
+        "names": sorted(name for name in present if not name.startswith("__")),
+        "own": {name: callable(module.__dict__[name]) for name in sorted(bound & present)},
+        "wanted": sorted(used - present - builtins.__dict__.keys() - bound),
+    }
 
 
-def _perform(request: Request, arguments: Sequence[object], module: ModuleType, handles: Sequence[object]) -> object:
-    what, of = request["what"], request["of"]
-    if isinstance(of, str) and of not in module.__dict__:
-        raise NameError(f"name {of!r} is not defined")
-    target = module.__dict__[of] if isinstance(of, str) else handles[of]
-    if what == "call":
-        named = {name: _argument(value, handles) for name, value in request["named"].items()}
-        return cast("Callable[..., object]", target)(*arguments, **named)
-    if what == "read":
-        return operator.attrgetter(request["name"])(target)
-    if what == "set":
-        object.__setattr__(target, request["name"], arguments[0])
-        return None
-    items = [item for _, item in zip(range(_MOST_ITEMS), cast("Sequence[object]", target), strict=False)]
-    return items if what == "iterate" else None
+class _ProgramEnd(Bridge):
+    """Serves the process of the tests."""
 
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(1, os.fdopen(CALLS_FD, "rb", closefd=False), ANSWERS_FD)
+        self._module = module
+        self._derived: set[type] = set()
+        self._told: dict[str, object] = {}
+        self._loop: "asyncio.AbstractEventLoop | None" = None
 
-def _argument(given: Mapping[str, Any], handles: Sequence[object]) -> object:
-    return handles[given["handle"]] if "handle" in given else unpack(given["plain"])
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a message that nobody asked for."""
+        self._write(self.crossing.seal(message))
 
+    def functions(self, own: Mapping[str, bool]) -> dict[str, Any]:
+        """Functions and classes of the program that the tests need not ask for, until a name is bound again."""
+        names = [name for name, is_callable in own.items() if is_callable][:_MOST_TOLD]
+        self._told = {name: self._module.__dict__[name] for name in names}
+        return {name: self.crossing.encode(value) for name, value in self._told.items()}
 
-def _packed(value: object) -> dict[str, object] | None:
-    """A value as plain data; None where it is none."""
-    try:
-        return {"plain": pack(value)}
-    except (TypeError, ValueError, RecursionError):
-        return None
+    def serve_next(self) -> None:
+        """Wait for a request, and answer it."""
+        with self._lock:  # threads of the program wait with questions of their own
+            request = self.receive()
+        self.serve(request)
 
+    def serve(self, request: dict[str, Any]) -> None:
+        """Answer a request; standard streams are the program's own again afterwards."""
+        kept = sys.stdin, sys.stdout, sys.stderr, builtins.input
+        try:
+            super().serve(request)
+        finally:
+            sys.stdin, sys.stdout, sys.stderr, builtins.input = kept
 
-def _lines(descriptor: int) -> Iterator[bytes]:
-    """Lines from a descriptor as they come."""
-    with os.fdopen(descriptor, "rb", closefd=False) as file:
-        yield from file
+    def prepare(self, request: Mapping[str, Any]) -> None:
+        """Take up names that the tests define, and streams that they redirected."""
+        for name, value in request.get("define", {}).items():
+            self._module.__dict__.setdefault(name, self.crossing.decode(value))
+        if (streams := request.get("streams")) is not None:
+            sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+            if "stdin" in streams:
+                sys.stdin = self.crossing.decode(streams["stdin"])
+            if "input" in streams:
+                builtins.input = self.crossing.decode(streams["input"])
 
+    def add_printed(self, answer: dict[str, Any]) -> None:
+        """Add names that were bound again, and what was printed, to the answer."""
+        scope = self._module.__dict__
+        if again := [name for name, value in self._told.items() if scope.get(name) is not value]:
+            answer["rebound"] = again
+            for name in again:
+                del self._told[name]
+        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+            if isinstance(stream, io.StringIO) and (text := stream.getvalue()):
+                answer[name] = text
+                stream.seek(0)
+                stream.truncate()
 
-def _answer(message: dict[str, object]) -> None:
-    data = memoryview(json.dumps(message).encode() + b"\n")
-    while data:
-        data = data[os.write(ANSWERS_FD, data) :]
+    def perform(self, request: Mapping[str, Any], of: Value, args: list[Any], named: dict[str, Any]) -> object:
+        """What came of a request."""
+        name = str(request.get("name", ""))
+        match request["what"]:
+            case "name":
+                if name not in self._module.__dict__:
+                    raise NameError(f"name {name!r} is not defined")
+                return self._module.__dict__[name]
+            case "method" if type(of) in self._derived:
+                owner = cast("type", self.crossing.mine[int(request["owner"])])
+                return owner.__dict__[name].__get__(of, type(of))(*args, **named)
+            case "subclass":
+                kind, bases, members = args
+                made = types.new_class(kind, bases, {}, lambda scope: scope.update(members))
+                made.__module__ = "tests"
+                self._derived.add(made)
+                return self.crossing.number(made)
+            case "decoy":
+                other = change(of, Random(args[0]))
+                return None if other is of else other
+            case "bind":
+                return self._module.__dict__.update({name: args[0]})
+            case "seed":
+                return sys.modules[name].seed(*args) if name in sys.modules else None
+            case "start":
+                return self._start(of)
+            case "step":
+                return self._step(of)
+            case _:
+                return super().perform(request, of, args, named)
+
+    def _start(self, awaitable: Value) -> object:
+        """A task of the program's event loop that waits for something."""
+
+        async def wait() -> object:
+            return await awaitable
+
+        if self._loop is None:
+            import asyncio  # noqa: PLC0415 - few programs have coroutines, and all would be forked with it
+
+            self._loop = asyncio.new_event_loop()
+        return self._loop.create_task(wait())
+
+    def _step(self, task: "asyncio.Task[object]") -> tuple[bool, object]:
+        """Run the event loop for a while: whether a task is done, and its result."""
+        loop = cast("asyncio.AbstractEventLoop", self._loop)
+        if not task.done():
+            timer = loop.call_later(_STEP_S, loop.stop)
+            task.add_done_callback(lambda _: loop.stop())
+            loop.run_forever()
+            timer.cancel()
+        return (True, task.result()) if task.done() else (False, None)

@@ -1,0 +1,145 @@
+"""The text of tests: names that they use, and what they compare with what the program could change."""
+
+import ast
+import builtins
+from collections.abc import Sequence
+
+_BUILTINS = frozenset(dir(builtins))
+PROGRAM = "__program__"
+"""Name under which tests find the program's names, also those that Python has."""
+KEEP, KEPT, ALL_OF = "__hone_keep", "__hone_kept", "__hone_all_of"
+"""Functions that rewritten tests call: remember what a variable holds; read it again; what is in a container now."""
+
+
+def tested_builtins(setup: ast.Module, tests: Sequence[ast.Module]) -> set[str]:
+    """Names of Python's own functions that are tested: those in a test that uses no other name of somebody else's.
+
+    In `assert sum(1, 2) == 3` it is the program's `sum` that is tested; in `assert abs(f(1) - 0.5) < 1e-9` it is the
+    program's `f`, and `abs` is a means of the tests.
+    """
+    tested: set[str] = set()
+    common = _defined(setup)
+    for tree in tests:
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        own = _bound_first(tree) | _defined(tree) | common
+        if not used - _BUILTINS - own:
+            tested |= used & _BUILTINS - own
+    return tested
+
+
+def _bound_first(tree: ast.Module) -> set[str]:
+    """Variables and parameters of a test, but for those of `x = x(...)`."""
+    nodes = list(ast.walk(tree))
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    circular = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+        and any(isinstance(part, ast.Name) and part.id == target.id for part in ast.walk(node.value))
+    }
+    return bound - circular | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Names of functions, classes and imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names.update((alias.asname or alias.name).split(".")[0] for alias in aliases)
+            case _:
+                continue
+    return names
+
+
+def imports_of(setup: str) -> str:
+    """The import statements of a text, as a text; empty for one that does not parse."""
+    try:
+        tree = ast.parse(setup)
+    except (SyntaxError, ValueError):
+        return ""
+    return "\n".join(ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+def guard(tree: ast.Module) -> ast.Module:
+    """Tests that look at what was there before, whatever the program does to its arguments: in `f(xs) == sorted(xs)`
+    the right side sees `xs` as it was when the left began, and `for x in xs: ... f(xs)` goes through all of it."""
+    names = _loaded([tree])
+    if len(names) == len(set(names)):  # nothing is both handed over and looked at again
+        return tree
+    return ast.fix_missing_locations(_Guard().visit(tree))
+
+
+class _Guard(ast.NodeTransformer):
+    """Rewrites comparisons and loops."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """`f(xs) == sorted(xs)` -> `(keep(0, xs), f(xs) == sorted(kept(0)))[1]`, one copy for each name."""
+        self.generic_visit(node)
+        if any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            return node
+        passed = _names_in_calls([node.left])
+        again = [name for name in _loaded(node.comparators) if name in passed]
+        keeps: list[ast.expr] = []
+        for name in dict.fromkeys(again):
+            self._count += 1
+            keeps.append(_call(KEEP, ast.Constant(self._count), ast.Name(name, ast.Load())))
+            swap = _Swap(name, self._count)
+            node.comparators = [swap.visit(one) for one in node.comparators]
+        if not keeps:
+            return node
+        pair = ast.Tuple([*keeps, node], ast.Load())
+        return ast.copy_location(ast.Subscript(pair, ast.Constant(len(keeps)), ast.Load()), node)
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        """`for x in xs` -> `for x in all_of(xs)`, if a call in the loop gets `xs` and nothing else changes it."""
+        self.generic_visit(node)
+        node.iter = self._loop_over(node.iter, node.body)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
+        """Nothing of a comprehension can change what it goes through but the program."""
+        self.generic_visit(node)
+        if isinstance(node.iter, ast.Name):
+            node.iter = _call(ALL_OF, node.iter)
+        return node
+
+    def _loop_over(self, over: ast.expr, body: Sequence[ast.stmt]) -> ast.expr:
+        if not isinstance(over, ast.Name) or over.id not in _names_in_calls(body):
+            return over
+        nodes = [node for statement in body for node in ast.walk(statement)]
+        if any(isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == over.id for n in nodes):
+            return over  # the tests change it themselves
+        return _call(ALL_OF, over)
+
+
+class _Swap(ast.NodeTransformer):
+    """Replaces a variable by what it held."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self._name, self._number = name, number
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """The kept value instead of the variable."""
+        return _call(KEPT, ast.Constant(self._number)) if node.id == self._name else node
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+def _loaded(nodes: Sequence[ast.AST]) -> list[str]:
+    return [one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)]
+
+
+def _names_in_calls(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that stand among the arguments of calls."""
+    calls = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return set(_loaded([argument for call in calls for argument in [*call.args, *call.keywords]]))

@@ -1,0 +1,50 @@
+"""Right programs in ordinary styles are paid in full; wrong and cheating ones nothing, by whatever means they try."""
+
+from collections.abc import Iterator
+
+import pytest
+from examined_programs import ExaminedProgram, read_programs
+
+from hone.rewards.code_tests import test_score as score_of
+from hone.sandbox.examination import HiddenTestOutcome, run_tests
+from hone.sandbox.frames import SandboxPolicy
+from hone.sandbox.run import CodeSandbox
+
+RIGHT, WRONG = read_programs("right.txt"), read_programs("wrong.txt")
+TO_THE_LIMIT = (
+    "infinite loop at load",
+    "infinite loop in a call",
+    "infinite iterator as a list",
+    "thread that never ends",
+    "recursion limit without end",
+    "reads objects of the collector",
+    "floods the pipe",
+)
+"""They use up all of their time."""
+
+
+def by_cost(programs: list[ExaminedProgram]) -> list[object]:
+    return [
+        pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in TO_THE_LIMIT else []) for one in programs
+    ]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[CodeSandbox]:
+    with CodeSandbox(SandboxPolicy(cpu_s=1.0, wall_s=60.0, output_bytes=2**18)) as opened:
+        yield opened
+
+
+def examine(sandbox: CodeSandbox, program: ExaminedProgram) -> list[HiddenTestOutcome]:
+    return run_tests(sandbox, program.code, program.tests, setup=program.setup)
+
+
+@pytest.mark.parametrize("program", by_cost(RIGHT))
+def test_right_programs_pass_all_their_tests(sandbox: CodeSandbox, program: ExaminedProgram) -> None:
+    assert [one.reason for one in examine(sandbox, program)] == [""] * len(program.tests)
+
+
+@pytest.mark.parametrize("program", by_cost(WRONG))
+def test_wrong_programs_are_paid_nothing(sandbox: CodeSandbox, program: ExaminedProgram) -> None:
+    outcomes = examine(sandbox, program)
+    assert score_of(outcomes, all_or_nothing=False) == 0.0, outcomes
