@@ -1,4 +1,4 @@
-"""Reasons why `[cluster.rollout] transport` refuses collectives: the sender of weights ends with a lost receiver."""
+"""The reason why Ray's collectives carry no weights to replicas: the sender of weights ends with a lost receiver."""
 
 import os
 import signal

@@ -92,7 +92,7 @@ def test_a_lost_node_costs_nothing_but_its_work(two_nodes) -> None:
 def test_weights_may_go_through_a_shared_folder(tmp_path, monkeypatch) -> None:
     model = tiny_model()
     expected = embedded_answers(model)
-    with ray_fleet(model, replicas=1, transport="folder", weights_folder=str(tmp_path)) as fleet:
+    with ray_fleet(model, replicas=1, weights_folder=str(tmp_path)) as fleet:
         fleet.publish(0)
         fleet.submit(REQUESTS, round=3)
         assert equal(rest_of(fleet), expected)
@@ -101,7 +101,7 @@ def test_weights_may_go_through_a_shared_folder(tmp_path, monkeypatch) -> None:
         (folder,) = tmp_path.iterdir()
         assert sorted(path.name for path in folder.glob("weights-*")) == ["weights-2", "weights-3"]
     assert list(tmp_path.iterdir()) == []
-    with ray_fleet(model, replicas=1, transport="folder", weights_folder=str(tmp_path)) as fleet:
+    with ray_fleet(model, replicas=1, weights_folder=str(tmp_path)) as fleet:
         touch = type(tmp_path).touch
         monkeypatch.setattr(type(tmp_path), "touch", lambda path: None)
         fleet.publish(0)

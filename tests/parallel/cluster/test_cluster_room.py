@@ -35,7 +35,7 @@ def test_a_small_store_is_named_with_both_sizes_unless_weights_go_through_a_fold
     (fault,) = placement_faults(nodes, FleetRolloutConfig(), 100 * MIB)
     assert fault.startswith("the object store of a holds 75 MiB, and two versions of the weights (100 MiB each)")
     assert "need 264 MiB" in fault
-    folder = FleetRolloutConfig(transport="folder", weights_folder="/shared")
+    folder = FleetRolloutConfig(weights_folder="/shared")
     assert placement_faults(nodes, folder, 100 * MIB) == []
 
 
@@ -46,11 +46,6 @@ def test_all_faults_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ({"rollout": {"transport": "folder"}}, "needs weights_folder"),
-        ({"rollout": {"transport": "store", "weights_folder": "x"}}, "leave out one of them"),
-        ({"rollout": {"transport": "collective"}}, "'collective' is refused: with a lost replica Ray ends the sender"),
-        ({"rollout": {"transport": "ipc"}}, "'ipc' is refused: .* the driver's is not"),
-        ({"rollout": {"transport": "stroe"}}, "'auto', 'store' or 'folder'"),
         ({"rollout": {"replicas": 0}}, "replicas"),
         ({"patience_s": 0.0}, "patience_s"),
     ],
