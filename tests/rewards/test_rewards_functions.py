@@ -22,7 +22,8 @@ from hone.rewards.functions import (
     exact_match,
     extract_answer,
 )
-from hone.rewards.math_answer import last_boxed, math_answer
+from hone.rewards.math_answer import math_answer
+from hone.rewards.mathematics.stated import last_boxed
 from hone.rewards.mathematics.tree import why_too_large
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
 

@@ -1,5 +1,6 @@
 """Mathematical answers: the whole table of right and wrong ones, random spellings, options, and hostile texts."""
 
+import math
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -12,7 +13,10 @@ from math_table import AnswerCase, read_table
 
 from hone.rewards.math_answer import math_answer
 
-TABLES = ("math_answers.txt", "math_answers_held_out.txt", "math_answers_held_out_2.txt")
+TABLES = (
+    "math_answers.txt", "math_answers_held_out.txt", "math_answers_held_out_2.txt", "math_answers_kinds.txt",
+    "math_answers_held_out_3.txt", "math_answers_held_out_4.txt",
+)  # fmt: skip
 CASES = [case for name in TABLES for case in read_table(name)]
 
 
@@ -79,7 +83,8 @@ def test_a_fraction_equals_itself_in_every_spelling_and_no_decimal(value: Fracti
     assert score(data.draw(layouts).format(one), other) == 1.0
     assert score(one, str(value + Fraction(1, 10**9))) == score(one, str(-value)) == 0.0
     rounded = round(value, 6)
-    assert score(f"{float(rounded):.6f}", other) == float(rounded == value)
+    whole, rest = divmod(abs(int(rounded * 10**6)), 10**6)
+    assert score(f"{'-' * (rounded < 0)}{whole}.{rest:06d}", other) == float(rounded == value)
 
 
 @given(st.integers(1, 50), st.integers(2, 200), st.integers(-9, 9).filter(bool))
@@ -142,13 +147,20 @@ ALPHABET = [
         r"km",
         r"10^",
     ],
-    *[r"\infty", r"\sin", r"\log", r"\cup", r"\overline{"],
+    *[r"\infty", r"\sin", r"\log", r"\cup", r"\overline{", r"\cap", r"\setminus", r"\neq", r"\mid", r"\in", ":"],
+    *[r"\mathbb{R}", r",k\in\mathbb{Z}", "k", r"\boxed ", "C", "^{1/3}", "^{-3}", r"\log_{10}"],
     *(" or ", "\n"),
 ]
 
 
+REFERENCES = [
+    "3", "x+1", "cat", r"\{1,2\}", r"x \neq 3", r"(0,1)\cup[2,\infty)", r"k\pi, k \in \mathbb{Z}", "y = 2x+1",
+    r"C_1 e^x + C_2 e^{-x}", r"\sqrt[3]{x^2}",
+]  # fmt: skip
+
+
 @settings(max_examples=600)
-@given(st.lists(st.sampled_from(ALPHABET), max_size=40).map("".join), st.sampled_from(["3", "x+1", "cat", r"\{1,2\}"]))
+@given(st.lists(st.sampled_from(ALPHABET), max_size=40).map("".join), st.sampled_from(REFERENCES))
 @example("9e9999", "3")
 @example("x" * 1999, "x")
 @example("1," * 999, "1")
@@ -158,6 +170,12 @@ ALPHABET = [
 @example("((((9^{999})^{999})^{999})^{999})^{999}", "3")
 @example("x^{999x^{999}}", "x")
 @example("2^{" * 24 + "x" + "}" * 24, "x")
+@example(r"\cup".join(f"({n},{n}.5)" for n in range(150)), r"\mathbb{R}\setminus\{1\}")
+@example(r"\cup".join(rf"\{{a_{n}\}}" for n in range(9)) * 12, r"\{a,b\}")
+@example(r"\{" * 40 + r"1\}\cup\{2" + r"\}" * 40, r"\{1,2\}")
+@example(r"k\pi/7," * 200 + r"k\in\mathbb{Z}", r"k\pi, k \in \mathbb{Z}")
+@example(r"99999999k,k/99999999,k\in\mathbb{Z}", r"k\pi, k \in \mathbb{Z}")
+@example("C_1C_2C_3C_4C_5C_6x", "C_1e^x+C_2e^{-x}+C_3x")
 def test_no_text_raises_or_takes_much_work(text: str, reference: str) -> None:
     for completion in (text, f"\\boxed{{{text}}}"):
         result, calls = count_calls(math_answer, completion, reference)
@@ -200,6 +218,87 @@ def test_sympy_agrees_on_surds(whole: int, outer: int, inner: int, under: int, s
     for form in forms:
         assert score(sympy.latex(form), sympy.latex(value)) == 1.0, form
         assert score(sympy.latex(form + sympy.Rational(1, 1000)), sympy.latex(value)) == 0.0
+
+
+ends = st.integers(-6, 6)
+intervals = st.tuples(ends, ends, st.booleans(), st.booleans()).filter(lambda one: one[0] < one[1])
+points = st.sets(ends, min_size=1, max_size=3)
+pieces = st.one_of(
+    intervals.map(lambda one: sympy.Interval(*one)), points.map(lambda numbers: sympy.FiniteSet(*numbers))
+)
+number_sets = st.lists(pieces, min_size=1, max_size=4)
+
+
+def set_text(one: Any) -> str:
+    if isinstance(one, sympy.FiniteSet):
+        return r"\{" + ", ".join(map(str, one.args)) + r"\}"
+    return f"{'(' if one.left_open else '['}{one.start}, {one.end}{')' if one.right_open else ']'}"
+
+
+@settings(max_examples=30)
+@given(number_sets, number_sets, st.sampled_from([r"\cup", r"\cap", r"\setminus"]))
+def test_sympy_agrees_on_unions_intersections_and_differences(one: list[Any], other: list[Any], operation: str) -> None:
+    """The union as it is written, with overlaps, against sympy's; and an operation against its result."""
+    left, right = sympy.Union(*one), sympy.Union(*other)
+    texts = [r" \cup ".join(map(set_text, items)) for items in (one, other)]
+    assert score(texts[0], texts[1]) == float(left == right)
+    result = {r"\cup": left + right, r"\cap": left & right, r"\setminus": left - right}[operation]
+    wanted = r"\emptyset" if result.is_empty else sympy.latex(result)
+    expression = rf"({texts[0]}) {operation} ({texts[1]})"
+    assert score(expression, wanted) == 1.0, (expression, wanted)
+    changed = result - sympy.FiniteSet(7) if 7 in result else result + sympy.FiniteSet(7)
+    assert score(expression, sympy.latex(changed)) == 0.0
+
+
+steps = st.sampled_from([Fraction(step) for step in ("1/2", "2/3", "1", "3/2", "2", "3")])
+offsets = st.fractions(min_value=-3, max_value=3, max_denominator=6)
+
+
+families = st.lists(st.tuples(offsets, steps), min_size=1, max_size=3)
+
+
+def family_text(family: list[Any], index: str, numbers: str = "Z") -> str:
+    values = ", ".join(rf"({offset})\pi + ({step})\pi {index}" for offset, step in family)
+    return rf"{values}, {index} \in \mathbb{{{numbers}}}"
+
+
+def family_members(family: list[Any]) -> set[Fraction]:
+    """Members between -20 and 20, in units of pi: a common period of any two steps fits in."""
+    values = (offset + step * index for offset, step in family for index in range(-100, 100))
+    return {value for value in values if abs(value) <= 20}
+
+
+@settings(max_examples=40)
+@given(families, families)
+def test_families_are_equal_when_their_members_are(one: list[Any], other: list[Any]) -> None:
+    wanted = family_text(one, "k")
+    equal = family_members(one) == family_members(other)
+    assert score(family_text(other, "n"), wanted, form="any") == float(equal)
+    doubled = [(offset + part * step, 2 * step) for offset, step in one for part in (0, 1)]
+    assert score(family_text(doubled, "n"), wanted, form="any") == 1.0
+    assert score(family_text(one, "k", "N"), wanted, form="any") == 0.0
+
+
+@settings(max_examples=40)
+@given(st.integers(2, 12), st.sampled_from([3, 5, 7, 9]), st.sampled_from(["x", "(x-1)", "(2x+3)"]))
+def test_an_odd_root_is_a_fractional_power(above: int, degree: int, base: str) -> None:
+    root = rf"\sqrt[{degree}]{{{base}^{{{above}}}}}"
+    assume(math.gcd(above, degree) == 1)
+    for power in (rf"{base}^{{{above}/{degree}}}", rf"{base}^{{\frac{{{above}}}{{{degree}}}}}"):
+        assert score(power, root) == score(root, power) == 1.0
+    assert score(rf"{base}^{{{above + 1}/{degree}}}", root) == score(rf"-{base}^{{{above}/{degree}}}", root) == 0.0
+    inverse = rf"\frac{{1}}{{{root}}}"
+    assert score(rf"{base}^{{-{above}/{degree}}}", inverse) == 1.0
+    assert score(rf"{base}^{{{above}/{degree}}}", inverse) == 0.0
+
+
+def test_a_log_without_base_is_natural() -> None:
+    """`\\log 3` equals one of ln 3 and log10 3; two of them are equal under either base."""
+    assert score(r"\ln 3", r"\log 3") == score(r"\log 3", r"\ln 3") == 1.0
+    assert score(r"\log_{10} 3", r"\log 3") == score(r"\log 3", r"\log_{10} 3") == score(r"\lg 3", r"\log 3") == 0.0
+    assert score(r"1 - \log 5", r"\log 2") == score(r"\log 3", r"\log 3") == 1.0
+    assert score(r"\log 100", "2", form="any") == 0.0
+    assert score(r"\log e", "1", form="any") == 1.0
 
 
 def test_the_form_is_an_option() -> None:

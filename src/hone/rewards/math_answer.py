@@ -19,31 +19,20 @@ from hone.rewards.functions import completion_text, extract_answer, word_key
 from hone.rewards.mathematics.equality import EqualityRules, same_answer
 from hone.rewards.mathematics.final_form import lacks
 from hone.rewards.mathematics.grammar import parse_answer
-from hone.rewards.mathematics.spelling import one_spelling
+from hone.rewards.mathematics.spelling import NUMBERS_IN_WORDS, one_spelling
+from hone.rewards.mathematics.stated import has_box, last_boxed, stated_answer
 from hone.rewards.mathematics.tokens import read_number, tokens_of
-from hone.rewards.mathematics.tree import MAX_CHARS, MathNode, MathSyntaxError, why_too_large
+from hone.rewards.mathematics.tree import MAX_CHARS, MAX_DIGITS, MathNode, MathSyntaxError, why_too_large
 
 _ALARM_S = 3
 
 _PLAIN_NUMBER = re.compile(r"[+-]?\d{1,200}(?:\.\d{1,200})?", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _UNDONE = re.compile(r"\\(?:i*int|oint|sum|prod|lim|det|max|min|gcd|b?mod|pmod)(?![A-Za-z])")
+_INDEX = re.compile(r"\\(?:sum|prod)\s*_\s*\{?\s*([a-z])\s*=")
+_FACTORIAL_OF_BRACKETS = re.compile(r"[)}\]]\s*!")
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
 _RIGHT: dict[str, object] = {"score": 1.0, "reason": ""}
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
-_LEAD_IN = re.compile(
-    r"""(?ix) ^ (?: \s* (?:
-        [#]{2,} | [*:,=]+
-        | so | thus | therefore | hence | then | and\ so | finally | (?:we|i)\ (?:get|have|find|obtain)
-        | (?:which|that|this)\ gives | it\ (?:is|equals)
-        | (?:the|my|our)? \s* (?:final|correct|right|required|desired)? \s*
-          (?:answer|ans|result|solution|value|total|option|choice) (?: \s of \s \$? [a-z] \$? )?
-          \s* (?: : | = | (?:is|equals) (?: \s (?:therefore|thus|then|option|choice) )? | \b)
-        | is \b (?= \s* : )
-    ) (?![A-Za-z]) )+ \s* """
-)
-_CLOSING_WORDS = re.compile(r"(?i)\.?\s*I hope (?:it|this) is correct\.?$")
-_EMPHASIS = re.compile(r"(?<![\w)}])\*\*|\*\*(?![\w({])")
 _DATE_OR_TIME = re.compile(
     r"(?i)\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\d{1,2}\.\d{1,2}\.\d{4}|\d{1,2}:\d{2}(?::\d{2})?(?:\s*[ap]\.?\s?m\.?)?"
 )
@@ -87,9 +76,9 @@ def math_answer(
         return _missing(f"the reference answer is refused: {reason}")
     if pattern:
         extracted = extract_answer(text, pattern)
-        readings = _stated_answer(extracted) if _BOX.search(extracted) else [extracted] if extracted else []
+        readings = stated_answer(extracted) if has_box(extracted) else [extracted] if extracted else []
     else:
-        readings = _stated_answer(text)
+        readings = stated_answer(text)
     if not readings:
         return _wrong("no answer found")
     results = [_compare(gold, reading, rules) for reading in readings]
@@ -131,55 +120,6 @@ def _spelled_reference(text: str) -> str:
     return one_spelling(text if boxed is None else boxed)
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, braces balanced; None when there is none, or when it is not closed."""
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return None
-    begin = boxes[-1].end()
-    depth, index = 0, begin
-    while index < len(text):
-        letter = text[index]
-        if letter == "\\":
-            index += 1  # an escaped brace is no bracket
-        elif letter == "{":
-            depth += 1
-        elif letter == "}" and depth == 0:
-            return text[begin:index]
-        elif letter == "}":
-            depth -= 1
-        index += 1
-    return None
-
-
-def _stated_answer(text: str) -> list[str]:
-    """Readings of the stated answer, the literal one first; empty for a completion that states nothing. An unclosed
-    last box states nothing: the completion was cut off."""
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return [boxed.strip()] if boxed.strip() else []
-    if _BOX.search(text):
-        return []
-    line = _tagged(text) or text.strip().rpartition("\n")[2].strip()
-    if not line:
-        return []
-    if len(line) > MAX_CHARS:
-        return [line]
-    rest = _CLOSING_WORDS.sub("", _EMPHASIS.sub("", line))
-    while (shorter := _LEAD_IN.sub("", rest, count=1).strip()) != rest and shorter:
-        rest = shorter
-    return [line] if rest == line else [line, rest]
-
-
-def _tagged(text: str) -> str:
-    """The content of `<answer>...</answer>` at the end; empty where there is none."""
-    text = text.rstrip()
-    if not text.lower().endswith("</answer>"):
-        return ""
-    begin = text.lower().rfind("<answer>")
-    return text[begin + len("<answer>") : -len("</answer>")].strip() if begin >= 0 else ""
-
-
 def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]:
     """Score of a reading of the answer; the reference is in one spelling."""
     if len(reading) > MAX_CHARS:
@@ -190,6 +130,9 @@ def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]
     same = _same_text_or_number(gold, answer)
     if same is not None and not (rules.relative_tolerance and not same):
         return _RIGHT if same else _wrong("another number")
+    wanted, counted = _whole_number(gold), _whole_number(answer)
+    if wanted is not None and counted is not None and not (gold.isdecimal() and answer.isdecimal()):
+        return _RIGHT if wanted == counted else _wrong("another number")
     if _CHOICE.fullmatch(gold):
         letter = gold.strip("() ").upper()
         return _RIGHT if _chooses(answer, letter) else _wrong(f"not the choice {letter}")
@@ -200,6 +143,12 @@ def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]
         return _compare_values(gold, answer[label.end() :] if label else answer, rules)
     except RecursionError:
         return _wrong("the answer is refused: too deeply nested")
+
+
+def _whole_number(text: str) -> int | None:
+    """The value of a whole number in digits or in words."""
+    digits = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    return int(text) if digits else NUMBERS_IN_WORDS.get(text.lower())
 
 
 def _chooses(given: str, letter: str) -> bool:
@@ -277,13 +226,23 @@ def _same_tokens(gold: str, given: str) -> bool:
 def _by_math_verify(gold: str, given: str) -> dict[str, object]:
     """math-verify's judgement, for a reference that the grammar does not read. The answer must be a value in final
     form, or use no command that the reference does not."""
+    unreadable = f"the reference answer cannot be read: {gold[:80]}"
+    if _FACTORIAL_OF_BRACKETS.search(gold):  # sympy would multiply it out
+        return _missing(unreadable)
+    if _FACTORIAL_OF_BRACKETS.search(given):
+        return _wrong("the answer is refused: a factorial of an expression")
     wanted = parse(f"${gold}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
     if not wanted:
-        return _missing(f"the reference answer cannot be read: {gold[:80]}")
-    answer = _tree(given)
-    if isinstance(answer, str) and not set(_COMMANDS.findall(given)) <= set(_COMMANDS.findall(gold)):
+        return _missing(unreadable)
+    text = given
+    named, index = _INDEX.search(gold), _INDEX.search(given)
+    if named and index and not re.search(rf"(?<![A-Za-z\\]){named[1]}(?![A-Za-z])", given):
+        # The reference's name for the index of a sum
+        text = re.sub(rf"(?<![A-Za-z\\]){index[1]}(?![A-Za-z])", named[1], given)
+    answer = _tree(text)
+    if isinstance(answer, str) and not set(_COMMANDS.findall(text)) <= set(_COMMANDS.findall(gold)):
         return _wrong(f"not a value in final form: {answer}")
-    parsed = parse(f"${given}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
+    parsed = parse(f"${text}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
     if not parsed:
         return _wrong("the answer cannot be read as mathematics")
     return {"score": float(verify(wanted, parsed, timeout_seconds=_ALARM_S)), "reason": ""}

@@ -1,14 +1,13 @@
 """Equality of two answers as trees: collections by their items, quantities by their units, numbers by their digits."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias
+from functools import partial
 
-import mpmath
-from mpmath.libmp import NoConvergence
-
+from hone.rewards.mathematics.equations import same_relation, same_up_to_constants
+from hone.rewards.mathematics.evaluation import real_value, same_value
 from hone.rewards.mathematics.final_form import rational
+from hone.rewards.mathematics.sets import FLIPPED, as_interval, same_set, solved, turned
 from hone.rewards.mathematics.tree import (
     ComparisonChain,
     MathNode,
@@ -18,247 +17,7 @@ from hone.rewards.mathematics.tree import (
     NumberLiteral,
     ValueCollection,
     variables,
-    walk,
 )
-
-# ----------------------------------------------------------------------------------------------------------- evaluation
-# Values of expressions: exact for rational arithmetic, else complex numbers of mpmath with as many digits as needed.
-#
-# Two expressions are equal when they agree at fixed points, to 50 digits: an identity test (Schwartz 1980; Zippel 1979)
-# that costs a millisecond, knows every function below and cannot run away, where a symbolic simplifier may.
-
-MAX_BITS = 100_000
-"""Longest exact power, in bits; longer ones are rounded."""
-MAX_ARGUMENT = 1_000_000
-"""Largest exponent and argument of a function."""
-MAX_DIGITS = 1000
-"""Most decimal digits of inexact arithmetic."""
-_PRECISE_DIGITS = 50
-_GUARD_DIGITS = 15
-
-Value: TypeAlias = Any  # Fraction, or mpmath's mpf and mpc, which have no types
-
-
-class _UndefinedValueError(Exception):
-    """The expression has no value at this point, or one that is too large."""
-
-
-def evaluate(node: MathNode, point: Mapping[str, Value], *, log_base: int = 0) -> Value:
-    """The value at a point: a Fraction, or an mpmath number at the present `mpmath.mp.dps`. `log_base` is the base of
-    `log` where none is written; 0 is the natural logarithm. Raises _UndefinedValueError."""
-    try:
-        return _value(node, point, log_base)
-    except (ZeroDivisionError, ValueError, OverflowError, TypeError, NoConvergence) as error:
-        raise _UndefinedValueError(str(error)) from None
-
-
-def _value(node: MathNode, point: Mapping[str, Value], log_base: int) -> Value:
-    match node:
-        case NumberLiteral(value=value):
-            return value
-        case NamedSymbol(name=name):
-            return point[name] if name in point else _CONSTANTS[name]()
-        case MathOperation(name="log", operands=operands):
-            values = [_inexact(_value(operand, point, log_base)) for operand in operands]
-            return mpmath.log(*values) if len(values) == 2 or not log_base else mpmath.log(values[0], log_base)
-        case MathOperation(name=name, operands=operands):
-            if name not in _ARITHMETIC:
-                raise _UndefinedValueError(f"{name} of a collection")
-            return _ARITHMETIC[name](*(_value(operand, point, log_base) for operand in operands))
-        case _:
-            raise _UndefinedValueError("a collection has no value")
-
-
-def _inexact(value: Value) -> Value:
-    return mpmath.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
-
-
-def _pair(left: Value, right: Value) -> tuple[Value, Value]:
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left, right
-    return _inexact(left), _inexact(right)
-
-
-def _sum(*values: Value) -> Value:
-    total: Value = Fraction(0)
-    for value in values:
-        left, right = _pair(total, value)
-        total = left + right
-    return total
-
-
-def _product(*values: Value) -> Value:
-    total: Value = Fraction(1)
-    for value in values:
-        left, right = _pair(total, value)
-        total = left * right
-    return total
-
-
-def _quotient(left: Value, right: Value) -> Value:
-    left, right = _pair(left, right)
-    return left / right
-
-
-def _power(base: Value, exponent: Value) -> Value:
-    if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
-        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if bits * abs(exponent.numerator) <= MAX_BITS:
-            return base**exponent.numerator
-    base, exponent = _inexact(base), _inexact(exponent)
-    _check_size(exponent)
-    if base == 0 and mpmath.re(exponent) <= 0:
-        raise _UndefinedValueError("a power of zero")
-    if mpmath.isinf(base) or mpmath.isinf(exponent):
-        raise _UndefinedValueError("a power of infinity")
-    if base != 0:
-        _check_size(exponent * mpmath.log(base))
-    return mpmath.power(base, exponent)
-
-
-def _root(radicand: Value, degree: Value) -> Value:
-    if not isinstance(degree, Fraction) or degree.denominator != 1 or not 2 <= degree <= 1000:
-        return _power(radicand, _quotient(Fraction(1), degree))
-    radicand = _inexact(radicand)
-    if mpmath.im(radicand) == 0 and mpmath.re(radicand) < 0 and degree % 2:
-        return -mpmath.root(-radicand, int(degree))  # the real root, as schools define it
-    return mpmath.root(radicand, int(degree))
-
-
-def _check_size(value: Value) -> None:
-    if abs(value) > MAX_ARGUMENT:
-        raise _UndefinedValueError("a number that is too large")
-
-
-def _of_one(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
-    def apply(value: Value) -> Value:
-        value = _inexact(value)
-        _check_size(value)
-        return function(value)
-
-    return apply
-
-
-def _of_real(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
-    def apply(value: Value) -> Value:
-        value = _inexact(value)
-        if mpmath.im(value) != 0:
-            raise _UndefinedValueError("rounding of a complex number")
-        return function(mpmath.re(value))
-
-    return apply
-
-
-def _binomial(above: Value, below: Value) -> Value:
-    above, below = _inexact(above), _inexact(below)
-    _check_size(abs(above) + abs(below))
-    return mpmath.binomial(above, below)
-
-
-_CONSTANTS: dict[str, Callable[[], Value]] = {
-    "pi": lambda: +mpmath.mp.pi,
-    "e": lambda: +mpmath.mp.e,
-    "i": lambda: mpmath.mpc(0, 1),
-    "infty": lambda: mpmath.inf,
-}
-_ARITHMETIC: dict[str, Callable[..., Value]] = {
-    "sum": _sum,
-    "product": _product,
-    "negation": lambda value: -value,
-    "quotient": _quotient,
-    "power": _power,
-    "root": _root,
-    "absolute value": abs,
-    "factorial": _of_one(mpmath.factorial),
-    "binomial": _binomial,
-    "degrees": lambda value: _inexact(value) * mpmath.pi / 180,
-    "floor": _of_real(mpmath.floor),
-    "ceiling": _of_real(mpmath.ceil),
-    "ln": lambda value: mpmath.log(_inexact(value)),
-    "sin": _of_one(mpmath.sin),
-    "cos": _of_one(mpmath.cos),
-    "tan": _of_one(mpmath.tan),
-    "cot": _of_one(mpmath.cot),
-    "sec": _of_one(mpmath.sec),
-    "csc": _of_one(mpmath.csc),
-    "arcsin": _of_one(mpmath.asin),
-    "arccos": _of_one(mpmath.acos),
-    "arctan": _of_one(mpmath.atan),
-    "sinh": _of_one(mpmath.sinh),
-    "cosh": _of_one(mpmath.cosh),
-    "tanh": _of_one(mpmath.tanh),
-}
-
-_POINTS = (  # magnitude and sign of the variables at each point
-    (0.3, 1),
-    (1.7, 1),
-    (11.0, 1),
-    (0.4, -1),
-    (2.3, -1),
-    (7.0, 0),
-)
-
-
-def _same_value(left: MathNode, right: MathNode, names: frozenset[str]) -> bool | None:
-    """Whether two expressions in the variables `names` are equal wherever the left one is real (where it is never real:
-    wherever it has a value). None when the left one has no value anywhere. `log` is natural in both, or decimal in
-    both."""
-    with mpmath.workdps(_working_digits(left, right) + _GUARD_DIGITS):
-        results = [_same_at_points(left, right, names, base) for base in (0, 10)]
-    return True if True in results else results[0]
-
-
-def _working_digits(*nodes: MathNode) -> int:
-    """Decimal digits of the arithmetic: enough for the longest numbers, and 50 more."""
-    numbers = [one.value for node in nodes for one in walk(node) if isinstance(one, NumberLiteral)]
-    bits = sum(max(value.numerator.bit_length(), value.denominator.bit_length()) for value in numbers)
-    return min(_PRECISE_DIGITS + bits // 3, MAX_DIGITS)
-
-
-def _same_at_points(left: MathNode, right: MathNode, names: frozenset[str], log_base: int) -> bool | None:
-    complex_ones: list[bool] = []
-    real_ones: list[bool] = []
-    for magnitude, sign in _POINTS if names else _POINTS[:1]:
-        point = {
-            name: (sign or (-1) ** place) * magnitude * mpmath.exp(mpmath.mpf(place + 1) / 7)  # transcendental
-            for place, name in enumerate(sorted(names))
-        }
-        try:
-            expected = evaluate(left, point, log_base=log_base)
-        except _UndefinedValueError:
-            continue
-        real = mpmath.im(_inexact(expected)) == 0
-        (real_ones if real else complex_ones).append(_agrees(expected, right, point, log_base))
-    decisive = real_ones or complex_ones
-    return all(decisive) if decisive else None
-
-
-def _agrees(expected: Value, right: MathNode, point: Mapping[str, Value], log_base: int) -> bool:
-    try:
-        actual = evaluate(right, point, log_base=log_base)
-    except _UndefinedValueError:
-        return False
-    if isinstance(expected, Fraction) and isinstance(actual, Fraction):
-        return expected == actual
-    expected, actual = _inexact(expected), _inexact(actual)
-    if mpmath.isinf(expected) or mpmath.isinf(actual):
-        return expected == actual
-    scale = max(abs(expected), abs(actual))
-    return bool(abs(expected - actual) <= scale * mpmath.mpf(10) ** -_PRECISE_DIGITS)
-
-
-def _real_value(node: MathNode) -> Fraction | None:
-    """The value of an expression without variables, to 50 digits; None where it is not real or not finite."""
-    digits = _working_digits(node)
-    with mpmath.workdps(digits):
-        try:
-            value = evaluate(node, {})
-        except _UndefinedValueError:
-            return None
-        if isinstance(value, Fraction):
-            return value
-        real = mpmath.im(value) == 0 and mpmath.isfinite(mpmath.re(value))
-        return Fraction(str(mpmath.nstr(mpmath.re(value), digits))) if real else None
 
 
 # ------------------------------------------------------------------------------------------------------------ same form
@@ -329,8 +88,7 @@ SHORTEST_ROUNDING = 6
 MAX_PAIRED = 30
 """Items of an unordered collection that are compared each with each."""
 
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-_UNORDERED = frozenset({"list", "set", "union"})
+_UNORDERED = frozenset({"list", "set", "union", "intersection", "and", "or"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,13 +105,22 @@ class EqualityRules:
 
 def same_answer(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
     """Whether an answer is the reference's value."""
+    if _same_parts(reference, answer, rules):
+        return True
+    sets = any(isinstance(one, ValueCollection | ComparisonChain) for one in (reference, answer))
+    return sets and not rules.same_form and same_set(reference, answer, partial(same_answer, rules=rules))
+
+
+def _same_parts(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
+    """Equality of two answers, of collections item by item."""
     reference, answer = _as_membership(reference), _as_membership(answer)
     reference, answer = _without_name(reference, answer), _without_name(answer, reference)
+    reference, answer = _as_point(reference, answer), _as_point(answer, reference)
     match reference, answer:
         case ComparisonChain(), ComparisonChain():
             return _same_comparison(reference, answer, rules)
         case (ComparisonChain(), ValueCollection()) | (ValueCollection(), ComparisonChain()):
-            one, other = _as_interval(reference), _as_interval(answer)
+            one, other = as_interval(reference), as_interval(answer)
             return one is not None and other is not None and _same_collection(one, other, rules)
         case ValueCollection(), ValueCollection():
             return _same_collection(reference, answer, rules)
@@ -370,127 +137,81 @@ def same_answer(reference: MathNode, answer: MathNode, rules: EqualityRules) -> 
 
 
 def _as_membership(node: MathNode) -> MathNode:
-    """`x = 1, x = 2` or `x = 1, 2` as `x in {1, 2}`, and `x < 1 or x > 2` as `x in` a union; anything else as it is."""
+    """`x = 1, x = 2` or `x = 1, 2` as `x in {1, 2}`; also `x_1 = 1, x_2 = 2`. Anything else as it is."""
     if not isinstance(node, ValueCollection) or node.kind != "list":
         return node
-    solved = [_solved(item) for item in node.items]
-    first = solved[0]
-    if first is not None and isinstance(node.items[0], ComparisonChain) and node.items[0].relations == ("=",):
-        if all(one is None or one[0] == first[0] for one in solved) and not any(
-            one is None and isinstance(item, ComparisonChain) for one, item in zip(solved, node.items, strict=True)
-        ):
-            values = [item if one is None else one[1] for one, item in zip(solved, node.items, strict=True)]
-            return ComparisonChain(("in",), (first[0], ValueCollection("list", tuple(values))))
+    pairs = [solved(item) for item in node.items]
+    first = pairs[0]
+    if first is None or not isinstance(node.items[0], ComparisonChain) or node.items[0].relations != ("=",):
         return node
-    intervals = [_as_interval(item) for item in node.items if isinstance(item, ComparisonChain)]
-    names = sorted(variables(node))
-    if len(intervals) == len(node.items) and None not in intervals and len(names) == 1:
-        union = ValueCollection("union", tuple(one for one in intervals if one is not None))
-        return ComparisonChain(("in",), (NamedSymbol(names[0]), union))
+    name = first[0].name.partition("_")[0]
+    if any(pair is None and isinstance(item, ComparisonChain) for pair, item in zip(pairs, node.items, strict=True)):
+        return node
+    if all(pair is None or pair[0] == first[0] for pair in pairs) or all(
+        pair is not None and pair[0].name == f"{name}_{place}" for place, pair in enumerate(pairs, start=1)
+    ):
+        values = [item if pair is None else pair[1] for pair, item in zip(pairs, node.items, strict=True)]
+        return ComparisonChain(("in",), (NamedSymbol(name), ValueCollection("list", tuple(values))))
     return node
 
 
-def _solved(node: MathNode) -> tuple[NamedSymbol, MathNode] | None:
-    """Name and value of `x = value` or `value = x`, where the name does not occur in the value."""
-    if not isinstance(node, ComparisonChain) or node.relations not in (("=",), ("in",)):
-        return None
-    left, right = node.sides
-    if node.relations == ("=",) and not isinstance(left, NamedSymbol):
-        left, right = right, left
-    if isinstance(left, NamedSymbol) and not variables(right) & variables(left) and variables(left):
-        return left, right
-    return None
+def _as_point(node: MathNode, other: MathNode) -> MathNode:
+    """`x = 1, y = 2` as `(1, 2)`, and `(x, y) = (1, 2)` as its values, where the other answer is a tuple or names the
+    coordinates. The names are in alphabetical order."""
+    match node:
+        case ComparisonChain(
+            relations=("=",), sides=(ValueCollection(kind="()", items=names), ValueCollection() as values)
+        ):
+            if len(names) != len(values.items) or not all(isinstance(name, NamedSymbol) for name in names):
+                return node
+            if isinstance(other, ValueCollection) and other.kind in ("()", "matrix"):
+                return values
+            chains = zip(names, values.items, strict=True)
+            return ValueCollection("list", tuple(ComparisonChain(("=",), pair) for pair in chains))
+        case ValueCollection(kind="list", items=items) if isinstance(other, ValueCollection) and other.kind == "()":
+            pairs = {pair[0].name: pair[1] for item in items if (pair := solved(item)) is not None}
+            if len(pairs) < len(items) or len(items) != len(other.items):
+                return node
+            return ValueCollection("()", tuple(pairs[name] for name in sorted(pairs)))
+        case ValueCollection(kind="matrix", items=rows) if isinstance(other, ValueCollection) and other.kind == "()":
+            columns = [one for row in rows if isinstance(row, ValueCollection) for one in row.items]
+            return ValueCollection("()", tuple(columns)) if 1 in (len(rows), len(columns) // len(rows)) else node
+        case _:
+            return node
 
 
 def _without_name(node: MathNode, other: MathNode) -> MathNode:
     """The value of `x = value`, where the other answer is a value without a name."""
-    solved = _solved(node)
-    if solved is None:
+    pair = solved(node)
+    if pair is None:
         return node
-    name, value = solved
+    name, value = pair
     if isinstance(other, ComparisonChain):
-        inequality = isinstance(value, ValueCollection) and other.relations[0] in _FLIPPED
+        inequality = isinstance(value, ValueCollection) and other.relations[0] in FLIPPED
         return value if inequality and variables(other) == {name.name} else node
     return node if name.name in variables(other) else value
 
 
 def _same_comparison(reference: ComparisonChain, answer: ComparisonChain, rules: EqualityRules) -> bool:
-    one, other = _solved(reference), _solved(answer)
-    if one is not None and other is not None and _same_name(one[0], other[0]):
-        return same_answer(one[1], other[1], rules)
+    one, other = solved(reference), solved(answer)
+    if one is not None and other is not None:
+        name, second = one[0].name, other[0].name
+        if name == second or (name == "y" and second.endswith("(x)")) or (name, second) == ("f(x)", "y"):
+            return same_answer(one[1], other[1], rules)
     if reference.relations == answer.relations == ("=",):
         if rules.same_form or (one is not None and not variables(one[1])):
             return False
-        return _proportional(reference, answer)
-    left, right = _as_interval(reference), _as_interval(answer)
+        return same_relation(reference, answer)
+    left, right = as_interval(reference), as_interval(answer)
     if left is not None and right is not None:
         return variables(reference) == variables(answer) and _same_collection(left, right, rules)
+    if left is None and not rules.same_form and same_relation(reference, answer):
+        return True
     return any(
-        reference.relations == turned.relations
-        and all(same_answer(*pair, rules) for pair in zip(reference.sides, turned.sides, strict=True))
-        for turned in (answer, _turned(answer))
+        reference.relations == other_way.relations
+        and all(same_answer(*pair, rules) for pair in zip(reference.sides, other_way.sides, strict=True))
+        for other_way in (answer, turned(answer))
     )
-
-
-def _same_name(one: NamedSymbol, other: NamedSymbol) -> bool:
-    """Whether two names are the same: `y` and `f(x)` are."""
-    return one == other or (one.name == "y" and other.name.endswith("(x)")) or (one.name, other.name) == ("f(x)", "y")
-
-
-def _turned(chain: ComparisonChain) -> ComparisonChain:
-    relations = tuple(_FLIPPED.get(one, one) for one in reversed(chain.relations))
-    return ComparisonChain(relations, tuple(reversed(chain.sides)))
-
-
-def _proportional(reference: ComparisonChain, answer: ComparisonChain) -> bool:
-    """Whether two equations differ by a number as factor: `y = 2x` and `2y - 4x = 0`."""
-    if any(isinstance(side, ValueCollection | MeasuredQuantity) for side in (*reference.sides, *answer.sides)):
-        return False
-    one, other = (
-        MathOperation("sum", (chain.sides[0], MathOperation("negation", (chain.sides[1],))))
-        for chain in (reference, answer)
-    )
-    names = variables(one)
-    if variables(other) != names or not names:
-        return False
-    point = {name: NumberLiteral(Fraction(7 + 4 * place, 3)) for place, name in enumerate(sorted(names))}
-    above, below = (_real_value(_substituted(node, point)) for node in (one, other))
-    if not above or not below:
-        return False
-    return _same_value(one, MathOperation("product", (NumberLiteral(above / below), other)), names) is True
-
-
-def _substituted(node: MathNode, point: dict[str, NumberLiteral]) -> MathNode:
-    match node:
-        case NamedSymbol(name=name):
-            return point.get(name, node)
-        case MathOperation(name=name, operands=operands):
-            return MathOperation(name, tuple(_substituted(operand, point) for operand in operands))
-        case _:
-            return node
-
-
-def _as_interval(node: MathNode) -> ValueCollection | None:
-    """The interval of `x < 3` or `1 <= x < 3`; a collection is itself."""
-    if isinstance(node, ValueCollection):
-        return node
-    if not isinstance(node, ComparisonChain) or not all(one in _FLIPPED for one in node.relations):
-        return None
-    chain = _turned(node) if node.relations[0] in (">", ">=") else node
-    if any(one not in ("<", "<=") for one in chain.relations):
-        return None
-    infinity = NamedSymbol("infty")
-    sides, relations = chain.sides, chain.relations
-    if len(sides) == 2:
-        low_open = isinstance(sides[0], NamedSymbol) and variables(sides[0])
-        sides = (MathOperation("negation", (infinity,)), *sides) if low_open else (*sides, infinity)
-        relations = ("<", *relations) if low_open else (*relations, "<")
-    if len(sides) != 3 or not variables(sides[1]) or variables(sides[0]) or variables(sides[2]):
-        return None
-    if not isinstance(sides[1], NamedSymbol):
-        return None
-    brackets = ("(" if relations[0] == "<" else "[") + (")" if relations[1] == "<" else "]")
-    return ValueCollection(brackets, (sides[0], sides[2]))
 
 
 def _same_collection(reference: ValueCollection, answer: ValueCollection, rules: EqualityRules) -> bool:
@@ -504,8 +225,11 @@ def _same_collection(reference: ValueCollection, answer: ValueCollection, rules:
             if item in answers:
                 wanted.remove(item)
                 answers.remove(item)
-        names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
-        names_are_lost = len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
+        names_are_lost = any(
+            len({pair[0] for item in one.items if (pair := solved(item)) is not None}) > 1
+            and not all(isinstance(item, ComparisonChain) for item in other.items)
+            for one, other in ((reference, answer), (answer, reference))
+        )
         if len(wanted) != len(answers) or len(wanted) > MAX_PAIRED or names_are_lost:
             return False
         for item in wanted:
@@ -554,24 +278,26 @@ def _same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) ->
     if rules.same_form:
         return _ordered(reference) == _ordered(answer)
     names = variables(reference)
+    if same_up_to_constants(reference, answer):
+        return True
     if not variables(answer) <= names:
         return False
     if isinstance(reference, NumberLiteral) and (reference.digits >= ROUNDED_DIGITS or rules.relative_tolerance):
         return _rounds_to(reference, answer, rules.relative_tolerance)
     if rules.relative_tolerance and not names:
-        expected, actual = _real_value(reference), _real_value(answer)
+        expected, actual = real_value(reference), real_value(answer)
         if expected is None or actual is None:
-            return _same_value(reference, answer, frozenset()) is True
+            return same_value(reference, answer, frozenset()) is True
         return abs(actual - expected) <= Fraction(rules.relative_tolerance) * abs(expected)
     if not rules.any_form and rational(reference) is not None and rational(answer) is None:
         return False  # a root or constant that cancels is work left undone
-    return _same_value(reference, answer, names) is True
+    return same_value(reference, answer, names) is True
 
 
 def _rounds_to(reference: NumberLiteral, answer: MathNode, tolerance: float) -> bool:
     """Whether an answer rounds to a decimal at its last digit; or, where that is a floating-point number printed in
     full, is this number rounded to at least six digits."""
-    exact = _real_value(answer)
+    exact = real_value(answer)
     if exact is None:
         return False
     expected = reference.value

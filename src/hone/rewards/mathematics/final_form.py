@@ -13,6 +13,7 @@ from typing import TypeAlias
 from hone.rewards.mathematics.tree import (
     CONSTANTS,
     MAX_EXPONENT,
+    ComparisonChain,
     MathNode,
     MathOperation,
     NamedSymbol,
@@ -36,7 +37,8 @@ _TRIAL_FACTORS = 1000
 
 
 def rational(node: MathNode) -> Fraction | None:
-    """The value of a number, of a fraction of two numbers, or of a power of ten; None for anything else."""
+    """The value of a number, of a fraction of two numbers, of a power of ten, or of a negative power of an integer;
+    None for anything else."""
     match node:
         case NumberLiteral(value=value):
             return value
@@ -47,10 +49,15 @@ def rational(node: MathNode) -> Fraction | None:
             above, below = rational(over), rational(under)
             return above / below if above is not None and below else None
         case MathOperation(name="power", operands=(NumberLiteral(value=base), NumberLiteral(value=exponent))):
-            short = base == 10 and exponent.denominator == 1 and abs(exponent) <= MAX_EXPONENT
-            return base ** int(exponent) if short else None
+            short = exponent.denominator == 1 and abs(exponent) <= MAX_EXPONENT
+            return base ** int(exponent) if short and (base == 10 or _is_reciprocal(base, exponent)) else None
         case _:
             return None
+
+
+def _is_reciprocal(base: Fraction, exponent: Fraction) -> bool:
+    """Whether a power is a way to write a fraction: `2^{-3}`."""
+    return base.denominator == 1 and abs(base) > 1 and exponent < 0 and exponent.denominator == 1
 
 
 def _factors_of(node: MathNode) -> tuple[list[MathNode], list[MathNode]]:
@@ -174,14 +181,39 @@ _ONE_DEGREE = {
 }
 
 
+_CLOSED_IN_VARIABLES = frozenset({"factorial", "binomial", "absolute value", "floor", "ceiling"})
+"""Operations that are final where they have a variable: `|x|`, `n!`."""
+
+
 def _undone_operations(node: MathNode) -> frozenset[str]:
     """Names of the operations in a tree that are left undone; empty for an answer in final form."""
-    return frozenset(name for one in walk(node) if isinstance(one, MathOperation) for name in _undone(one))
+    return frozenset(
+        name
+        for one in walk(node)
+        if isinstance(one, MathOperation)
+        for name in _undone(one)
+        if name not in _CLOSED_IN_VARIABLES or not variables(one)
+    )
 
 
 def lacks(answer: MathNode, reference: MathNode) -> frozenset[str]:
     """Undone operations of an answer that its reference does not have."""
-    missing = _undone_operations(answer) - _undone_operations(reference)
+    allowed = set(_undone_operations(reference))
+    for one in walk(reference):
+        match one:
+            case MathOperation(name="binomial"):
+                allowed |= {"factorial", "division", "product", "division by an expression"}
+            case MathOperation(name="tan" | "cot" | "sec" | "csc" | "sinh" | "cosh" | "tanh"):
+                allowed.add("division by an expression")
+            case MathOperation(name="power", operands=(NamedSymbol(name="e"), exponent)) if NamedSymbol("i") in walk(
+                exponent
+            ):
+                allowed.add("trigonometric function")
+            case ComparisonChain(relations=("=",)) if len(variables(one)) > 1:
+                allowed |= {"division by an expression", "sum of fractions"}
+            case _:
+                pass
+    missing = _undone_operations(answer) - allowed
     has_fraction = any(
         (isinstance(one, MathOperation) and one.name == "quotient")
         or (isinstance(one, NumberLiteral) and one.value.denominator != 1 and not one.digits)
@@ -290,7 +322,7 @@ def _undone_power(base: MathNode, exponent: MathNode) -> Iterator[str]:
     elif known is not None and raised is not None:
         if raised.denominator != 1:
             yield from _undone_root(base, Fraction(raised.denominator))
-        elif known != 10:
+        elif known != 10 and not _is_reciprocal(known, raised):
             yield "power"
     elif not (isinstance(base, NamedSymbol) and base.name in CONSTANTS - {"i"} and raised not in (None, 0, 1)):
         yield "power"
@@ -302,7 +334,8 @@ def _undone_power_of_variables(base: MathNode, exponent: MathNode) -> Iterator[s
         yield "root of an expression"
     elif raised is not None and isinstance(base, MathOperation):
         scaled = base.name in ("product", "quotient") and _coefficient(base) != 1
-        if base.name in ("power", "negation") or scaled:
+        root = base.name == "power" and (rational(base.operands[1]) or 0).denominator != 1
+        if (base.name in ("power", "negation") and not root) or scaled:
             yield "power"
     if raised in (0, 1):
         yield "power"
@@ -318,6 +351,8 @@ def _undone_root(radicand: MathNode, degree: Fraction | None) -> Iterator[str]:
     if known is None or degree is None or degree.denominator != 1:
         return
     number = int(degree)
+    if known < 0 and number % 2:
+        known = -known
     if (
         not 2 <= number <= MAX_EXPONENT
         or known < 0

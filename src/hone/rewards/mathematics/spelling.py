@@ -17,7 +17,8 @@ _SIGNS: dict[str, str] = {
     **dict.fromkeys("“”„", '"'),
     **{"×": "\\times ", "÷": "\\div ", "√": "\\sqrt ", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "∞": "\\infty "},
     **{"≤": "\\le ", "≥": "\\ge ", "≠": "\\neq ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ", "¬": "\\lnot "},
-    **{"∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "°": "^\\circ ", "ℝ": "\\mathbb{R}"},
+    **{"∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "°": "^\\circ ", "∖": "\\setminus "},
+    **{letter: f"\\mathbb{{{plain}}}" for letter, plain in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
     **{
         "⁄": "/",
         "∕": "/",
@@ -60,6 +61,8 @@ _SYNONYMS = [
         (r"\\gt(?![A-Za-z])", ">"),
         (r"\\(?:varnothing|O)(?![A-Za-z])", r"\\emptyset "),
         (r"\\(?:[lr]vert|vert)(?![A-Za-z])", "|"),
+        (r"\\(?:backslash|smallsetminus)(?![A-Za-z])", r"\\setminus "),
+        (r"\\([RZNQ])(?![A-Za-z])", r"\\mathbb{\1}"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\lbrack(?![A-Za-z])|\\lparen(?![A-Za-z])", "("),
@@ -75,7 +78,40 @@ _SYNONYMS = [
     )
 ]
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
-_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+_DELIMITERS = (
+    ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("***", "***"), ("**", "**"), ("*", "*"),
+    ("__", "__"), ("_", "_"), ("`", "`"), ('"', '"'),
+)  # fmt: skip
+_INTEGERS = (
+    re.compile(
+        r"[,;]?\s*\(?\s*(?:(?:for|with|where)\s+)?(?:(?:all|any|some|every|each|an|arbitrary)\s+)*integers?\s+"
+        r"(?P<name>[a-z])(?![A-Za-z])\s*\)?"
+    ),
+    re.compile(
+        r"[,;]?\s*\(?\s*(?:(?:for|with|where)\s+)?(?<![A-Za-z\\])(?P<name>[a-z])\s+(?:is|being|an|any|=|some|\s)*"
+        r"\s*integers?(?![A-Za-z])\s*\)?"
+    ),
+    re.compile(
+        r"[,;]?\s*\(?\s*(?:where\s+|for\s+)?(?<![A-Za-z\\])(?P<name>[a-z])\s*=\s*0\s*,\s*\\pm\s*1\s*,"
+        r"\s*\\pm\s*2\s*(?:,\s*\\pm\s*3\s*)?,?\s*(?:\\l?dots|\\cdots|\.\.\.)\s*\)?"
+    ),
+    re.compile(
+        r"[,;]?\s*\(?\s*(?:(?:for|where|with|all|any|some|every|each|\\forall)\s+)*(?<![A-Za-z\\])(?P<name>[a-z])"
+        r"\s*\\in\s*\\mathbb\s*(?:\{\s*Z\s*\}|Z)(?![\s]*[\^_])\s*\)?"
+    ),
+)
+"""Spellings of `k \\in \\mathbb{Z}` behind a value, the last one with words or brackets around it."""
+_SETS_IN_WORDS = [
+    (re.compile(f"(?i)^{pattern}$"), replacement)
+    for pattern, replacement in (
+        (r"(?:the set of )?all (?:real numbers|reals|real [a-z])", r"\\mathbb{R}"),
+        (r"all (?:real numbers|reals|real [a-z]) (?:except|other than|but)(?: for)? (?:[a-z] ?= ?)?(.+)",
+         r"\\mathbb{R} \\setminus \\{\1\\}"),
+        (r"(?:the set of )?all integers", r"\\mathbb{Z}"),
+        (r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", r"\\emptyset"),
+    )
+]  # fmt: skip
+_WITHOUT_COMMA = ("{", "|", ":", "\\mid", ",", ";", "(", "\\setminus")
 
 
 def one_spelling(text: str) -> str:
@@ -94,7 +130,39 @@ def one_spelling(text: str) -> str:
     text = _SPACE.sub(" ", _FONT.sub("", text))
     for pattern, replacement in _SYNONYMS:
         text = pattern.sub(replacement, text)
-    return " ".join(_unwrap(text).split())
+    text = " ".join(_with_declared_index(_unwrap(text)).split())
+    for pattern, replacement in _SETS_IN_WORDS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _with_declared_index(text: str) -> str:
+    r"""`2k\pi where k is an integer` as `2k\pi, k \in \mathbb{Z}`."""
+    for pattern in _INTEGERS:
+        match = pattern.search(text)
+        if match is not None and match.start() > 0:
+            before = text[: match.start()].rstrip()
+            comma = "" if before.endswith(_WITHOUT_COMMA) else ","
+            return f"{before}{comma} {match['name']} \\in \\mathbb{{Z}} {text[match.end() :]}"
+    return text
+
+
+_UNITS_IN_WORDS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS_IN_WORDS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+NUMBERS_IN_WORDS = {
+    **{word: number for number, word in enumerate(_UNITS_IN_WORDS)},
+    **{word: 10 * number for number, word in enumerate(_TENS_IN_WORDS, start=2)},
+    **{
+        f"{ten}{gap}{unit}": 10 * number + below
+        for number, ten in enumerate(_TENS_IN_WORDS, start=2)
+        for below, unit in enumerate(_UNITS_IN_WORDS[1:10], start=1)
+        for gap in "- "
+    },
+}
+"""`twelve`, `twenty-one` and their like, up to ninety-nine."""
 
 
 def _unwrap(text: str) -> str:

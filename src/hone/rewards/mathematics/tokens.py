@@ -86,8 +86,9 @@ def _next_tokens(text: str, place: int, depth: int) -> tuple[list[MathToken], in
         return [MathToken("command", re.sub(r"\s", "", match.group()))], len(match.group())
     run = _RUN.match(text, place)
     if run is not None:
-        return _letters(run.group(), spaced=place == 0 or text[place - 1] == " "), len(run.group())
-    if letter in "+-*/^_=<>()[]{}|!%,;&°$€£":
+        raised = text[place + len(run.group()) :][:1] in ("^", "_")
+        return _letters(run.group(), spaced=place == 0 or text[place - 1] == " ", raised=raised), len(run.group())
+    if letter in "+-*/^_=<>()[]{}|!%,;:&°$€£":
         return [MathToken("sign", letter)], 1
     raise MathSyntaxError(f"the sign {letter!r}")
 
@@ -116,8 +117,9 @@ def _repeating_decimal(whole: str, fixed: str, block: str) -> NumberLiteral:
     return NumberLiteral(shown + Fraction(int(block), (10 ** len(block) - 1) * 10 ** len(fixed)))
 
 
-def _letters(run: str, *, spaced: bool) -> list[MathToken]:
-    """A run of letters: a function, a constant, a word, or a product of one-letter variables such as `xy`."""
+def _letters(run: str, *, spaced: bool, raised: bool) -> list[MathToken]:
+    """A run of letters: a function, a constant, a word, or a product of one-letter variables such as `xy`. No word but
+    a unit is raised to a power."""
     if len(run) == 1:
         return [MathToken("letter", run)]
     lower = run.lower()
@@ -127,7 +129,9 @@ def _letters(run: str, *, spaced: bool) -> list[MathToken]:
         return [MathToken("command", f"\\{run}")]
     if run[:-1] in FUNCTION_NAMES:
         return [MathToken("command", f"\\{run[:-1]}"), MathToken("letter", run[-1])]
-    if len(run) > 3 - spaced or lower in _CONNECTIVES or lower in _UNIT_RUNS:
+    mixed_case = len(run) <= 4 and not (run.islower() or run.isupper() or run.istitle())  # nRT, no word
+    too_long = len(run) > 3 - (spaced and not raised) and not mixed_case
+    if too_long or (lower in _CONNECTIVES and not raised) or lower in _UNIT_RUNS:
         return [MathToken("word", run)]
     return [MathToken("letter", letter) for letter in run]
 
@@ -260,6 +264,8 @@ def split_unit(tokens: Sequence[MathToken]) -> tuple[Sequence[MathToken], Fracti
         known = _unit_factor(tokens[signs : signs + 1])
         if known is not None and _unit_factor(tokens[-1:]) is None:
             return [*tokens[:signs], *tokens[signs + 1 :]], *known
+    if sum(token.text == "°" for token in tokens) > 1:  # 30° + 360°
+        return tokens, Fraction(1), ()
     for place in range(max(1, len(tokens) - 12), len(tokens)):
         if tokens[place].kind == "letter" and not _plain_number(tokens[signs:place]):
             continue

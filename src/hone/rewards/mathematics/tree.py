@@ -1,7 +1,7 @@
 """Values that an answer may consist of: the nodes of a tree."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
@@ -38,8 +38,15 @@ class MathOperation:
 
 @dataclass(frozen=True, slots=True)
 class ValueCollection:
-    """Several values: `list` and `set` (unordered), `union` of intervals, `matrix` of `row`s, or a pair of brackets
-    such as `(]`: a tuple, or an interval with these ends."""
+    """Several values, or a set:
+
+    - `list` and `set` (unordered), `matrix` of `row`s, a pair of brackets such as `(]`: a tuple, or an interval with
+      these ends;
+    - `union`, `intersection`, `difference`, `complement` and `cartesian` product of sets; `Z`, `N`, `Q` and `C` without
+      items;
+    - `and`, `or`: comparisons that hold together, or of which one holds; `solutions`: the values that fulfil the only
+      item, a statement; `family`: the first item for all values of the indices that the others declare.
+    """
 
     kind: str
     items: tuple["MathNode", ...]
@@ -91,6 +98,23 @@ def variables(node: MathNode) -> frozenset[str]:
     return frozenset(one.name for one in walk(node) if isinstance(one, NamedSymbol)) - CONSTANTS
 
 
+def substituted(node: MathNode, values: Mapping[str, MathNode]) -> MathNode:
+    """The tree with values in the place of variables."""
+    match node:
+        case NamedSymbol(name=name):
+            return values.get(name, node)
+        case MathOperation(name=name, operands=below):
+            return MathOperation(name, tuple(substituted(one, values) for one in below))
+        case ValueCollection(kind=kind, items=below):
+            return ValueCollection(kind, tuple(substituted(one, values) for one in below))
+        case ComparisonChain(relations=relations, sides=below):
+            return ComparisonChain(relations, tuple(substituted(one, values) for one in below))
+        case MeasuredQuantity(number=number, factor=factor, dimensions=dimensions):
+            return MeasuredQuantity(substituted(number, values), factor, dimensions)
+        case NumberLiteral():
+            return node
+
+
 # --------------------------------------------------------------------------------------------------------------- limits
 
 MAX_CHARS = 2000
@@ -102,6 +126,7 @@ MAX_FACTORIAL = 200
 _TOWER = re.compile(r"\^\s*(?:[({][^(){}A-Za-z\\]*\^|-?[\d.]+\s*\^)")
 _EXPONENT = re.compile(r"\^\s*[({]?\s*-?\s*(\d+)")
 _FACTORIAL = re.compile(r"(\d+|[)}!\]])\s*!(?!=)")
+_FACTORIAL_OF_VARIABLES = re.compile(r"\((?=[^()]*(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))[^()\\]*\)\s*!(?!\s*!)")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -119,6 +144,7 @@ def why_too_large(expression: str) -> str:
         return f"a number of more than {MAX_DIGITS} digits"
     if any(int(text) > MAX_EXPONENT for text in _EXPONENT.findall(powers)):
         return f"an exponent above {MAX_EXPONENT}"
-    if any(not text.isdecimal() or int(text) > MAX_FACTORIAL for text in _FACTORIAL.findall(expression)):
+    factorials = _FACTORIAL.findall(_FACTORIAL_OF_VARIABLES.sub("", expression))
+    if any(not text.isdecimal() or int(text) > MAX_FACTORIAL for text in factorials):
         return f"a factorial of an expression, or of more than {MAX_FACTORIAL}"
     return ""
