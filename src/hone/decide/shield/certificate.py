@@ -21,11 +21,13 @@ from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError, DataError
 from hone.core.strict_json import strict_json
 from hone.decide.shield.game import (
+    NEVER,
     Bools,
     GridGame,
     StateGrid,
     WinningRegion,
     describe_values,
+    discrete_disturbances,
     grid_game,
 )
 from hone.decide.shield.guard import ActionMatcher, SensorReader, sensor_reader
@@ -112,6 +114,7 @@ class _InvariantShield:
 
 
 MAX_STEPS = 200
+MAX_FAULTS = 5
 TRIED = 12
 """Lost states from which a play is tried."""
 
@@ -159,22 +162,27 @@ def _game_counterexample(
 
 
 def _replay_play(model: ControlModel, made: GridGame, solved: WinningRegion, start: int) -> Counterexample:
+    """Trajectory by the play's actions, in which others choose what is lost soonest from the state that is reached."""
     play = made.game.losing_play(solved.rank, start, limit=MAX_STEPS)
-    moves = list(zip(play.actions, play.disturbances, strict=True))
-    corners = model.corners()
+    ranks = np.append(np.where(solved.rank == NEVER, np.iinfo(np.int64).max, solved.rank), 0)
     state = made.grid.state(start)
-    rows, taken = [list(state.values())], list[tuple[int, int]]()
-    while len(taken) < MAX_STEPS and bool(model.is_safe(dict(state))):
-        move = moves[min(len(taken), len(moves) - 1)]
-        after = {name: float(value) for name, value in model.after(dict(state), move[0], corners[move[1]]).items()}
-        if after == state:
+    rows, actions, others = [list(state.values())], list[int](), list[Mapping[str, float]]()
+    while len(actions) < MAX_STEPS and bool(model.is_safe(dict(state))):
+        action = play.actions[min(len(actions), len(play.actions) - 1)]
+        ends = [
+            {name: float(value) for name, value in model.after(dict(state), action, disturbance).items()}
+            for disturbance in made.disturbances
+        ]
+        place = int(np.argmin([ranks[made.grid.number(list(end.values()))] for end in ends]))
+        if ends[place] == state:
             break
-        state = after
-        taken.append(move)
+        state = ends[place]
+        actions.append(action)
+        others.append(made.disturbances[place])
         rows.append(list(state.values()))
     return Counterexample(
-        variables=model.variables, states=np.array(rows), actions=tuple(model.actions[move[0]] for move in taken),
-        disturbances=tuple(corners[move[1]] for move in taken), unsafe=not bool(model.is_safe(dict(state))),
+        variables=model.variables, states=np.array(rows), actions=tuple(model.actions[action] for action in actions),
+        disturbances=tuple(others), unsafe=not bool(model.is_safe(dict(state))),
     )  # fmt: skip
 
 
@@ -215,10 +223,10 @@ def _hold(
 # ---------------------------------------------------------------------------------------------------------- certificate
 
 
-CERTIFICATE_FORMAT: Final = 1
+CERTIFICATE_FORMAT: Final = 2
 GRID_ASSUMPTIONS: Final = (
     "between two decisions nothing is worse than at their ends (an invariant proves that, a game does not)",
-    "the extreme disturbances are the worst, and arithmetic is exact to 1e-9 of a cell",
+    "a value within 1e-9 of a cell's width of the next cell may count as it",
 )
 ProvedSpec = GameShieldConfig | InvariantShieldConfig
 
@@ -253,29 +261,29 @@ class ShieldCertificate:
         hold, ResourceError without z3."""
         return _checked(self, expected)[0]
 
-    def prove_claims(self) -> tuple[ControlModel, GridGame | None, Bools | None]:
-        """Prove the claims, whatever the hash says -> the model, and the game and the region of a grid.
+    def prove_claims(self) -> tuple[ControlModel, GridGame | None, Bools | None, tuple[str, ...]]:
+        """Prove the claims, whatever the hash says -> the model, the game and the region of a grid, and the claims that
+        were proved, in words.
 
         Raises UnprovedShieldError for a claim that does not hold, ResourceError without z3.
         """
         spec = self.spec
         model = checked_model(spec)
         if isinstance(spec, InvariantShieldConfig):
-            worst = _prove_conditions(spec, model)[1]
+            proved, worst = _prove_conditions(spec, model)
             if worst != self.worst:
                 raise UnprovedShieldError(f"the worst disturbance is {worst}, not {self.worst}")
-            return model, None, None
+            return model, None, None, proved
         made = grid_game(model)
         region = _unpacked(self.region, len(made.game.safe))
-        _prove_region(spec, model, made, region)
-        return model, made, region
+        return model, made, region, _prove_region(spec, model, made, region)
 
     def open(self, features: Sequence[str], *, expected: str = "") -> _GridShield | _InvariantShield:
         """Shield of a certificate for contexts with these features, after every claim was proved again.
 
         Raises as `check`, and ConfigError for a sensor that is none of the features.
         """
-        model, made, region = _checked(self, expected)
+        model, made, region, _ = _checked(self, expected)
         spec = self.spec
         reader = sensor_reader(model.variables, features)
         matcher = ActionMatcher(model.actions, spec.fallback)
@@ -305,18 +313,18 @@ def certify(spec: ProvedSpec) -> ShieldCertificate:
     model = checked_model(spec)
     if isinstance(spec, GameShieldConfig):
         made = grid_game(model)
-        solved = made.game.winning_region()
+        solved = made.game.winning_region(made.grid.closed)
         proved = _prove_region(spec, model, made, solved.winning, solved=solved)
         return _hashed(
             ShieldCertificate(
                 spec=spec,
-                assumed=(*_assumptions(model), *GRID_ASSUMPTIONS),
+                assumed=_assumptions(spec, model),
                 proved=proved,
                 region=_packed(solved.winning),
             )
         )
     proved, worst = _prove_conditions(spec, model)
-    return _hashed(ShieldCertificate(spec=spec, assumed=_assumptions(model), proved=proved, worst=worst))
+    return _hashed(ShieldCertificate(spec=spec, assumed=_assumptions(spec, model), proved=proved, worst=worst))
 
 
 def checked_model(spec: ProvedSpec) -> ControlModel:
@@ -327,10 +335,14 @@ def checked_model(spec: ProvedSpec) -> ControlModel:
     return model
 
 
-def _assumptions(model: ControlModel) -> tuple[str, ...]:
+def _assumptions(spec: ProvedSpec, model: ControlModel) -> tuple[str, ...]:
     """What a proof takes for granted, in sentences."""
+    game = isinstance(spec, GameShieldConfig)
+    discrete = discrete_disturbances(model) if game else {}
     bounds = [
-        f"{name} is between {one.low:g} and {one.high:g}, chosen by others as they like"
+        f"{name} is one of {', '.join(f'{value:.9g}' for value in discrete[name])}, chosen by others as they like"
+        if name in discrete
+        else f"{name} is between {one.low:.9g} and {one.high:.9g}, chosen by others as they like"
         for name, one in model.config.disturbances.items()
     ]
     moves = [f"{name} after a step is {expression.text}" for name, expression in model.next.items()]
@@ -340,6 +352,7 @@ def _assumptions(model: ControlModel) -> tuple[str, ...]:
         *bounds, *moves, *parts, *numbers,
         f"a decision is made every {model.config.step_s:g} s and carried out at once",
         "sensors tell the state exactly, or on the dangerous side of it",
+        *(GRID_ASSUMPTIONS if game else ()),
     )  # fmt: skip
 
 
@@ -355,19 +368,19 @@ def _prove_region(
 
     One pass over all cells: it is not solved again but to find a counterexample. Raises UnprovedShieldError.
     """
-    if made.order_faults:
-        raise UnprovedShieldError(
-            *(f"the grid does not cover the model: {fault}" for fault in made.order_faults[:3]),
-            "mark the side of each variable that is worse, or `neither` for one that takes values of the grid only",
-        )
+    if made.faults:
+        raise UnprovedShieldError(*made.faults[:MAX_FAULTS])
     if not region.any():
-        raise UnprovedShieldError("no state of the grid is safe forever: give the system more room or weaker bounds")
+        raise UnprovedShieldError(
+            "the grid does not cover the model: no state of the grid is safe forever by the bounds of its cells; give "
+            "the system more room, weaker disturbances or smaller steps, and mark each variable's side that is worse"
+        )
     if gaps := made.grid.closure_faults(region, "the region"):
         raise UnprovedShieldError(*gaps)
     fallback = model.actions.index(spec.fallback)
     faults = made.game.region_faults(region, fallback=fallback)
     if len(faults):
-        counterexample = _game_counterexample(model, made, solved or made.game.winning_region(), region)
+        counterexample = _game_counterexample(model, made, solved or made.game.winning_region(made.grid.closed), region)
         raise UnprovedShieldError(
             _failed(
                 f"{spec.fallback} may leave the region of {int(region.sum())} states from {len(faults)} of them, for "
@@ -379,7 +392,7 @@ def _prove_region(
         f"{int(region.sum())} of {len(region)} states are safe forever, whatever others do within their bounds",
         f"{spec.fallback} keeps each of them safe, so that a shield that is late or blind may take it",
         f"{model.safe.text} holds in each of them at the end of every step",
-        "a more dangerous cell leads to a more dangerous one, so that a state between cells is covered",
+        "each step is bounded over whole cells and all disturbances at once, so that a state between cells is covered",
     )
 
 
@@ -410,7 +423,9 @@ def _failed(words: str, found: Counterexample | None) -> str:
 # --------------------------------------------------------------------------------------------------- opening
 
 
-def _checked(certificate: ShieldCertificate, expected: str) -> tuple[ControlModel, GridGame | None, Bools | None]:
+def _checked(
+    certificate: ShieldCertificate, expected: str
+) -> tuple[ControlModel, GridGame | None, Bools | None, tuple[str, ...]]:
     own = _digest(certificate)
     if certificate.sha256 != own:
         raise DataError(
@@ -422,7 +437,18 @@ def _checked(certificate: ShieldCertificate, expected: str) -> tuple[ControlMode
             f"the certificate has sha256 {own[:16]}..., the service expects {expected[:16]}...: name the certificate "
             "that was approved, or approve this one by its sha256"
         )
-    return certificate.prove_claims()
+    checked = certificate.prove_claims()
+    words = (("assumed", certificate.assumed, _assumptions(certificate.spec, checked[0])),
+             ("proved", certificate.proved, checked[3]))  # fmt: skip
+    for name, written, right in words:
+        for place in range(max(len(written), len(right))):
+            pair = [lines[place] if place < len(lines) else "nothing" for lines in (written, right)]
+            if pair[0] != pair[1]:
+                raise DataError(
+                    f"the certificate says under {name}[{place}]: {pair[0]!r:.300}; its proof says {pair[1]!r:.300}: "
+                    "its text is not that of its proof; prove the shield again from its source"
+                )
+    return checked
 
 
 # --------------------------------------------------------------------------------------------------- the file
@@ -436,7 +462,10 @@ def read_certificate(path: Path) -> ShieldCertificate:
         raise DataError(f"{path}: {error}; make it with `hone shield FILE.toml`") from None
     values = cast("dict[str, object]", document) if isinstance(document, dict) else dict[str, object]()
     if values.get("format") != CERTIFICATE_FORMAT:
-        raise DataError(f"{path}: not a certificate of a shield of format {CERTIFICATE_FORMAT}")
+        raise DataError(
+            f"{path}: not a certificate of a shield of format {CERTIFICATE_FORMAT}; one of an earlier format is proved "
+            "again by `hone shield FILE.toml`"
+        )
     try:
         return _from_document(values, place=str(path))
     except (KeyError, TypeError, AttributeError) as error:

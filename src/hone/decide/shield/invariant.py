@@ -8,6 +8,7 @@ worst disturbance v (an extreme one), any other w within its bounds, and any tim
     order       I(s) implies that next(s, u, w, dt) is no more dangerous than next(s, u, v, dt), for every action u
     closed      a state that is no more dangerous than one of I is in I; so for safe
     between     I(s) and I(next(s, u, v, step)) imply safe(next(s, u, v, dt)), for every action u
+    divisors    no divisor is 0 where its value is used: in I(s), in next(s, u, w, dt) and in safe
 
 The first two say that the fallback keeps a state of I safe forever. The others say that an action u may be judged by
 its outcome under v alone, one step later. A claim is proved by showing that its negation has no solution. "More
@@ -21,6 +22,7 @@ from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 from hone.core.errors import ConfigError, ErrorCollector, ResourceError
+from hone.decide.shield.formulas import divisions, next_trees, safe_tree
 from hone.decide.shield.game import describe_values
 from hone.decide.shield.model import (
     DURATION,
@@ -53,7 +55,7 @@ class InvariantModel:
         """Prove the claims one after another, up to the first that fails. Raises ResourceError without z3."""
         z3 = _z3()
         results: list[ClaimResult] = []
-        for claim in (*_claims_of_fallback(z3, self), *_claims_of_order(z3, self)):
+        for claim in (*_claims_of_divisors(z3, self), *_claims_of_fallback(z3, self), *_claims_of_order(z3, self)):
             results.append(_prove(z3, self, claim, timeout_s))
             if not results[-1].proved:
                 return _InvariantProof(claims=tuple(results))
@@ -99,7 +101,7 @@ def invariant_model(model: ControlModel, invariant: Sequence[str], fallback: int
     parsed: list[ShieldExpression] = []
     for number, text in enumerate(invariant):
         try:
-            parsed.append(parse_expression(text, place=f"invariant[{number}]", known=known))
+            parsed.append(parse_expression(text, place=f"invariant[{number}]", known=known, condition=True))
         except ConfigError as fault:
             faults.extend(fault.messages)
     faults.raise_if_any()
@@ -131,6 +133,27 @@ def _symbols(z3: Z3Module, model: ControlModel) -> _Symbols:
         disturbance={name: z3.Real(name) for name in model.disturbances},
         duration=z3.Real(DURATION),
     )
+
+
+def _claims_of_divisors(z3: Z3Module, asked: InvariantModel) -> Iterator[_Claim]:
+    """z3 gives x / 0 any value it likes, and a processor gives it an infinity: neither may decide."""
+    model, of = asked.model, _symbols(z3, asked.model)
+    values = {**_constants(z3, model), **of.state, **of.disturbance, DURATION: of.duration}
+    places = [(f"invariant[{number}]", one.tree, 0, number) for number, one in enumerate(asked.invariant)]
+    places.append(("safe", safe_tree(model), 0, len(asked.invariant)))
+    for action, trees in enumerate(next_trees(model)):
+        places += [(f"next.{name}", tree, action, len(asked.invariant)) for name, tree in trees.items()]
+    seen = set[tuple[str, tuple[ExpressionNode, ...]]]()
+    for place, tree, action, known in places:
+        for division in divisions(tree):
+            if (division.words, division.path) in seen:
+                continue
+            seen.add((division.words, division.path))
+            formulas = [translate_expression(z3, one, values) for one in division.path]
+            divisor = translate_expression(z3, division.divisor, values)
+            yield _Claim(words=f"{place}: the divisor of {division.words} is not 0 where it is used", action=action,
+                         assumptions=[*_invariant(z3, asked, of.state)[:known], *formulas],
+                         conclusion=divisor != _number(z3, 0.0))  # fmt: skip
 
 
 def _claims_of_fallback(z3: Z3Module, asked: InvariantModel) -> Iterator[_Claim]:

@@ -28,6 +28,7 @@ from hone.core.errors import ConfigError, ErrorCollector, did_you_mean
 
 Values = NDArray[np.float64] | NDArray[np.bool_] | float | bool
 FUNCTIONS: Final = ("abs", "max", "min")
+COMPARISONS: Final = ("<", "<=", ">", ">=", "==", "!=")
 MAX_POWER: Final = 8
 MAX_CHARACTERS: Final = 2_000
 MAX_DEPTH: Final = 60
@@ -69,6 +70,8 @@ class ShieldExpression:
 
     text: str
     tree: ExpressionNode
+    condition: bool
+    """True for a condition, False for a number."""
 
     def names(self) -> frozenset[str]:
         """Names that the expression reads."""
@@ -80,24 +83,39 @@ class ShieldExpression:
             return _value(self.tree, values)
 
     def holds(self, values: Mapping[str, float]) -> bool:
-        """Truth for finite numbers. Raises FloatingPointError for a division by 0 or a number out of range."""
-        with np.errstate(divide="raise", over="raise", invalid="raise"):
-            return bool(_value(self.tree, values))
+        """Truth for finite numbers. Raises FloatingPointError, which names the expression, for a division by 0 or a
+        number out of range."""
+        try:
+            with np.errstate(divide="raise", over="raise", invalid="raise"):
+                return bool(_value(self.tree, values))
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error} in `{self.text}`") from None
 
 
-def parse_expression(text: str, *, place: str, known: frozenset[str] | None = None) -> ShieldExpression:
-    """Parse `text`. Raises ConfigError that names `place`, for anything outside the grammar and for names not in
-    `known`."""
+def parse_expression(
+    text: str,
+    *,
+    place: str,
+    known: frozenset[str] | None = None,
+    condition: bool | None = None,
+    conditions: frozenset[str] = frozenset(),
+) -> ShieldExpression:
+    """Parse `text`. Raises ConfigError that names `place`, for anything outside the grammar, for names not in `known`,
+    and for a number where a `condition` is wanted or the other way round; `conditions` are names of conditions."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{place}: {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
     try:
         tree = _node(ast.parse(text.strip(), mode="eval").body)
+        kind = _is_condition(tree, conditions)
+        if condition is not None and kind != condition:
+            wanted = "a condition is wanted, such as `x >= 0`" if condition else "a number is wanted"
+            raise ValueError(f"{'a condition' if kind else 'a number'}, where {wanted}")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ConfigError(f"{place} = {text!r}: {why}") from None
     if (depth := _depth(tree)) > MAX_DEPTH:
         raise ConfigError(f"{place}: {depth} operations inside each other, at most {MAX_DEPTH} are allowed")
-    parsed = ShieldExpression(text=text.strip(), tree=tree)
+    parsed = ShieldExpression(text=text.strip(), tree=tree, condition=kind)
     unknown = sorted(parsed.names() - known) if known is not None else []
     if unknown:
         hint = did_you_mean(unknown[0], sorted(known or ()))
@@ -136,6 +154,8 @@ def _arithmetic(kind: str, left: ExpressionNode, right: ExpressionNode) -> Expre
     whole = isinstance(right, NumberNode) and right.value in range(MAX_POWER + 1)
     if kind == "**" and not whole:
         raise ValueError(f"a power must be a whole number from 0 to {MAX_POWER}")
+    if kind == "/" and isinstance(right, NumberNode) and right.value == 0:
+        raise ValueError("a division by 0")
     return OperationNode(kind, (left, right))
 
 
@@ -148,6 +168,24 @@ def _comparison(node: ast.Compare) -> ExpressionNode:
             raise ValueError("comparisons are < <= > >= == !=")
         parts.append(OperationNode(_SIGNS[type(op)], (left, right)))
     return parts[0] if len(parts) == 1 else OperationNode("and", tuple(parts))
+
+
+def _is_condition(node: ExpressionNode, conditions: frozenset[str]) -> bool:
+    """True for a condition. Raises ValueError for a number used as one, or a condition used as a number."""
+    if not isinstance(node, OperationNode):
+        return isinstance(node, NameNode) and node.name in conditions
+    kinds = [_is_condition(one, conditions) for one in node.operands]
+    if node.kind == "if":
+        if not kinds[0]:
+            raise ValueError("a number between `if` and `else`, where a condition is wanted")
+        if kinds[1] != kinds[2]:
+            raise ValueError("`if` chooses between a number and a condition")
+        return kinds[1]
+    logical = node.kind in ("and", "or", "not")
+    if any(kind != logical for kind in kinds):
+        raise ValueError(f"`{node.kind}` needs {'conditions' if logical else 'numbers'}; write `1 if C else 0` for the "
+                         "number of a condition C")  # fmt: skip
+    return logical or node.kind in COMPARISONS
 
 
 def _names(node: ExpressionNode) -> set[str]:
@@ -324,12 +362,15 @@ def control_model(config: ControlModelConfig) -> ControlModel:
     constants = frozenset(config.constants)
     known = constants | set(config.variables)
 
-    def parse(text: str, place: str, names: frozenset[str]) -> ShieldExpression:
+    def parse(text: str, place: str, names: frozenset[str], *, condition: bool | None = False) -> ShieldExpression:
+        conditions = frozenset(name for name, one in let.items() if one.condition)
         try:
-            return parse_expression(text, place=place, known=names)
+            return parse_expression(text, place=place, known=names, condition=condition, conditions=conditions)
         except ConfigError as fault:
             faults.extend(fault.messages)
             return parse_expression("0", place=place)
+
+    let: dict[str, ShieldExpression] = {}
 
     values: list[dict[str, float]] = []
     for action, texts in config.actions.items():
@@ -338,12 +379,11 @@ def control_model(config: ControlModelConfig) -> ControlModel:
         if missing := sorted(columns - set(texts)):
             faults.add(f"actions.{action}: no value for {', '.join(missing)}, which another action has")
     scope = frozenset(known | columns | set(config.disturbances) | {DURATION})
-    let: dict[str, ShieldExpression] = {}
     for name, text in config.let.items():
-        let[name] = parse(text, f"let.{name}", scope | frozenset(let))
+        let[name] = parse(text, f"let.{name}", scope | frozenset(let), condition=None)
     scope |= frozenset(let)
     after = {name: parse(text, f"next.{name}", scope) for name, text in config.next.items()}
-    safe = parse(config.safe, "safe", frozenset(known))
+    safe = parse(config.safe, "safe", frozenset(known), condition=True)
     faults.raise_if_any()
     return ControlModel(
         config=config, constants=dict(config.constants), variables=tuple(config.variables),
@@ -355,7 +395,7 @@ def control_model(config: ControlModelConfig) -> ControlModel:
 def _number(expression: ShieldExpression, config: ControlModelConfig, place: str, faults: ErrorCollector) -> float:
     value = float(expression.over(dict(config.constants)))
     if not np.isfinite(value):
-        faults.add(f"{place} = {expression.text!r} is {value}")
+        faults.add(f"{place} = {expression.text!r} is {value}: a division by 0, or a number out of range")
     return value
 
 

@@ -76,7 +76,7 @@ def rule_shield(config: RuleShieldConfig, features: Sequence[str]) -> _RuleShiel
                 f"rules[{number}].actions: {config.fallback} is the fallback, which must be allowed in every state"
             )
         try:
-            condition = parse_expression(rule.only_if, place=f"rules[{number}].only_if", known=known)
+            condition = parse_expression(rule.only_if, place=f"rules[{number}].only_if", known=known, condition=True)
         except ConfigError as fault:
             faults.extend(fault.messages)
         else:
