@@ -1,15 +1,18 @@
 """Logs of Vowpal Wabbit and of Azure Personalizer in the decision log: estimates and learners read them as any other.
 
 A cost is a negative reward. Probabilities are those that were logged; a decision without one is refused by its line,
-as no estimate can weight it.
+as no estimate can weight it. Lines are read as Vowpal Wabbit 9.11 reads them, or refused: it reads a probability of 1.5
+as 1, a label that touches the bar as a tag, and nothing of what contradicts a label.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -23,6 +26,12 @@ from hone.decide.log.protocol import DecisionLog
 
 SparseFeatures = dict[str, float]
 """Values by name, `namespace.name`; a text value is a category, `namespace.name=text`, of value 1."""
+
+
+_Text = TypeVar("_Text")
+_LeftOut = Literal["unlabelled", "skipped"]
+SLACK: Final = 1e-3
+"""Relative difference of two probabilities that is rounding."""
 
 
 class _VwLineError(ValueError):
@@ -51,94 +60,190 @@ class _VwExample:
 
 @dataclass(slots=True)
 class _VwFaults:
-    """Lines that cannot be read, and lines without a label."""
+    """Lines that cannot be read, and lines that are left out."""
 
     messages: list[str] = field(default_factory=list[str])
-    unlabelled: int = 0
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    """Number of lines by the reason: `unlabelled`, `skipped`."""
 
 
-def _parse_text(lines: Iterable[str], faults: _VwFaults) -> Iterator[_VwExample]:
+@dataclass(frozen=True, slots=True)
+class _TextLine:
+    """A line of the text formats."""
+
+    number: int
+    words: tuple[str, ...]
+    """Words of the label; a tag is none of them."""
+    features: str
+    """The first bar and what follows."""
+
+    def labels(self) -> list[tuple[int, float, float]]:
+        """Actions with a cost. Raises _VwLineError for one without a probability, and for other forms."""
+        return [_label(word) for word in self.words if ":" in word]
+
+
+_OTHER_FORMATS: Final = {"ccb": "conditional contextual bandits", "slates": "slates", "ca": "continuous actions"}
+VwFormat = Literal["text", "cb", "cb_adf", "dsjson"]
+
+
+def _parse_text(lines: Iterable[str], faults: _VwFaults, kind: VwFormat) -> Iterator[_VwExample]:
     """Examples of the text formats; an example of several lines ends with an empty line."""
-    block: list[tuple[int, str]] = []
-    for number, line in enumerate(lines, start=1):
+    block: list[_TextLine] = []
+    broken = False
+    for number, line in enumerate((*lines, ""), start=1):
         text = line.strip()
-        if text and not text.startswith("#"):
-            multi = bool(block) or text.startswith(("shared ", "|")) or text.startswith("0:")
-            if multi:
-                block.append((number, text))
-            else:
-                yield from _sound(_single, [(number, text)], faults)
-        elif block:
-            yield from _sound(_multi, block, faults)
-            block = []
-    if block:
-        yield from _sound(_multi, block, faults)
+        if text.startswith("#"):
+            continue
+        if text:
+            try:
+                block.append(_text_line(number, text))
+            except _VwLineError as error:
+                faults.messages.append(f"line {number}: {error}")
+                broken = True
+        else:
+            if block and not (broken and any("shared" in one.words for one in block)):
+                yield from _block_examples(block, faults, kind)
+            block, broken = [], False
+
+
+def _text_line(number: int, text: str) -> _TextLine:
+    """Split a line as Vowpal Wabbit does: a last word that touches the bar, or begins with ', is a tag."""
+    head, bar, rest = text.partition("|")
+    if "\t" in head:
+        raise _VwLineError("a tab before the bar: Vowpal Wabbit reads no label before it; write spaces")
+    words = head.split(" ")
+    tag = words.pop() if words[-1] else ""
+    words = [word for word in words if word]
+    if words and not tag and words[-1].startswith("'"):
+        tag = words.pop()
+    if tag == "shared" or (":" in tag and not tag.startswith("'")):
+        raise _VwLineError(f"{tag!r:.60} touches the {'bar' if bar else 'end'}: to Vowpal Wabbit it is a tag, not "
+                           "a label; write a space and a bar after it")  # fmt: skip
+    if words and words[0] in _OTHER_FORMATS:
+        raise _VwLineError(f"{words[0]}: {_OTHER_FORMATS[words[0]]} are not converted, contextual bandits alone are")
+    return _TextLine(number, tuple(words), bar + rest)
+
+
+def _block_examples(block: Sequence[_TextLine], faults: _VwFaults, kind: VwFormat) -> Iterator[_VwExample]:
+    """Examples of consecutive lines: one of several lines (ADF), or one of each."""
+    first, counts = block[0], [sum(word.count(":") == 2 for word in line.words) for line in block]
+    labelled = sum(map(bool, counts))
+    zero = any(word.startswith("0:") for line in block for word in line.words)
+    shared = any("shared" in line.words for line in block)
+    adf = kind == "cb_adf" or (kind == "text" and (shared or labelled == 0 or (zero and labelled == 1)))
+    if kind == "text" and not adf and labelled == 1 and len(block) > 1:
+        faults.messages.append(
+            f"line {first.number}: {len(block)} lines without `shared` and with one label are one decision of "
+            f'kind = "cb_adf", or {len(block)} of kind = "cb": name the kind'
+        )  # fmt: skip
+    elif adf:
+        yield from _sound(_multi, block, faults, first.number)
+    else:
+        for line in block:
+            yield from _sound(_single, line, faults, line.number)
 
 
 def _parse_dsjson(lines: Iterable[str], faults: _VwFaults) -> Iterator[_VwExample]:
     """Examples of DSJSON, one object a line; lines that only hold a late outcome are not examples."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield from _sound(_dsjson, [(number, line)], faults)
+            yield from _sound(partial(_dsjson, number), line, faults, number)
 
 
 def _sound(
-    parse: Callable[[Sequence[tuple[int, str]]], _VwExample | None], block: Sequence[tuple[int, str]], faults: _VwFaults
+    parse: Callable[[_Text], _VwExample | _LeftOut], text: _Text, faults: _VwFaults, number: int
 ) -> Iterator[_VwExample]:
     try:
-        example = parse(block)
+        example = parse(text)
     except _VwLineError as error:
-        faults.messages.append(f"line {block[0][0]}: {error}")
+        faults.messages.append(f"line {number}: {error}")
         return
-    if example is None:
-        faults.unlabelled += 1
-    else:
+    if isinstance(example, _VwExample):
         yield example
+    else:
+        faults.left_out[example] += 1
 
 
-def _single(block: Sequence[tuple[int, str]]) -> _VwExample | None:
+def _single(line: _TextLine) -> _VwExample | _LeftOut:
     """`action:cost:probability | features`, actions from 1."""
-    number, text = block[0]
-    labels, _, rest = text.partition("|")
-    labelled = [label for label in labels.split() if label.count(":") == 2]
+    if "shared" in line.words:
+        raise _VwLineError('`shared` belongs to decisions of several lines: kind = "cb_adf"')
+    labelled, shared = line.labels(), _features(line.features)
     if not labelled:
-        return None
+        return "unlabelled"
     if len(labelled) > 1:
         raise _VwLineError(f"{len(labelled)} labelled actions; a decision executed one")
-    action, cost, probability = _label(labelled[0])
+    action, cost, probability = labelled[0]
     if action < 1:
         raise _VwLineError(f"action {action}; actions are numbered from 1")
-    shared = _features("|" + rest)
     return _VwExample(
-        line=number, shared=shared, actions=(), executed=action - 1, cost=cost, probability=probability
+        line=line.number, shared=shared, actions=(), executed=action - 1, cost=cost, probability=probability
     )  # fmt: skip
 
 
-def _multi(block: Sequence[tuple[int, str]]) -> _VwExample | None:
-    """`shared | features`, then a line for each action; that of the executed one has the label."""
-    shared: SparseFeatures = {}
-    actions: list[SparseFeatures] = []
-    labels: list[tuple[int, tuple[int, float, float]]] = []
-    for _, text in block:
-        head, bar, rest = text.partition("|")
-        words = head.split()
-        if words and words[0] == "shared":
-            shared = _features(bar + rest)
-            continue
-        labels += [(len(actions), _label(word)) for word in words if word.count(":") == 2]
-        actions.append(_features(bar + rest))
+def _multi(block: Sequence[_TextLine]) -> _VwExample | _LeftOut:
+    """`shared | features`, which may be left out, then a line for each action; that of the executed one has the
+    label. Its place counts, and the number in the label does not."""
+    first = block[0]
+    has_shared = bool(first.words) and first.words[0] == "shared"
+    for line in block[has_shared:]:
+        if any(word == "shared" or word.startswith("shared:") for word in line.words):
+            raise _VwLineError(f"`shared` in line {line.number}: it is the first line of a decision, and has no cost")
+    if has_shared and (len(first.words) > 1 or len(block) == 1):
+        raise _VwLineError(f"`shared` with {' '.join(first.words[1:]) or 'no action after it'!r:.60}")
+    shared = _features(first.features) if has_shared else {}
+    lines = block[has_shared:]
+    actions = [_features(line.features) for line in lines]
+    labels = [(place, label) for place, line in enumerate(lines) for label in line.labels()]
     if not labels:
-        return None
+        return "unlabelled"
     if len(labels) > 1:
         raise _VwLineError(f"{len(labels)} labelled actions; a decision executed one")
     place, (_, cost, probability) = labels[0]
     return _VwExample(
-        line=block[0][0], shared=shared, actions=actions, executed=place, cost=cost, probability=probability
+        line=first.number, shared=shared, actions=actions, executed=place, cost=cost, probability=probability
     )  # fmt: skip
 
 
-def _dsjson(block: Sequence[tuple[int, str]]) -> _VwExample | None:
-    number, text = block[0]
+_OTHER_KEYS: Final = ("_outcomes", "_label_ca", "_label", "_slots")
+
+
+def _dsjson(number: int, text: str) -> _VwExample | _LeftOut:
+    fields = _dsjson_fields(text)
+    context, skipped = fields.get("c"), fields.get("_skipLearn", False)
+    if skipped is True:
+        return "skipped"
+    if context is None or fields.get("_label_cost") is None:
+        return "unlabelled"
+    if skipped is not False:
+        raise _VwLineError(f"_skipLearn = {skipped!r:.40} is neither true nor false")
+    if _number(fields.get("pdrop", 0)) != 0:
+        raise _VwLineError(f"pdrop = {fields['pdrop']}: Vowpal Wabbit weights this line by 1 / (1 - pdrop), as lines "
+                           "like it were dropped, and a decision log has no weights")  # fmt: skip
+    if not isinstance(context, dict) or not isinstance(fields.get("a"), list) or not isinstance(fields.get("p"), list):
+        raise _VwLineError("c must be an object, a and p lists")
+    features = cast("dict[str, object]", context)
+    multi = features.get("_multi")
+    if not isinstance(multi, list) or not multi:
+        raise _VwLineError("c has no list _multi of actions, so that Vowpal Wabbit reads no decision")
+    executed, probability, count = _logged_choice(fields, len(cast("list[object]", multi)))
+    state = fields.get("VWState")
+    version = cast("dict[str, object]", state).get("m", "") if isinstance(state, dict) else ""
+    return _VwExample(
+        line=number,
+        shared=_flattened({name: one for name, one in features.items() if name == "_text" or name[:1] != "_"}, ""),
+        actions=[_flattened(one, "") for one in cast("list[object]", multi)],
+        executed=executed,
+        cost=_number(fields["_label_cost"]),
+        probability=probability,
+        count=count,
+        event=str(fields.get("EventId", "")),
+        version=str(version),
+        at_s=_seconds(fields.get("Timestamp")),
+    )
+
+
+def _dsjson_fields(text: str) -> dict[str, object]:
     try:
         value = strict_json(text)
     except ValueError as error:
@@ -146,34 +251,54 @@ def _dsjson(block: Sequence[tuple[int, str]]) -> _VwExample | None:
     if not isinstance(value, dict):
         raise _VwLineError("not an object")
     fields = cast("dict[str, object]", value)
-    context, numbers, chances = fields.get("c"), fields.get("a"), fields.get("p")
-    if context is None or "_label_cost" not in fields:
-        return None
-    if not isinstance(context, dict) or not isinstance(numbers, list) or not isinstance(chances, list):
-        raise _VwLineError("c must be an object, a and p lists")
-    features = cast("dict[str, object]", context)
-    multi = features.get("_multi", [])
-    executed, ranked = _number(fields.get("_label_Action", _first(numbers))), cast("list[object]", chances)
-    probability = _number(fields.get("_label_probability", _first(ranked)))
-    state = fields.get("VWState")
-    version = cast("dict[str, object]", state).get("m", "") if isinstance(state, dict) else ""
-    return _VwExample(
-        line=number,
-        shared=_flattened({name: one for name, one in features.items() if not name.startswith("_")}, ""),
-        actions=[_flattened(one, "") for one in cast("list[object]", multi)] if isinstance(multi, list) else (),
-        executed=int(executed) - 1,
-        cost=_number(fields["_label_cost"]),
-        probability=probability,
-        count=len(numbers),
-        event=str(fields.get("EventId", "")),
-        version=str(version),
-        at_s=_seconds(fields.get("Timestamp")),
-    )
+    context = fields.get("c")
+    inner = cast("dict[str, object]", context) if isinstance(context, dict) else {}
+    others = [name for name in _OTHER_KEYS if name in fields or name in inner]
+    if others and fields.get("_skipLearn") is not True:
+        raise _VwLineError(f"{others[0]}: decisions of several slots, of continuous actions and labels of other forms "
+                           "are not converted")  # fmt: skip
+    return fields
+
+
+def _logged_choice(fields: Mapping[str, object], count: int) -> tuple[int, float, int]:
+    """Executed action from 0, its probability, and the number of actions. Raises _VwLineError where two places of the
+    line contradict each other: the lists `a` and `p`, `_multi`, and the keys of the label."""
+    numbers = [_number(one) for one in cast("list[object]", fields["a"])]
+    chances = [_number(one) for one in cast("list[object]", fields["p"])]
+    if sorted(numbers) != list(range(1, len(numbers) + 1)) or len(numbers) != count:
+        raise _VwLineError(f"a = {fields['a']!r:.60} are not the numbers from 1 to {count} of the actions in _multi")
+    if len(chances) != count or min(chances) < 0 or abs(sum(chances) - 1) > SLACK:
+        raise _VwLineError(
+            f"p = {fields['p']!r:.60} is no distribution over {count} actions; its sum is {sum(chances):.6g}"
+        )
+    if not fields.keys() & {"_label_Action", "_labelIndex"} or "_label_probability" not in fields:
+        raise _VwLineError("a cost without _label_Action or _labelIndex, and _label_probability")
+    action = _number(fields.get("_label_Action", numbers[0]))
+    if "_labelIndex" in fields:
+        place = _number(fields["_labelIndex"])
+        if "_label_Action" in fields and action != place + 1:
+            raise _VwLineError(f"_label_Action = {action:g} and _labelIndex = {place:g} name two actions; "
+                               "_labelIndex counts from 0")  # fmt: skip
+        action = place + 1
+    if action not in numbers:
+        raise _VwLineError(f"action {action:g} of {count}")
+    listed = chances[numbers.index(action)]
+    probability = _number(fields["_label_probability"])
+    if abs(probability - listed) > SLACK * max(probability, listed):
+        raise _VwLineError(
+            f"_label_probability = {probability:g} contradicts p, where action {action:g} has {listed:g}"
+        )
+    return int(action) - 1, probability, count
 
 
 def _label(text: str) -> tuple[int, float, float]:
-    action, cost, probability = text.split(":")
+    parts = text.split(":")
+    if len(parts) == 2:
+        raise _VwLineError(f"label {text!r:.60} has no probability, without which no estimate can weight it")
     try:
+        action, cost, probability = parts
+        if "_" in text:  # which Python reads as a part of a number
+            raise ValueError
         return int(action), float(cost), float(probability)
     except ValueError:
         raise _VwLineError(f"label {text!r:.60} is not action:cost:probability") from None
@@ -192,6 +317,8 @@ def _features(text: str) -> SparseFeatures:
             factor = 1.0
         for word in words:
             name, colon, value = word.rpartition(":") if ":" in word else (word, "", "")
+            if not name:
+                raise _VwLineError(f"feature {word!r:.40} has no name")
             key = f"{space}.{name}" if space else name
             features[key] = features.get(key, 0.0) + factor * (_value(value) if colon else 1.0)
     return features
@@ -203,6 +330,10 @@ def _flattened(value: object, name: str) -> SparseFeatures:
         case dict():
             items = cast("dict[str, object]", value).items()
             inner = [_flattened(one, f"{name}.{key}" if name else key) for key, one in items if key[:1] != "_"]
+            texts = [str(one).split() for key, one in items if key == "_text"]
+            inner += [
+                {f"{name}.{word}" if name else word: float(words.count(word)) for word in words} for words in texts
+            ]
             return {key: one for some in inner for key, one in some.items()}
         case list():
             inner = [_flattened(one, f"{name}.{place}") for place, one in enumerate(cast("list[object]", value))]
@@ -219,16 +350,12 @@ def _flattened(value: object, name: str) -> SparseFeatures:
 
 def _value(text: str) -> float:
     try:
-        number = float(text)
+        number = float("" if "_" in text else text)
     except ValueError:
         raise _VwLineError(f"feature value {text!r:.40} is no number") from None
     if not math.isfinite(number):
         raise _VwLineError(f"feature value {text} is not finite")
     return number
-
-
-def _first(values: Sequence[object]) -> object:
-    return values[0] if values else None
 
 
 def _number(value: object) -> float:
@@ -252,7 +379,6 @@ def _seconds(value: object) -> float:
 # ------------------------------------------------------------------------------------------------------------ vw import
 
 
-VwFormat = Literal["text", "dsjson"]
 MAX_FEATURES: Final = 2000
 _SHOWN: Final = 20
 _BATCH: Final = 1000
@@ -270,23 +396,30 @@ class _VwLog:
     """Names of the actions' features; empty: actions are told apart by their numbers."""
     unlabelled: int
     """Examples without a label: nothing was executed, or its cost never came."""
+    skipped: int
+    """Lines with `_skipLearn`, which Vowpal Wabbit leaves out."""
 
 
 def read_vw_log(path: Path, *, kind: VwFormat, tenant: str = "default", start_s: float = 0.0) -> _VwLog:
-    """Convert a file: `text` of `--cb` or `--cb_explore_adf`, or `dsjson`.
+    """Convert a file: `cb` is the text of `--cb`, `cb_adf` that of `--cb_explore_adf`, `text` whichever of these a
+    block of lines can only be, and `dsjson` the logs of Azure Personalizer.
 
-    Examples without a time are a second apart from `start_s` on. Raises DataError with every line that cannot be read
-    or has a probability outside of (0, 1]; then nothing was converted.
+    Examples without a time are a second apart from `start_s` on. Raises DataError with every line that cannot be read,
+    contradicts itself or has a probability outside of (0, 1]; then nothing was converted.
     """
     faults = _VwFaults()
-    parse = _parse_dsjson if kind == "dsjson" else _parse_text
     try:
-        with path.open(encoding="utf-8") as file:
-            examples = list(parse(file, faults))
+        with path.open(encoding="utf-8-sig") as file:
+            examples = list(_parse_dsjson(file, faults) if kind == "dsjson" else _parse_text(file, faults, kind))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: {error}") from None
     count = max((one.count or one.executed + 1 for one in examples), default=0)
     faults.messages += [f"line {one.line}: {words}" for one in examples for words in _example_faults(one)]
+    lines = {one.event: one.line for one in reversed(examples) if one.event}
+    faults.messages += [
+        f"line {one.line}: EventId {one.event!r:.60} is that of line {lines[one.event]}, too"
+        for one in examples if one.event and lines[one.event] != one.line
+    ]  # fmt: skip
     if faults.messages:
         more = [f"and {len(faults.messages) - _SHOWN} more lines"] if len(faults.messages) > _SHOWN else []
         raise DataError(*(f"{path.name}: {words}" for words in faults.messages[:_SHOWN]), *more)
@@ -295,7 +428,8 @@ def read_vw_log(path: Path, *, kind: VwFormat, tenant: str = "default", start_s:
     source = f"vw:{path.name}"
     made = _RecordMaker(features, inner, count, tenant, source, start_s)
     records = tuple(record for place, one in enumerate(examples) for record in made.records(place, one))
-    return _VwLog(records=records, features=features, action_features=inner, unlabelled=faults.unlabelled)
+    return _VwLog(records=records, features=features, action_features=inner, unlabelled=faults.left_out["unlabelled"],
+                  skipped=faults.left_out["skipped"])  # fmt: skip
 
 
 def import_vw_log(path: Path, log: DecisionLog, *, kind: VwFormat, tenant: str = "default") -> _VwLog:
