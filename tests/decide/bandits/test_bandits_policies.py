@@ -89,12 +89,10 @@ def test_rank_one_updates_are_the_regression(seed: int, rows: int, discount: flo
     x, chosen = rng.normal(size=(rows, FEATURES)), rng.integers(0, ARMS, rows)
     rewards, weights = rng.normal(size=rows), rng.uniform(0, 2, rows)
     model = LinearGaussianPosterior(ARMS, FEATURES, noise=0.7, prior_precision=1.5, discount=discount, intercept=True)
-    ages = np.zeros(rows)
     for begin in range(0, rows, batch):
         part = slice(begin, begin + batch)
         model.observe(x[part], chosen[part], rewards[part], weights[part], ACTIONS)
-        ages[part] = begin + len(chosen[part])
-    forgotten = discount ** (rows - ages)
+    forgotten = discount ** (rows - 1 - np.arange(rows))
     probe = rng.normal(size=FEATURES)
     mean, variance = model.estimate(probe, ACTIONS)
     full, asked = np.column_stack([np.ones(rows), x]), np.concatenate([[1.0], probe])
@@ -163,6 +161,50 @@ def test_discounted_counts_return_to_the_prior() -> None:
     counts.observe(*rows)
     counts.observe(*rows)
     assert (counts.count.tolist(), counts.total.tolist()) == ([1.5, 0.0], [1.5, 0.0])
+
+
+def test_a_batch_forgets_its_own_older_rows() -> None:
+    """Rewards 1, 0, 1 of one arm at a discount of 1/2: weights 1/4, 1/2 and 1, in one batch as row by row."""
+    rows = (np.zeros((3, 0)), np.zeros(3, np.int64), np.array([1.0, 0.0, 1.0]), np.ones(3), numbered_actions(2))
+    beta, counts = BetaBernoulliPosterior(2, discount=0.5), ArmMeans(2, discount=0.5)
+    beta.observe(*rows)
+    counts.observe(*rows)
+    assert (beta.alpha.tolist(), beta.beta.tolist()) == ([1 + 1.25, 1.0], [1 + 0.5, 1.0])
+    assert (counts.count.tolist(), counts.total.tolist()) == ([1.75, 0.0], [1.25, 0.0])
+
+
+FEATURED = ActionSet(names=ACTIONS.names, features=np.random.default_rng(3).normal(size=(ARMS, 2)))
+FORGETTING = [
+    lambda g: BetaBernoulliPosterior(ARMS, alpha=2.0, beta=0.5, discount=g),
+    lambda g: GaussianPosterior(ARMS, noise=0.4, prior_precision=2.0, discount=g),
+    lambda g: ArmMeans(ARMS, discount=g),
+    lambda g: LinearGaussianPosterior(ARMS, FEATURES, noise=0.6, discount=g, intercept=True),
+    lambda g: JointLinearPosterior(FEATURES, 2, prior_precision=0.5, discount=g),
+]
+
+
+@pytest.mark.parametrize("make", FORGETTING, ids=[make(1.0).kind for make in FORGETTING])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000), rows=st.integers(1, 60), discount=st.sampled_from([1.0, 0.999, 0.9, 0.3]),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+)  # fmt: skip
+def test_any_split_of_a_log_gives_the_same_posterior(make, seed, rows, discount, cuts) -> None:
+    rng = np.random.default_rng(seed)
+    log = (
+        rng.normal(size=(rows, FEATURES)), rng.integers(0, ARMS, rows), rng.integers(0, 2, rows) * 1.0,
+        rng.uniform(0.1, 2, rows),
+    )  # fmt: skip
+    models = [make(discount) for _ in range(3)]
+    models[0].observe(*log, FEATURED)
+    for part in np.split(np.arange(rows), sorted(cuts)):  # empty parts too
+        models[1].observe(*(column[part] for column in log), FEATURED)
+    for row in range(rows):
+        models[2].observe(*(column[[row]] for column in log), FEATURED)
+    whole, split, single = (model.contents().arrays for model in models)
+    for name, values in whole.items():
+        np.testing.assert_allclose(split[name], values, rtol=1e-9, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(single[name], values, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
 MODELS = [

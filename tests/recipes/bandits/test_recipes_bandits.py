@@ -107,6 +107,22 @@ def test_it_learns_a_frozen_log_once_and_serves_what_it_learnt(recipe: str, tmp_
     assert (best == (contexts @ BEST.T).argmax(axis=1)).mean() > 0.9
 
 
+@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - {"thompson"}))
+def test_forgetting_does_not_depend_on_the_number_of_steps(recipe: str, tmp_path: Path) -> None:
+    """One part, seven and one of each decision: the same belief. The discount keeps the last ten decisions or so."""
+    freeze_view(logged_view(100), tmp_path / "view")
+    beliefs: list[dict[str, np.ndarray]] = []
+    for steps in (1, 7, 90):
+        built = job(recipe, steps=steps, log={"path": str(tmp_path / "view")}, model={"discount": 0.9})
+        train(built.recipe, steps=steps, callback=StepRecorder())
+        beliefs.append(built.recipe.learner.model.contents().arrays)
+    for name, values in beliefs[0].items():
+        np.testing.assert_allclose(beliefs[1][name], values, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(beliefs[2][name], values, rtol=1e-9, atol=1e-12)
+    lasting = np.trace(beliefs[0]["precision"][..., :1, :1], axis1=1, axis2=2).sum()
+    assert lasting < 4 + 1 / (1 - 0.9) + 1e-9  # the prior of four arms, and weights of 1 + 0.9 + 0.81 ...
+
+
 def test_actions_with_features_share_what_is_learnt(tmp_path: Path) -> None:
     freeze_view(logged_view(400, features=True), tmp_path / "view")
     built = job("linucb", steps=4, log={"path": str(tmp_path / "view")}, model={"kind": "joint"})

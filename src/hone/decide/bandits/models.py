@@ -61,9 +61,10 @@ class RewardModel(Saveable):
 
     @abstractmethod
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
-        """Learn from decisions: features `[n, d]`, actions `[n]`, rewards `[n]`, weights `[n]` of the rows.
+        """Learn from decisions in their order: features `[n, d]`, actions `[n]`, rewards `[n]`, weights `[n]`.
 
-        Raises DataError for rewards that the model has no room for; then nothing was learnt.
+        A model with a discount g weighs a row by g^(rows learnt after it), so that batches make no difference. Raises
+        DataError for rewards that the model has no room for; then nothing was learnt.
         """
 
     @abstractmethod
@@ -89,6 +90,11 @@ def _check_observations(contexts: Floats, chosen: Ints, rewards: Floats, weights
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0.0)))
     if len(wrong):
         raise DataError(f"weight {weights[wrong[0]]} of decision {wrong[0]} is not a number of at least 0")
+
+
+def _weights_by_age(weights: Floats, discount: float) -> Floats:
+    """Weights `[n]` of rows in the order of their decisions, each times discount^(rows after it)."""
+    return weights if discount == 1.0 else weights * discount ** np.arange(len(weights) - 1, -1, -1, dtype=np.float64)
 
 
 def _require_action_count(actions: ActionSet, count: int) -> None:
@@ -137,8 +143,8 @@ class _RidgeTables:
         """`[K]` rows observed."""
 
     def observe(self, x: Floats, table: Ints, rewards: Floats, weights: Floats) -> None:
-        """Learn rows `[n, d]` into the tables `[n]`; with a discount, after forgetting by discount^n."""
-        scaled = weights / self.noise**2
+        """Learn rows `[n, d]` into the tables `[n]`; with a discount, what was known before is n decisions older."""
+        scaled = _weights_by_age(weights, self.discount) / self.noise**2
         if self.discount == 1.0 and len(x) <= x.shape[1]:
             for row in range(len(x)):
                 self._observe_one(x[row], int(table[row]), float(rewards[row]), float(scaled[row]))
@@ -227,7 +233,7 @@ class LinearGaussianPosterior(RewardModel):
 
     `noise` 1 and `prior_precision` as ridge parameter make it the model of LinUCB (Li et al., 2010). `intercept` adds a
     feature that is always 1, for rewards that are not 0 where all features are. `discount` below 1 forgets: a row's
-    weight falls by this factor with each later row, and the posterior returns to the prior.
+    weight falls by this factor with each later decision, and the posterior returns to the prior.
     """
 
     kind = "linear_gaussian"
@@ -401,7 +407,7 @@ def _with_constant(rows: Floats) -> Floats:
 def _joint(contexts: Floats, actions: Floats) -> Floats:
     """Joint features `[n, (1 + d) (1 + f)]` of contexts `[n or 1, d]` and action features `[n or 1, f]`."""
     products = _with_constant(contexts)[:, :, None] * _with_constant(actions)[:, None, :]
-    return products.reshape(len(products), -1)
+    return products.reshape(len(products), (1 + contexts.shape[1]) * (1 + actions.shape[1]))
 
 
 # ----------------------------------------------------------------------------------------------------------- posteriors
@@ -410,7 +416,7 @@ def _joint(contexts: Floats, actions: Floats) -> Floats:
 class BetaBernoulliPosterior(RewardModel):
     """Arms with rewards 0 or 1, each with a Beta(`alpha`, `beta`) posterior of its rate; contexts are ignored.
 
-    `discount` below 1 forgets: the counts beyond the prior fall by this factor with each row.
+    `discount` below 1 forgets: the counts beyond the prior fall by this factor with each decision.
     """
 
     kind = "beta_bernoulli"
@@ -458,6 +464,7 @@ class BetaBernoulliPosterior(RewardModel):
             kept = self.discount ** len(chosen)
             self.alpha = self.prior_alpha + kept * (self.alpha - self.prior_alpha)
             self.beta = self.prior_beta + kept * (self.beta - self.prior_beta)
+        weights = _weights_by_age(weights, self.discount)
         self.alpha += np.bincount(chosen, weights=weights * rewards, minlength=len(self.alpha))
         self.beta += np.bincount(chosen, weights=weights * (1.0 - rewards), minlength=len(self.beta))
 
@@ -569,7 +576,7 @@ class ArmMeans(RewardModel):
         del contexts
         _require_action_count(actions, len(self.count))
         _check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
-        kept = self.discount ** len(chosen)
+        kept, weights = self.discount ** len(chosen), _weights_by_age(weights, self.discount)
         self.count = kept * self.count + np.bincount(chosen, weights=weights, minlength=len(self.count))
         self.total = kept * self.total + np.bincount(chosen, weights=weights * rewards, minlength=len(self.total))
 
