@@ -40,6 +40,7 @@ def slow(scores: list[float], groups: list[int], *, scale: Scale, epsilon: float
             continue
         divisors = {
             "group": statistics.stdev(own) + epsilon,
+            "centred_group": statistics.stdev(own) + epsilon,
             "batch": spread + epsilon,
             "centred_batch": centred + epsilon,
             "none": 1.0,
@@ -93,7 +94,7 @@ def test_every_decision_of_an_answer_gets_its_answers_credit() -> None:
 
 def test_single_and_equal_scores_say_nothing_and_are_counted() -> None:
     episodes = answers([7, 1, 1, 0.1, 0.1, 0.1, 0, 1], [0, 1, 1, 2, 2, 2, 3, 3])
-    for scale in ("group", "batch", "centred_batch", "none"):
+    for scale in ("group", "centred_group", "batch", "centred_batch", "none"):
         credits = group_relative(episodes, NO_VALUES, scale=scale)
         assert credits.advantage[:6].tolist() == [0] * 6
         assert (np.abs(credits.advantage[6:]) > 0.2).all()
@@ -115,7 +116,7 @@ def test_missing_scores_leave_the_statistics() -> None:
 
 def test_nothing_scored_is_no_fault() -> None:
     episodes = answers([nan, nan], [0, 0])
-    for scale in ("group", "batch", "centred_batch", "none"):
+    for scale in ("group", "centred_group", "batch", "centred_batch", "none"):
         credits = group_relative(episodes, NO_VALUES, scale=scale)
         assert credits.advantage.tolist() == [0, 0]
         assert credits.metrics[ZERO] == 0
@@ -128,7 +129,7 @@ def test_a_penalty_elsewhere_silences_no_group() -> None:
     np.testing.assert_allclose(found[:2], [-math.sqrt(0.5), math.sqrt(0.5)], rtol=1e-5)
 
 
-scales = st.sampled_from(["group", "batch", "centred_batch", "none"])
+scales = st.sampled_from(["group", "centred_group", "batch", "centred_batch", "none"])
 
 
 @given(any_scores, scales)

@@ -80,6 +80,7 @@ PER_GROUP: dict[str, CreditFunction] = {
 PER_BATCH: dict[str, CreditFunction] = {
     "group_relative, batch": partial(group_relative, scale="batch"),
     "group_relative, centred_batch": partial(group_relative, scale="centred_batch"),
+    "group_relative, centred_group": partial(group_relative, scale="centred_group"),
     "batch_relative": batch_relative,
     "group_policy_gradient": group_policy_gradient,
     "reinforce_plus_plus": reinforce_plus_plus,

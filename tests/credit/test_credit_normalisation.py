@@ -21,7 +21,7 @@ from hone.credit.reinforce import (
 )
 
 CENTERS = ("group", "leave_one_out", "batch", "none")
-SCALES = ("group", "batch", "centred_batch", "none")
+SCALES = ("group", "centred_group", "batch", "centred_batch", "none")
 
 
 def deviation(values: list[float], ddof: int) -> float:
@@ -67,6 +67,13 @@ def slow(batch: Batch, center: str, scale: str, ddof: int, epsilon: float) -> li
         divisor = 1.0
         if scale == "group":
             divisor = deviation(mates, ddof) + epsilon
+        elif scale == "centred_group" and len(mates) > ddof:
+            squares = sum(
+                (other - slow_baseline(batch, number, center)) ** 2
+                for number, (own, other) in enumerate(batch)
+                if own == group and not math.isnan(other)
+            )
+            divisor = math.sqrt(squares / (len(mates) - ddof)) + epsilon
         elif scale in ("batch", "centred_batch") and len(heard) > ddof:
             divisor = deviation(heard if scale == "batch" else above, ddof) + epsilon
         advantage = (score - slow_baseline(batch, index, center)) / divisor
@@ -96,10 +103,27 @@ def test_levels_by_hand() -> None:
         ("batch", "batch"): [value / math.sqrt(0.55) for value in (0.1, -0.9, -0.4, 1.1, 0.1)],
         ("batch", "group"): [0.2, -1.8, -0.8, 1.1 / math.sqrt(0.5), 0.1 / math.sqrt(0.5)],
         ("none", "none"): [1.0, 0.0, 0.5, 2.0, 1.0],
+        # About the baseline (AReaL): of the second group, sqrt((1 + 1) / 1) about 1 and 2, sqrt(1.21 + 0.01) about 0.9.
+        ("group", "centred_group"): [0.999998, -0.999998, 0.0, 0.707105781, -0.707105781],
+        ("leave_one_out", "centred_group"): [1.0, -1.0, 0.0, math.sqrt(0.5), -math.sqrt(0.5)],
+        ("batch", "centred_group"): [
+            *(value / math.sqrt((0.01 + 0.81 + 0.16) / 2) for value in (0.1, -0.9, -0.4)),
+            *(value / math.sqrt(1.22) for value in (1.1, 0.1)),
+        ],
     }
     for (center, scale), expected in rows.items():
         found = group_relative(episodes, NO_VALUES, center=center, scale=scale).advantage  # type: ignore[arg-type]
         np.testing.assert_allclose(found, expected, rtol=5e-6, atol=1e-7, err_msg=f"{center} {scale}")
+
+
+def test_equal_scores_under_a_deviation_about_the_batch_mean() -> None:
+    """Group 1 has the scores 1, 1 and the batch the mean 1/2: about it the deviation is sqrt(1/2), and A = sqrt(1/2).
+    About its own mean it is 0, and the group gets 0. AReaL's Normalization (mean "batch", std "group") gives the first.
+    """
+    episodes = answers([0.0, 0.0, 1.0, 1.0], [0, 0, 1, 1])
+    found = group_relative(episodes, NO_VALUES, center="batch", scale="centred_group").advantage
+    np.testing.assert_allclose(found, np.array([-1, -1, 1, 1]) * math.sqrt(0.5), rtol=5e-6)
+    assert not group_relative(episodes, NO_VALUES, center="batch", scale="group").advantage.any()
 
 
 @given(any_scores)

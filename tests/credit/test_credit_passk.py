@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -138,6 +139,40 @@ def test_pkpo_is_the_sum_over_subsets(batch: Batch, k: int, baseline) -> None:
     found = pkpo(of(batch), NO_VALUES, k=k, baseline=baseline).advantage
     expected = group_by_group(batch, lambda scores: slow_pkpo(scores, k, baseline))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def sums_before(values: list[int]) -> list[int]:
+    """Sum of the entries before each."""
+    return [0, *itertools.accumulate(values)]
+
+
+@pytest.mark.parametrize(("count", "k"), [(2048, 2), (2048, 64), (2048, 1024), (2048, 2047), (1100, 550)])
+def test_pkpo_of_a_large_group_is_the_exact_sum(count: int, k: int) -> None:
+    """C(2048, 1024) has 616 digits and is no double; here the sums over subsets are taken in whole numbers.
+
+    minus_one: i gains R_i - R_j in the C(j, k-2) subsets in which it is best and j (from 0) second best.
+    leave_one_out: i's best subsets, those in which a higher j is best, and k times the mean over the others' subsets.
+    """
+    scores = [float((7919 * one) % 100003) for one in range(count)]
+    order = sorted(range(count), key=lambda one: scores[one])
+    ranked, whole, fewer = [int(scores[one]) for one in order], math.comb(count, k), math.comb(count - 1, k)
+    c2 = [math.comb(rank, k - 2) for rank in range(count)]
+    c1 = [math.comb(rank, k - 1) for rank in range(count)]
+    shared = [math.comb(rank - 1, k - 2) if rank else 0 for rank in range(count)]
+    worth = np.array(ranked, dtype=object)
+    below, weighted = sums_before(c2), sums_before(list(worth * c2))
+    lower, above = sums_before(list(worth * c1)), sums_before(list(worth * shared)[::-1])[::-1]
+    higher = sums_before(list(worth[1:] * c1[:-1])[::-1])[::-1]
+    minus, leave = [0.0] * count, [0.0] * count
+    for rank, answer in enumerate(order):
+        minus[answer] = count * (ranked[rank] * below[rank] - weighted[rank]) / whole
+        own, others = ranked[rank] * c1[rank] + above[rank + 1], lower[rank] + higher[rank]
+        leave[answer] = float(Fraction(count * own, whole) - Fraction(k * others, fewer))
+    episodes = answers(scores)
+    size = max(scores)
+    np.testing.assert_allclose(pkpo(episodes, NO_VALUES, k=k).advantage, minus, rtol=2e-6, atol=1e-7 * size)
+    found = pkpo(episodes, NO_VALUES, k=k, baseline="leave_one_out").advantage
+    np.testing.assert_allclose(found, leave, rtol=2e-6, atol=1e-7 * size)
 
 
 @given(any_scores)

@@ -29,7 +29,7 @@ from hone.credit.grouping import (
 )
 
 Center = Literal["group", "leave_one_out", "batch", "none"]
-Scale = Literal["group", "batch", "centred_batch", "none"]
+Scale = Literal["group", "centred_group", "batch", "centred_batch", "none"]
 Ddof = Literal[0, 1]
 
 
@@ -51,9 +51,11 @@ def group_relative(
 
     `scale="group"`: std of the answer's group. `"none"`: no division (Dr.GRPO, Liu et al. 2025, 2503.20783). `"batch"`:
     std of all scores of the batch (LitePPO, 2025, 2508.08221). `"centred_batch"`: std of the scores minus their
-    baselines, which is smaller where groups differ in their means (AReaL, ms-swift). The paper of GRPO does not state
-    its ddof; ddof 1 is used by TRL, verl, slime, OpenRLHF and SkyRL, and 0 is smaller by sqrt((K-1)/K), which makes A
-    larger.
+    baselines, which is smaller where groups differ in their means (AReaL, ms-swift). `"centred_group"`: root of the
+    group's sum of squares about the baselines over K - ddof (AReaL); the group's std for its mean, K/(K-1) times as
+    large for `"leave_one_out"`, and under `"batch"` it holds the distance of the group's mean as well, so that a group
+    of equal scores gets +-sqrt((K - ddof)/K). The paper of GRPO does not state its ddof; ddof 1 is used by TRL, verl,
+    slime, OpenRLHF and SkyRL, and 0 is smaller by sqrt((K-1)/K), which makes A larger.
 
     Elsewhere: epsilon is 1e-4 in TRL, 1e-6 in verl, slime, SkyRL and ROLL, 1e-8 in Dr.GRPO's code, 1e-9 in OpenRLHF. A
     single answer gets its raw score in verl and SkyRL and NaN in OpenRLHF; here 0. NeMo-RL divides by a leave-one-out
@@ -64,6 +66,8 @@ def group_relative(
     advantage = _minus_baseline(score, numbers, center)
     if scale == "group":
         advantage /= np.where(dead, 1.0, deviation + epsilon)[numbers]
+    elif scale == "centred_group":
+        advantage /= _about_baseline(advantage, numbers, ddof, epsilon)[numbers]
     elif scale in ("batch", "centred_batch") and len(score) > ddof:
         advantage /= _batch_divisor(score if scale == "batch" else advantage, ddof, epsilon)
     silent = dead if center in ("group", "leave_one_out") or scale == "group" else np.zeros_like(dead)
@@ -82,6 +86,14 @@ def _minus_baseline(score: Floats, numbers: Ints, center: Center) -> Floats:
         return above
     count = np.bincount(numbers)
     return above * (count / np.maximum(count - 1, 1))[numbers]
+
+
+def _about_baseline(advantage: Floats, numbers: Ints, ddof: Ddof, epsilon: float) -> Floats:
+    """`[G]` root of the sum of squares over K - ddof of each group, plus epsilon; 1 where both are 0, and for a single
+    score."""
+    count = np.bincount(numbers) - ddof
+    divisor = np.sqrt(np.bincount(numbers, weights=advantage**2) / np.maximum(count, 1)) + epsilon
+    return np.where((count > 0) & (divisor > 0), divisor, 1.0)
 
 
 def _batch_divisor(score: Floats, ddof: Ddof, epsilon: float) -> float:

@@ -154,7 +154,7 @@ def max_rl(
 def _minus_one(score: Floats, *, k: int) -> Floats:
     """`[g, N]` -> `[g, N]`: i gains R_i - R_j in the C(j, k-2) subsets in which it is best and j second best."""
     order, ordered = _ascending(score)
-    second = _ranked(score.shape[1], k - 2) / math.comb(score.shape[1], k)
+    second = _ranked(score.shape[1], k - 2, math.comb(score.shape[1], k))
     result = ordered * _before(np.broadcast_to(second, score.shape)) - _before(ordered * second)
     return _back(order, result * score.shape[1])
 
@@ -163,12 +163,12 @@ def _without_i(score: Floats, *, k: int) -> Floats:
     """`[g, N]` -> `[g, N]`: N s_i - k times the mean of the maximum over all subsets of k of the others."""
     count = score.shape[1]
     order, ordered = _ascending(score)
-    best = _ranked(count, k - 1) / math.comb(count, k)  # of all subsets, those in which rank i is best
     whole = math.comb(count, k)
+    best = _ranked(count, k - 1, whole)  # of all subsets, those in which rank i is best
     # C(j-1, k-2) / C(count, k) for ranks j: the share of subsets in which j is best and a given lower answer takes part
     taken = np.array([math.comb(rank - 1, k - 2) / whole if rank and k > 1 else 0.0 for rank in range(count)])
     own = ordered * best + _after(ordered * taken)
-    among = _ranked(count - 1, k - 1) / math.comb(count - 1, k)  # ranks above i lose one when i is left out
+    among = _ranked(count - 1, k - 1, math.comb(count - 1, k))  # ranks above i lose one when i is left out
     others = _before(ordered * np.append(among, 0.0)) + _after(ordered * np.append(0.0, among))
     return _back(order, own * count - others * k)
 
@@ -195,9 +195,9 @@ def _after(values: Floats) -> Floats:
     return _before(values[:, ::-1])[:, ::-1]
 
 
-def _ranked(count: int, k: int) -> Floats:
-    """C(j, k) for ranks j = 0 .. count-1."""
-    return np.array([float(math.comb(rank, k)) for rank in range(count)])
+def _ranked(count: int, k: int, whole: int) -> Floats:
+    """C(j, k) / `whole` for ranks j = 0 .. count-1: whole numbers are divided, for C(2048, 1024) is no double."""
+    return np.array([math.comb(rank, k) / whole for rank in range(count)])
 
 
 def _ratios(count: int, k: int) -> Floats:
@@ -300,9 +300,9 @@ def _cross_fitted(count: int, terms: int) -> tuple[Floats, Floats]:
     for number in range(count - 1):
         failures = count - number
         for k in range(2, min(terms, count // 2) + 1):
-            scale = count / (k * math.comb(count, k) * math.comb(count - k, k))
-            right[number] += scale * _disjoint(failures, number - 1, k)
-            wrong[number] += scale * _disjoint(failures - 1, number, k)
+            pairs = k * math.comb(count, k) * math.comb(count - k, k)
+            right[number] += count * _disjoint(failures, number - 1, k) / pairs
+            wrong[number] += count * _disjoint(failures - 1, number, k) / pairs
     return right, wrong
 
 
@@ -318,10 +318,9 @@ def _disjoint(failures: int, rights: int, k: int) -> int:
 
 def _subset_share(count: int, right: int, drawn: int) -> float:
     """Weight of each right answer: the mean over subsets of `drawn` answers of 1 / right ones in the subset."""
-    ways = sum(
-        math.comb(right - 1, k - 1) * math.comb(count - right, drawn - k) / k for k in range(1, min(drawn, right) + 1)
-    )
-    return ways / math.comb(count, drawn)
+    # sum over k of C(right-1, k-1) C(wrong, drawn-k) / k, with C(right-1, k-1) / k = C(right, k) / right
+    whole = math.comb(count, drawn)
+    return (whole - math.comb(count - right, drawn)) / (right * whole) if right else 0.0
 
 
 def _share(failures: int, count: int, k: int) -> float:

@@ -157,6 +157,18 @@ def length_scaled_reward(episodes: Episodes, *, weight: float, threshold: float 
     return with_scores(episodes, episodes.score * factor)
 
 
+def without_truncated(episodes: Episodes) -> Episodes:
+    """The episodes with truncated answers as unscorable: no score, no reward."""
+    silent = np.repeat(episodes.truncated, episodes.lengths)
+    cut = episodes.truncated & episodes.scored
+    return replace(
+        episodes,
+        score=np.where(episodes.truncated, np.nan, episodes.score),
+        status=np.where(cut, ScoreStatus.UNSCORABLE, episodes.status).astype(np.uint8),
+        reward=np.where(silent, np.float32(0), episodes.reward),
+    )
+
+
 def overlong_filtered(
     episodes: Episodes, values: Values, *, credit: CreditFunction, in_statistics: bool = True
 ) -> Credits:
@@ -164,21 +176,10 @@ def overlong_filtered(
     'mask_truncated_completions').
 
     As in TRL they still enter the baselines of others, unless `in_statistics=False`, where they are treated as missing.
-    Their share is `reward/truncated_dropped`. With token_mean aggregation the loss's denominator still counts them.
+    Their share is `reward/truncated_dropped`. A layout of rows decides whether a denominator counts them; in runs it
+    does not (`rewards.learnable.truncated`).
     """
-    credits = credit(
-        episodes
-        if in_statistics
-        else replace(
-            episodes,
-            score=np.where(episodes.truncated, np.nan, episodes.score),
-            status=np.where(episodes.truncated & episodes.scored, ScoreStatus.UNSCORABLE, episodes.status).astype(
-                np.uint8
-            ),
-            reward=np.where(np.repeat(episodes.truncated, episodes.lengths), np.float32(0), episodes.reward),
-        ),
-        values,
-    )
+    credits = credit(episodes if in_statistics else without_truncated(episodes), values)
     silent = np.repeat(episodes.truncated, episodes.lengths)
     metrics = {**credits.metrics, "reward/truncated_dropped": fraction_true(episodes.truncated)}
     return replace(credits, advantage=np.where(silent, np.float32(0), credits.advantage), metrics=metrics)

@@ -136,6 +136,17 @@ class UserCodeConfig(Config):
     limit that it cannot hold is a warning."""
 
 
+class LearnableConfig(Config):
+    """Which answers of a step enter the loss and its denominators."""
+
+    truncated: Literal["score", "mask", "missing"] = "score"
+    """Treatment of answers that a limit cut (overlong filtering). `score`: as any other; `mask`: they have no part in
+    the loss, and their scores enter the baselines of the others; `missing`: as if they had no reward."""
+    count_missing: bool = False
+    """Count answers without a reward in the denominators of the loss, as TRL does: the more rewards are missing, the
+    smaller the step. False: they have no part in the loss."""
+
+
 class RewardsConfig(Config):
     """All rewards of an answer."""
 
@@ -150,6 +161,8 @@ class RewardsConfig(Config):
     """Text that ends a step of an answer, such as ";" or a newline: functions may then return a list with one score
     for each piece of `answer.split(step_end)`, which is paid at the piece's last token; unset: answers have no
     steps."""
+    learnable: LearnableConfig = LearnableConfig()
+    """Which answers have a part in the loss."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "RewardsConfig":

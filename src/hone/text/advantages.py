@@ -33,8 +33,9 @@ class AdvantageConfig(Config):
     center: Center = "group"
     """Baseline of a score: the mean of its group, of the group's other answers, of all scores of the step, or none."""
     scale: Scale = "group"
-    """Divisor of the centred scores: the group's standard deviation, that of the batch's scores, that of the batch's
-    centred scores (`centred_batch`: AReaL), or none."""
+    """Divisor of the centred scores: the group's standard deviation, that of the batch's scores, that of the centred
+    scores of the batch (`centred_batch`) or of the group (`centred_group`: both AReaL's, about the baseline), or
+    none."""
     ddof: Ddof = 1
     """Degrees of freedom taken from each standard deviation: 1 for that of a sample, 0 for that of a population."""
     epsilon: float = Field(default=1e-6, ge=0)

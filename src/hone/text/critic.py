@@ -26,7 +26,8 @@ from hone.models.language.scalar_head import ValueNetwork
 from hone.objectives.distributional import ValueSupport, c51_loss, hl_gauss, logits_mean, two_hot
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import bounded_cross_entropy, clipped_value, squared_error
-from hone.text.rows import TokenBatch, TokenLayout, TokenRows
+from hone.rewards.config import LearnableConfig
+from hone.text.rows import TokenBatch, TokenLayout, TokenRows, learnable_answers
 from hone.text.saved_optimizer import TwoNetworkLearner
 
 # --------------------------------------------------------------------------------------------------------- value losses
@@ -169,6 +170,8 @@ class CriticView:
     form: CriticLossConfig
     layout: TokenLayout
     micro_batch_tokens: int
+    learnable: LearnableConfig = field(default_factory=LearnableConfig)
+    """Which answers the critic learns from, if they have a score."""
 
     def values(self, network: ValueNetwork, episodes: Episodes) -> Values:
         """Values `[N]` of the text before each decision, and 0 beyond every episode's end.
@@ -181,6 +184,7 @@ class CriticView:
     def rows(self, network: ValueNetwork, episodes: Episodes, credits: Credits) -> TokenRows:
         """Rows of the episodes that have a score, with targets and, for a clipped loss, the critic's values before the
         update."""
+        episodes, credits = learnable_answers(episodes, credits, self.learnable)
         assert credits.target is not None, "a critic learns from the targets of a credit with values"
         kept = np.flatnonzero(episodes.scored)
         kept = kept if len(kept) else np.arange(len(episodes))

@@ -33,8 +33,9 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
+from hone.rewards.config import LearnableConfig
 from hone.text.ratio import CorrectionFactor, StepCorrection
-from hone.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
+from hone.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows, learnable_answers
 
 TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
 """`[N]` factor on the loss of each decision of an optimizer step, or whether it is kept."""
@@ -131,6 +132,8 @@ class TokenLoss:
     """Largest weight of a token's correction; the share of tokens beyond it is measured."""
     diagnostics: bool = False
     """Measure perplexities and chi-square divergences of the mismatch, too."""
+    learnable: LearnableConfig = field(default_factory=LearnableConfig)
+    """Which answers have a part in the loss."""
 
     def layout(self, layout: TokenLayout, policy: TokenPolicy) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, with what has to be known before the first update."""
@@ -142,7 +145,7 @@ class TokenLoss:
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             _require_draws(episodes)
-            rows = layout(episodes, credits)
+            rows = layout(*learnable_answers(episodes, credits, self.learnable))
             return replace(rows, precomputed=self._precompute(rows, policy))
 
         return lay

@@ -17,9 +17,9 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, concatenate
 from hone.core.state import Stateful
 from hone.credit.grouping import LabelCredit
+from hone.credit.shaping import overlong_filtered
 from hone.credit.turns import dialogues_as_one
 from hone.engine.clients.http import ServerEngine
-from hone.engine.engine import EmbeddedEngine
 from hone.learner.config import require_master_weights, require_whole_minibatches
 from hone.learner.gradient import GradientLearner
 from hone.learner.share import trained_policy
@@ -108,7 +108,7 @@ class TextRunConfig(RunConfig):
     @model_validator(mode="after")
     def _check_rollout(self) -> "TextRunConfig":
         if not self.learns_as_it_answers:
-            _require_waiting_policy(self.rollout)
+            _require_waiting_policy(self.rollout, self.rewards)
         elif isinstance(self.rollout.runner, ServerEngine):
             require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
         for requirement in self.requires:
@@ -122,6 +122,11 @@ class TextRunConfig(RunConfig):
         if (self.task.is_dialogue or self.task.is_captured) and self.second_answer() is not None:
             raise ValueError(
                 f"task.source = {self.task.source!r}: this recipe answers prompts twice, and has no dialogues"
+            )
+        if self.labels is not None and self.rewards.learnable.truncated == "mask":
+            raise ValueError(
+                'rewards.learnable.truncated = "mask" keeps the scores of truncated answers as baselines of others, '
+                'and this recipe has none: it labels answers; set rewards.learnable.truncated = "missing"'
             )
         self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
         return self
@@ -221,8 +226,18 @@ def require_dialogues_fit(task: DialogueTaskConfig, rewards: RewardsConfig, roll
         raise ValueError("; ".join(faults))
 
 
-def _require_waiting_policy(rollout: RolloutConfig) -> None:
+def _require_waiting_policy(rollout: RolloutConfig, rewards: RewardsConfig) -> None:
     """Raise ValueError for what makes sense only while the policy changes."""
+    if rewards.learnable.truncated == "mask":
+        raise ValueError(
+            'rewards.learnable.truncated = "mask" keeps the scores of truncated answers as baselines of the others, '
+            'and answers that are gathered have none; set rewards.learnable.truncated = "missing", or leave it out'
+        )
+    if rewards.learnable.count_missing:
+        raise ValueError(
+            "rewards.learnable.count_missing = true is about denominators of a loss on all answers, and here only a "
+            "selection is imitated; leave it out"
+        )
     if steps := rollout.asynchrony.steps:
         raise ValueError(
             f"rollout.max_staleness = {steps}: the policy does not change while answers are gathered, so that there is "
@@ -436,11 +451,14 @@ def _text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tr
     counts = SurvivorshipCounts()
     ahead, source = _wrapped_source(recorded, actor, chosen, config.rollout, counts)
     if config.rollout.sleep:
-        source = _SleepingSource(source, partial(_release_engine, actor))
+        source = _SleepingSource(source, actor.release_memory)
     source_is_ahead = config.rollout.asynchrony.steps > 0
+    credit, truncated = chosen.credit, config.rewards.learnable.truncated
+    if truncated != "score":
+        credit = partial(overlong_filtered, credit=credit, in_statistics=truncated == "mask")
 
     def judged(episodes: Episodes, values: Values) -> Credits:
-        credits = dialogues_as_one(episodes, values, credit=chosen.credit)
+        credits = dialogues_as_one(episodes, values, credit=credit)
         own = of_live_groups(episodes)
         if source_is_ahead:
             ahead.require_fresh(own)
@@ -477,12 +495,6 @@ class _SleepingSource(SourceWrapper[TokenPolicy]):
         episodes = super().collect()
         self.release()
         return episodes
-
-
-def _release_engine(actor: EngineActor) -> None:
-    """Free the memory of an embedded engine until it is needed."""
-    if isinstance(actor.engine, EmbeddedEngine):
-        actor.engine.release_memory()
 
 
 def _open_live(
@@ -596,6 +608,7 @@ def gradient_learner(
         step_correction=config.learner.ratio.resolve_step_correction(),
         weight_cap=config.learner.ratio.token_weight_cap(),
         diagnostics=config.learner.ratio.diagnostics,
+        learnable=config.rewards.learnable,
     )
     learner = token_learner(
         config.learner,

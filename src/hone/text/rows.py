@@ -26,6 +26,7 @@ from hone.learner.share import UNBOUNDED, evaluated_pieces
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
+from hone.rewards.config import LearnableConfig
 
 # --------------------------------------------------------------------------------------------- micro-batches as tensors
 
@@ -211,6 +212,38 @@ def _replayed_routes(episodes: Episodes, read: Ints, size: int) -> NDArray[np.in
     known = is_recorded(routing[read])[:, :, None]
     routes[: len(read)] = np.where(known, routing[read].astype(np.int64), -1)
     return routes
+
+
+# ---------------------------------------------------------------------------------------------------- learnable answers
+
+
+def learnable_answers(episodes: Episodes, credits: Credits, learnable: LearnableConfig) -> tuple[Episodes, Credits]:
+    """The episodes with a part in the loss, and their credits; both as they are where all have one.
+
+    An answer without a score has no advantage, so that it adds nothing to the gradient. Were it counted, the others
+    would weigh less the more scores are missing: half of them missing would halve a token mean. What is left out has no
+    part in any term of the loss (surrogate, KL, entropy, critic). A dialogue of several rows is one answer. Where
+    nothing is learnable everything stays, so that a step always has rows; their advantages are 0.
+    """
+    last = episodes.last_rows
+    answer = np.cumsum(last) - last
+    flags = np.ones(len(episodes), np.bool_)
+    if not learnable.count_missing:
+        # An answer may be taught without a score: a teacher grades its tokens, say.
+        taught = np.bincount(answer[episodes.owner], weights=credits.advantage != 0, minlength=int(last.sum()))
+        flags &= (episodes.scored[last] | (taught > 0))[answer]
+    if learnable.truncated != "score":
+        flags &= ~episodes.truncated[last][answer]
+    if flags.all() or not flags.any():
+        return episodes, credits
+    kept = np.flatnonzero(flags)
+    where = ranges(episodes.offsets[:-1][kept], episodes.lengths[kept])
+    return episodes.take(kept), replace(
+        credits,
+        advantage=credits.advantage[where],
+        target=None if credits.target is None else credits.target[where],
+        discount=None if credits.discount is None else credits.discount[where],
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows

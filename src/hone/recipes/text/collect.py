@@ -83,6 +83,15 @@ class CollectConfig(TextRunConfig):
     """Labels of steps, revised answers, and branches of demonstrations."""
 
     @model_validator(mode="after")
+    def _keeps_truncated_answers(self) -> "CollectConfig":
+        if (truncated := self.rewards.learnable.truncated) != "score":
+            raise ValueError(
+                f'rewards.learnable.truncated = "{truncated}": collected answers keep their scores, and the column '
+                "`truncated` names those that a limit cut; leave it out, and filter the rows by that column"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _branches_fit(self) -> "CollectConfig":
         if self.collect.branch and not self.task.has_world:
             raise ValueError(

@@ -70,7 +70,12 @@ class TrpoTextConfig(recipe.TextRunConfig):
         policy = trained_policy(policies.policy)
         scheme = recipe.aggregation_scheme(self.algorithm, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(objective=recipe.importance_objective, scheme=scheme)
-        token_loss = TokenLoss(loss=loss, denominator="recomputed", micro_batch_tokens=self.micro_batch_tokens())
+        token_loss = TokenLoss(
+            loss=loss,
+            denominator="recomputed",
+            micro_batch_tokens=self.micro_batch_tokens(),
+            learnable=self.rewards.learnable,
+        )
 
         def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[recipe.LossTerms, Tensor]:
             view = token_loss.token_view(policy, batch)

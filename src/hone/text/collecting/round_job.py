@@ -11,6 +11,7 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
+from hone.credit.shaping import without_truncated
 from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.learner.gradient import GradientLearner
 from hone.learner.round_source import (
@@ -127,10 +128,15 @@ def _build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]
     policy = inputs.policy(temperature=config.rollout.temperature)
     inputs.scorer.check(inputs.examples.column_names())
     live = open_live_text(inputs, policy, config.rollout, cluster=config.cluster)
+    drops = config.rewards.learnable.truncated == "missing"
+
+    def select(episodes: Episodes) -> Selection:
+        return config.select(without_truncated(episodes) if drops else episodes)
+
     source = RoundSource[TokenPolicy](
         live.source(),
         schedule=config.schedule,
-        select=config.select,
+        select=select,
         batch_size=config.algorithm.batch,
         seed=config.seed,
     )

@@ -106,6 +106,11 @@ class EngineActor:
         del policy
         self.engine.publish(version)
 
+    def release_memory(self) -> None:
+        """Free the memory of an embedded engine until it is needed."""
+        if isinstance(self.engine, EmbeddedEngine):
+            self.engine.release_memory()
+
     def close(self) -> None:
         """End what the engine has open elsewhere."""
         self.engine.close()
