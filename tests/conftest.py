@@ -97,8 +97,8 @@ DRIVER = "hone.run.run"
 def checked_writers(opening: Callable[..., OpenedMetrics]) -> Callable[..., OpenedMetrics]:
     """`open_metrics`, of which the driver of runs gets a writer that refuses metrics that are not documented."""
 
-    def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
-        writer, repairs = opening(path, after_step=after_step)
+    def open_metrics(path: Path, *, after_step: int = 0, every: int = 1) -> OpenedMetrics:
+        writer, repairs = opening(path, after_step=after_step, every=every)
         if sys._getframe(1).f_globals["__name__"] == DRIVER:  # tests write metrics of their own, too
             writer = CheckedWriter(path=path, descriptor=writer.descriptor, last_step=writer.last_step)
         return OpenedMetrics(writer, repairs)
@@ -111,7 +111,7 @@ class CheckedWriter(metrics.MetricsWriter):
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         unknown = [name for name in metrics if not METRICS.fullmatch(name)]
-        assert unknown == [], f"{unknown}: add them to tests/docs/metrics.toml, with unit and meaning"
+        assert unknown == [], f"{unknown}: add them to src/hone/run/store/metrics.toml, with unit and meaning"
         super().append(step, metrics)
 
 

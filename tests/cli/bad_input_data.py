@@ -1,5 +1,7 @@
 """Rows 19-36 and 42-46 of the table: models, tokenizers, checkpoints, datasets, rewards."""
 
+import gzip
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -131,6 +133,12 @@ def end_of_text_is_learned() -> None:
     assert np.count_nonzero(said.tokens == policy.tokenizer.eos_id) == 1
 
 
+def put(stage, put) -> None:
+    """Something else in the place of the prompts."""
+    Path("prompts.jsonl").unlink()
+    put("prompts.jsonl")
+
+
 BAD_ROWS = lines([{"prompt": "say 1"}, {"prompt": None}, {"prompt": "  "}, {"prompt": 7}, {"prompt": "say 2"}])
 
 DATA = [
@@ -155,6 +163,12 @@ DATA = [
                "`prompt` is a int", "rows: 4", 'on_bad_row = "drop"']),
     Case(row=33, name="bad prompts, dropped", code=0, files={"prompts.jsonl": BAD_ROWS}, keeps=False,
          words=["task.on_bad_row=drop"], says=["in 1 of 5 rows: 2 (dropped)", "rows: 4 (dropped)"]),
+    Case(row=34, name="gzip under the name of JSON Lines", code=3, files={"prompts.jsonl": gzip.compress(PROMPTS)},
+         says=["prompts.jsonl is compressed by gzip: decompress it (gunzip)"]),
+    Case(row=34, name="a link to nothing", code=3, prepare=partial(put, put=partial(os.symlink, "gone.jsonl")),
+         says=["prompts.jsonl is a link to gone.jsonl, which does not exist"]),
+    Case(row=34, name="a pipe", code=3, prepare=partial(put, put=os.mkfifo),
+         says=["prompts.jsonl is a pipe, which can be read only once"]),
     Case(row=34, name="not UTF-8", code=3, files={"prompts.jsonl": PROMPTS + b'{"prompt": "caf\xe9"}\n'},
          says=["prompts.jsonl:5:", "not UTF-8: byte 0xe9"]),
     Case(row=34, name="last line cut off", code=3, files={"prompts.jsonl": PROMPTS[:-5]},

@@ -389,3 +389,24 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "hone", "list", "recipes"], capture_output=True, text=True, check=True
     )
     assert "grpo" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["train", "toy.toml", "--name", ""], "--name"),
+        (["train", "toy.toml", "--name="], "--name"),
+        (["train", "toy.toml", "--name", "  "], "--name"),
+        (["plan", "toy.toml", "--device", ""], "--device"),
+        (["plan", "toy.toml", "--device="], "--device"),
+        (["serve", "run", "--api-key", ""], "--api-key"),
+        (["train", "toy.toml", "--runs", ""], "--runs"),
+        (["compare", "a", "--metric", ""], "--metric"),
+    ],
+)
+def test_an_empty_value_of_an_option_is_refused(words, flag, tmp_path, capsys) -> None:
+    """The shell makes one of `--name "$UNSET"`; it would have counted as not given."""
+    (tmp_path / "toy.toml").write_text(GOOD)
+    assert main(words) == 2
+    assert f"{flag} has an empty value; give one, or leave {flag} out" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md, made from tests/docs/metrics.toml and the source: `python tests/docs/metrics_page.py`.
+"""docs/reference/metrics.md, made from run/store/metrics.toml and the source: `python tests/docs/metrics_page.py`.
 
 The catalogue holds each metric's unit and meaning. The modules that write it are found in the source by its name.
 """

@@ -32,7 +32,7 @@ def test_every_name_in_the_source_is_listed() -> None:
     known = {plain(name) for name in all_names()} | set(OTHER_STRINGS)
     found = {name: places for name, places in written_by().items() if name not in known}
     missing = {name: places for name, places in found.items() if not listed().fullmatch(name)}
-    assert missing == {}, "add them to tests/docs/metrics.toml, with unit and meaning"
+    assert missing == {}, "add them to src/hone/run/store/metrics.toml, with unit and meaning"
 
 
 def test_every_listed_name_is_in_the_source() -> None:

@@ -242,6 +242,36 @@ def test_a_device_from_a_file(tmp_path: Path) -> None:
         assert part in said
 
 
+@pytest.mark.parametrize(
+    ("lines", "part"),
+    [
+        ("memory_gib = nan", "memory_gib must be a number of at least 0, got nan"),
+        ("memory_gib = 8\nbandwidth_gb_s = nan", "bandwidth_gb_s must be a number of at least 0, got nan"),
+        ("memory_gib = 8\nbfloat16_tflops = inf", "bfloat16_tflops must be a number of at least 0, got inf"),
+        ("memory_gib = 8\ncount = 2.5", "count must be a whole number of devices, got 2.5"),
+        ("memory_gib = 8\ncount = nan", "count must be a number of at least 0, got nan"),
+        ("memory_gib = 8\nusable = nan", "usable must be a number of at least 0, got nan"),
+        ("memory_gib = 8\ncontext_gib = 9", "context_gib = 9 leaves nothing of memory_gib x usable = 7.6"),
+        ("memory_gib = 8\ncontext_gib = -inf", "context_gib must be a number of at least 0, got -inf"),
+        ('memory_gib = "8"', "memory_gib must be a number of at least 0, got '8'"),
+        ('memory_gib = 8\nname = ""', "name must be text, got ''"),
+    ],
+)
+def test_figures_of_a_device_that_are_none(lines: str, part: str, tmp_path: Path) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text(lines, encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        find_device(str(path), cpu_bytes=0)
+    assert part in str(raised.value)
+
+
+def test_a_whole_number_of_devices_may_be_written_with_a_point(tmp_path: Path) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text("memory_gib = 8.5\ncount = 2.0\ncontext_gib = 0.5\n", encoding="utf-8")
+    found = find_device(str(path), cpu_bytes=0)
+    assert (found.count, found.memory_bytes, found.context_bytes) == (2, int(8.5 * GIB), GIB // 2)
+
+
 def test_the_least_time_by_hand() -> None:
     """6 P + 6 L a d S operations a token at 989e12 a second, and 24 bytes a parameter of the optimizer at 3.35e12."""
     per_token = 6 * QWEN3_17B.matmul_weights + 6 * 28 * 16 * 128 * 2048

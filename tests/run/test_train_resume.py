@@ -252,3 +252,21 @@ def test_defaults_are_those_that_the_run_was_started_with(
             assert files_of(Path("runs/walk"), 4) == files_of(Path("whole/walk"), 4)
     assert hone("train", "walk.toml", "--resume", "steps=6", "algorithm.gae_lambda=0.9") == 2
     assert "algorithm.gae_lambda: 0.7 -> 0.9" in capsys.readouterr().err
+
+
+def test_a_resume_without_its_metrics_says_what_is_lost_and_makes_the_same_weights(
+    place: Path, straight: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = place / "runs/tiny"
+    (run / "metrics.jsonl").unlink()
+    capsys.readouterr()
+    assert hone(*RESUME) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "metrics.jsonl is gone: the metrics of steps 1 to 4 are lost to the report, to plots and to hone compare"
+        in said
+    )
+    assert "metrics.jsonl is gone" in (run / "log.txt").read_text(encoding="utf-8")
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()] == [5, 6]
+    last = "runs/tiny/checkpoints/step_00000006/policy/model.safetensors"
+    assert (place / last).read_bytes() == (straight / last).read_bytes()

@@ -13,7 +13,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import TextIO, cast
 
 import hone
@@ -94,8 +95,21 @@ def _call(command: CommandSpec, arguments: list[str]) -> CommandCall:
     overrides: list[str] = []
     if command.overrides:
         arguments, overrides = split_overrides(arguments, switches=command.switches(), options=command.value_flags())
+    _refuse_empty_values(arguments, command.value_flags())
     values = vars(build_parser(command).parse_args(arguments))
     return CommandCall(command=command.name, values=values, overrides=tuple(overrides))
+
+
+def _refuse_empty_values(arguments: Sequence[str], flags: Collection[str]) -> None:
+    """Raise ConfigError for options with an empty value, as of `--name "$UNSET"`: it would count as not given."""
+    empty = [
+        flag
+        for argument, following in pairwise([*arguments, "-"])
+        for flag, equals, value in [argument.partition("=")]
+        if flag in flags and not (value if equals else following).strip()
+    ]
+    if empty:
+        raise ConfigError(*(f"{flag} has an empty value; give one, or leave {flag} out" for flag in empty))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from hone.core.errors import ConfigError, ErrorCollector, did_you_mean
 from hone.core.strict_json import MAX_DIGITS
+from hone.process.user_files import file_fault
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Path of a value: `("stage", 0, "lr")` is `lr` in the first `[[stage]]`."""
@@ -82,6 +83,8 @@ def _text(path: Path) -> str:
             names = sorted(child.name for child in path.glob("*.toml"))
             there = f"; it contains {', '.join(names[:5])}" if names else ""
             raise ConfigError(f"{path} is a directory; name a config file{there}")
+        if fault := file_fault(path):
+            raise ConfigError(fault)
         if path.exists() and path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path} has {path.stat().st_size} bytes; a config file has at most {MAX_BYTES}")
         content = path.read_bytes()

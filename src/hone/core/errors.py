@@ -102,6 +102,20 @@ class ErrorCollector:
             raise self.error_type(*self.messages)
 
 
+_OTHERS_SHOWN: Final = 5
+
+
+def one_line(faults: Mapping[str, str], things: str) -> list[str]:
+    """Faults of one kind as one line, or none: the first in full, and the names of the others. `faults` are sentences
+    by the name of what they are of, and `things` their plural: `tensors`."""
+    names = list(faults)[1 : _OTHERS_SHOWN + 1]
+    more = len(faults) - 1
+    if more <= 0:
+        return list(faults.values())
+    dots = ", ..." if more > len(names) else ""
+    return [f"{next(iter(faults.values()))}; and so {more} more {things}: {', '.join(names)}{dots}"]
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Format a hint: `; did you mean lr?` if a known name is close, else the sorted list of known names."""
     close = nearest_name(name, known)

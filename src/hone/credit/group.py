@@ -67,7 +67,9 @@ def group_relative(
     if scale == "group":
         advantage /= np.where(dead, 1.0, deviation + epsilon)[numbers]
     elif scale == "centred_group":
-        advantage /= _about_baseline(advantage, numbers, ddof, epsilon)[numbers]
+        count = np.bincount(numbers) - ddof
+        about = np.sqrt(np.bincount(numbers, weights=advantage**2) / np.maximum(count, 1)) + epsilon
+        advantage /= np.where((count > 0) & (about > 0), about, 1.0)[numbers]
     elif scale in ("batch", "centred_batch") and len(score) > ddof:
         advantage /= _batch_divisor(score if scale == "batch" else advantage, ddof, epsilon)
     silent = dead if center in ("group", "leave_one_out") or scale == "group" else np.zeros_like(dead)
@@ -86,14 +88,6 @@ def _minus_baseline(score: Floats, numbers: Ints, center: Center) -> Floats:
         return above
     count = np.bincount(numbers)
     return above * (count / np.maximum(count - 1, 1))[numbers]
-
-
-def _about_baseline(advantage: Floats, numbers: Ints, ddof: Ddof, epsilon: float) -> Floats:
-    """`[G]` root of the sum of squares over K - ddof of each group, plus epsilon; 1 where both are 0, and for a single
-    score."""
-    count = np.bincount(numbers) - ddof
-    divisor = np.sqrt(np.bincount(numbers, weights=advantage**2) / np.maximum(count, 1)) + epsilon
-    return np.where((count > 0) & (divisor > 0), divisor, 1.0)
 
 
 def _batch_divisor(score: Floats, ddof: Ddof, epsilon: float) -> float:

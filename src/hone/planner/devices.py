@@ -4,6 +4,7 @@ The rates are the vendors' figures for dense products. Usable share and context 
 device: what an allocator wastes, and what a driver keeps; both are printed with every plan.
 """
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from typing import Any, Final
 from hone.core.errors import ConfigError, did_you_mean
 
 GIB: Final = 1 << 30
+USABLE: Final = 0.95
+"""Share of a GPU's memory that tensors may take, where nothing else is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class DeviceSpec:
     """Bytes per second from memory; 0: not known."""
     link_bytes: float = 0.0
     """Bytes per second to the next device, one way."""
-    usable: float = 0.95
+    usable: float = USABLE
     """Share of the memory that tensors may take."""
     context_bytes: int = 0
     """Memory that the driver and its libraries keep."""
@@ -120,19 +123,15 @@ def _from_file(path: Path) -> DeviceSpec:
     numbers: dict[str, float] = {}
     for key in _FILE_NUMBERS:
         value = table.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
             numbers[key] = value
         elif value is not None:
             faults.append(f"{path}: {key} must be a number of at least 0, got {value!r}")
     name, is_gpu = table.get("name", path.stem), table.get("gpu", True)
     for key, word, kind, wanted in (("name", name, str, "text"), ("gpu", is_gpu, bool, "true or false")):
-        if not isinstance(word, kind):
+        if not isinstance(word, kind) or word == "":
             faults.append(f"{path}: {key} must be {wanted}, got {word!r}")
-    faults += [
-        f"{path}: {key} must be {least:g} to {most:g}, got {numbers[key]:g}"
-        for key, least, most in _RANGES
-        if key in numbers and not least <= numbers[key] <= most
-    ]
+    faults += [f"{path}: {fault}" for fault in _number_faults(numbers)]
     if "memory_gib" not in table:
         faults.append(f"{path}: memory_gib is missing: the memory of one device")
     if faults:
@@ -144,3 +143,18 @@ def _from_file(path: Path) -> DeviceSpec:
         for field, unit in [_FILE_NUMBERS[key]]
     }
     return DeviceSpec(name=name, is_gpu=is_gpu, **values)
+
+
+def _number_faults(numbers: Mapping[str, float]) -> list[str]:
+    """Figures of a device that cannot be."""
+    faults = [
+        f"{key} must be {least:g} to {most:g}, got {numbers[key]:g}"
+        for key, least, most in _RANGES
+        if key in numbers and not least <= numbers[key] <= most
+    ]
+    if numbers.get("count", 1) % 1:
+        faults.append(f"count must be a whole number of devices, got {numbers['count']!r}")
+    room, kept = numbers.get("memory_gib", math.inf) * numbers.get("usable", USABLE), numbers.get("context_gib", 0.0)
+    if kept >= room > 0:
+        faults.append(f"context_gib = {kept:g} leaves nothing of memory_gib x usable = {room:g}")
+    return faults

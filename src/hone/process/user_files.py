@@ -1,4 +1,5 @@
-"""User code: its names (`file.py:name`, `package.module:name`), checked without an import, and its source files.
+"""Files of the user: what kind of file a path is, and code: its names (`file.py:name`, `package.module:name`), checked
+without an import, and its source files.
 
 A name's files are those that it names and, from there, those that they import; nothing is run. Files of the standard
 library, of installed packages and of hone are left out. A module that the code finds in another way (`sys.path`
@@ -6,10 +7,12 @@ changed, a computed name) is not found here.
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import re
+import stat
 import sys
 import sysconfig
 import traceback
@@ -18,7 +21,7 @@ from importlib import invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Final, cast
 
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 
@@ -227,3 +230,48 @@ def _find_spec(name: str, places: Sequence[str], *, hooks: bool) -> ModuleSpec |
 def _is_users(file: Path) -> bool:
     own = [str(Path(__file__).parents[1]), *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib"))]
     return not any(file.is_relative_to(folder) for folder in own) and not any(part in _INSTALLED for part in file.parts)
+
+
+# ------------------------------------------------------------------------------------------------------ kinds of files
+
+
+_SPECIAL: Final[Mapping[int, str]] = {
+    stat.S_IFIFO: "a pipe, which can be read only once, and hone reads a file again when it checks, hashes or resumes: "
+    "write its content to a file, and name that",
+    stat.S_IFSOCK: "a socket; name a file",
+    stat.S_IFCHR: "a device; name a file",
+    stat.S_IFBLK: "a device; name a file",
+}
+"""Kinds of paths that are no files, by the type in their mode."""
+_CONTENTS: Final[Mapping[bytes, tuple[str, tuple[str, ...]]]] = {
+    b"\x1f\x8b": ("compressed by gzip: decompress it (gunzip)", (".gz",)),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd: decompress it (unzstd)", (".zst",)),
+    b"\xfd7zXZ\x00": ("compressed by xz: decompress it (unxz)", (".xz",)),
+    b"BZh": ("compressed by bzip2: decompress it (bunzip2)", (".bz2",)),
+    b"PK\x03\x04": ("a zip archive: unpack it", (".zip",)),
+    b"PAR1": ("a parquet file: name it .parquet", (".parquet",)),
+    b"SQLite format 3\x00": ("a SQLite database: name it .db, or export its rows", (".db", ".sqlite", ".sqlite3", "")),
+    b"\x89HDF": ("an HDF5 file: name it .hdf5", (".hdf5", ".h5", ".hdf")),
+    b"\xff\xfe": ("text in UTF-16: save it as UTF-8", ()),
+    b"\xfe\xff": ("text in UTF-16: save it as UTF-8", ()),
+    b"version https://git-lfs": ("a pointer of Git LFS and not the file: fetch it (git lfs pull)", ()),
+}
+"""First bytes of a file -> its kind with what to do, and the endings under which such a file is expected."""
+
+
+def file_fault(path: Path) -> str:
+    """The reason why the path cannot be read as the file that its name says: a link to nothing, a pipe, a device, or
+    content of another kind, such as gzip under the name of JSON Lines; "" for any other, also where there is nothing.
+    """
+    if path.is_symlink() and not path.exists():
+        return f"{path} is a link to {path.readlink()}, which does not exist; mend the link, or name the file itself"
+    if not path.exists() or path.is_dir():
+        return ""
+    if special := _SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):
+        return f"{path} is {special}"
+    with contextlib.suppress(OSError), path.open("rb") as file:  # whoever reads it tells why it cannot be opened
+        head = file.read(max(map(len, _CONTENTS)))
+        for magic, (kind, endings) in _CONTENTS.items():
+            if head.startswith(magic) and path.suffix.lower() not in endings:
+                return f"{path} is {kind}"
+    return ""

@@ -411,7 +411,7 @@ def _open_records(
         changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
         lines = [f"from step {done + 1} on: {change}" for change in changes]
         notes = [*notes, *lines, *ranks_note(changes, order.config)]
-    metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
+    metrics, repairs = open_metrics(folder.metrics_path, after_step=done, every=order.config.run.log_every)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
         progress.note(note)

@@ -113,6 +113,11 @@ def test_all_faults_are_told_before_anything_is_made(place: Path, capsys: pytest
         ("late.toml", 2, "halving.first_steps = 9 must be below steps = 3"),
         ("many.toml", 2, "over: 1600 combinations are more than 1000"),
         ("far.toml", 2, "over.learner.lr is a range, and a grid needs a list"),
+        ("nope.toml", 2, "metric = 'nope' in nope.toml:2 is no metric that a run writes; such as reward/mean"),
+        ("run.toml --over learner.lr=1e-3 --metric reward/maen", 2, "--metric 'reward/maen' is no metric"),
+        ("run.toml --over learner.lr=1e-3 --metric reward/maen", 2, "did you mean reward/mean?"),
+        ("run.toml --over learner.lr=1e-3 --metric mean", 2, "--metric 'mean' is no metric"),
+        ("run.toml --over learner.lr=1e-3 metric=reward/mean", 2, "unknown key metric on the command line"),
     ],
 )
 def test_bad_sweeps(words: str, code: int, said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +129,7 @@ def test_bad_sweeps(words: str, code: int, said: str, place: Path, capsys: pytes
         "linear.toml": PLAIN.replace("constant", "linear"),
         "late.toml": f'config = "run.toml"\nhalving.first_steps = 9\n[over]\n{rates}\n',
         "many.toml": f'config = "run.toml"\n[over]\nlearner.epochs = [{numbers}]\nrollout_steps = [{numbers}]\n',
+        "nope.toml": f'config = "run.toml"\nmetric = "nope"\n[over]\n{rates}\n',
         "far.toml": 'config = "run.toml"\n[over]\nlearner.lr = { low = 1, high = 2 }\n',
     }.items():
         Path(name).write_text(text)

@@ -177,14 +177,15 @@ def test_a_sweep_of_failures_ends_with_their_errors_and_can_be_tried_again(tmp_p
     assert all(one.endswith("+") for one in begun.made if one.startswith("search/"))
 
 
-def test_a_metric_that_no_run_has_leaves_the_runs(tmp_path: Path) -> None:
-    runner = WrittenRuns(tmp_path)
+def test_a_metric_that_no_run_has_stops_the_sweep_at_the_first_run_and_leaves_it(tmp_path: Path) -> None:
+    runner = WrittenRuns(tmp_path, slots=1)
     with pytest.raises(DataError, match="has no metric 'reward/mena'") as caught:
         sweep(tmp_path / "s", runner, metric="reward/mena").run()
     assert "--resume --metric NAME judges them by another metric" in caught.value.messages[-1]
+    assert len(runner.made) == 1
     again = WrittenRuns(tmp_path)
     assert sweep(tmp_path / "s", again).run().record.finalists == (3,)
-    assert all(one.startswith("fresh/") for one in again.made)
+    assert runner.made[0] not in again.made
 
 
 def test_keys_that_a_comparison_ignores_cannot_be_swept() -> None:

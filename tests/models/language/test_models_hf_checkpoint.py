@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -320,3 +321,58 @@ def test_a_mix_of_floating_dtypes_is_read_exactly(folder):
     save_model(load_model(folder), folder / "again", tokenizer_from=None)
     again = load_file(folder / "again" / "model.safetensors")
     assert all(torch.equal(again[name], mixed[name].float()) for name in mixed)
+
+
+def faults_after(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> tuple[str, ...]:
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    with pytest.raises(DataError) as error:
+        load_model(folder)
+    return error.value.messages
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda value: value * torch.nan, "NaN or infinite numbers; the checkpoint is broken; and so "),
+        (lambda value: value.repeat(*[2] * value.dim()), "has shape (100, 32); config.json asks for (50, 16); and so "),
+        (lambda value: value.to(torch.int8), "quantised weights are not supported; and so "),
+    ],
+)
+def test_one_fault_of_all_tensors_is_one_line(folder, change, says) -> None:
+    messages = faults_after(folder, lambda tensors: {name: change(value) for name, value in tensors.items()})
+    (message,) = messages
+    count = len(load_file(folder / "model.safetensors")) - 1
+    assert f"and so {count} more tensors: " in message
+    assert says in message
+    assert message.endswith(", ...")
+
+
+def test_other_names_are_two_lines(folder) -> None:
+    lost, surplus = faults_after(folder, lambda tensors: {f"x.{name}": value for name, value in tensors.items()})
+    assert lost.count("is missing") == 1
+    assert "did you mean x.model" in lost
+    assert "is not part of a" in surplus
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"<html>404</html>", "is damaged or cut short"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:a\n", "is a pointer of Git LFS"),
+        (b"\x1f\x8b\x08\x00", "is compressed by gzip: decompress it"),
+        (b"PK\x03\x04", "is a zip archive: unpack it"),
+    ],
+)
+def test_a_file_of_another_kind_is_one_line(folder, content, says) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(DataError) as error:
+        load_model(folder)
+    (message,) = error.value.messages
+    assert says in message
+
+
+def test_a_link_to_nothing_is_named(folder) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../blobs/gone")
+    with pytest.raises(DataError, match=r"model\.safetensors is a link to \.\./blobs/gone, which does not exist"):
+        load_model(folder)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hone.core.errors import ResourceError
 from hone.run.store import durable
 from hone.run.store.metrics import (
+    metric_catalogue,
     metrics_line,
     open_metrics,
     read_metrics,
@@ -191,3 +192,51 @@ def test_a_full_disk_leaves_whole_lines_only(tmp_path, monkeypatch):
     writer.append(2, {"a": 2})
     writer.close()
     assert path.read_text() == '{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluates", "why"),
+    [
+        ("reward/mean", False, ""),
+        ("rewards/format", False, ""),  # a reward's name is the user's
+        ("world/treasure", False, ""),
+        ("eval/score", True, ""),
+        ("eval/score", False, "the config has no [evaluation]"),
+        ("eval/scroe", True, "did you mean eval/score?"),
+        ("nope", True, "is no metric that a run writes"),
+        ("reward", True, "is no metric that a run writes"),
+        ("", True, "is no metric that a run writes"),
+        ("Reward/Mean", True, "did you mean reward/mean?"),
+    ],
+)
+def test_names_that_no_recipe_writes(name: str, evaluates: bool, why: str) -> None:
+    told = " ".join(metric_catalogue().absence(name, evaluates=evaluates))
+    assert why in told
+    assert bool(why) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("steps", "after", "every", "says"),
+    [
+        (None, 7, 1, "metrics.jsonl is gone: the metrics of steps 1 to 7 are lost"),
+        (None, 7, 10, ""),  # the first line would be at step 10
+        (None, 0, 1, ""),
+        ([], 3, 1, "metrics.jsonl is empty: the metrics of steps 1 to 3 are lost"),
+        ([1, 2, 3, 4], 7, 1, "metrics.jsonl ends at step 4: the metrics of steps 5 to 7 are lost"),
+        ([1, 2, 3, 4, 5, 6, 7], 7, 1, ""),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 7, 1, "1 lines after step 7 cut"),
+        ([5, 10], 14, 5, ""),
+        ([5, 10], 15, 5, "ends at step 10: the metrics of steps 11 to 15 are lost"),
+        ([5, 10], 14, 1, ""),  # the run wrote a line for five steps until now
+    ],
+)
+def test_metrics_that_a_resume_lacks_are_named(steps, after, every, says, tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    if steps is not None:
+        path.touch()
+        write(path, steps)
+    writer, repairs = open_metrics(path, after_step=after, every=every)
+    writer.append(after + 1, {})
+    writer.close()
+    assert len(repairs) == bool(says)
+    assert says in " ".join(repairs)

@@ -22,6 +22,7 @@ from hone.run.callbacks import stop_on_signals
 from hone.run.report.comparison_page import latest_scores, score_text, significance_note, trial_end, write_sweep_page
 from hone.run.store.comparison import SWEEP, SweepJournal, SweepRecord, read_sweep
 from hone.run.store.folder import RunLock, check_name
+from hone.run.store.metrics import metric_catalogue
 
 if TYPE_CHECKING:
     from hone.evaluate.sweep.search import SweepResult
@@ -251,6 +252,8 @@ def _check_trials(asked: _SweepCall, keys: Sequence[SweptKey], trials: Sequence[
     """Resolve the config of every trial. Raises ConfigError with all faults."""
     messages: dict[str, None] = {}
     warnings: dict[str, None] = {}
+    source, metric = asked.sources.source_of(("metric",)), asked.config.metric
+    option = f"--metric {metric!r}" if source == COMMAND_LINE else f"metric = {metric!r} in {source}"
     for settings in trials:
         try:
             resolved = planned_runs(_trial_document(asked, keys, settings))[0].resolved
@@ -259,6 +262,10 @@ def _check_trials(asked: _SweepCall, keys: Sequence[SweptKey], trials: Sequence[
             continue
         warnings |= dict.fromkeys(resolved.warnings)
         messages |= dict.fromkeys(_halving_faults(asked.config, resolved))
+        # A recipe of somebody else's may write any metric; the first run that ends shows it.
+        if metric and type(resolved.config).__module__.startswith("hone."):
+            evaluates = any(key.startswith("evaluation.") for key in resolved.settings())
+            messages |= {f"{option} {why}": None for why in metric_catalogue().absence(metric, evaluates=evaluates)}
     if messages:
         raise ConfigError(*messages)
     require_consent(list(warnings), yes=yes)

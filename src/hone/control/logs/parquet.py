@@ -24,6 +24,7 @@ from hone.control.logs.minari import read_minari, write_minari
 from hone.core.episodes import Episodes, column_table
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of, row_sums
+from hone.process.user_files import file_fault
 
 Array = NDArray[np.generic]
 
@@ -248,6 +249,8 @@ def _read_parquet(path: Path, spaces: SpacePair | None) -> DecisionLog:
 
 def _table(path: Path) -> pa.Table:
     """The table of a file with the columns that must be there. Raises DataError."""
+    if fault := file_fault(path):
+        raise DataError(fault)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; paths are relative to the working directory, {Path.cwd()}")
     try:

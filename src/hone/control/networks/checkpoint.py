@@ -35,7 +35,7 @@ from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPoli
 from hone.control.networks.options import OptionCriticPolicy, OptionTablePolicy
 from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
 from hone.control.networks.recurrent import RecurrentActorCritic
-from hone.core.errors import DataError
+from hone.core.errors import DataError, one_line
 from hone.core.strict_json import strict_json
 
 FORMAT = 2
@@ -94,14 +94,14 @@ def load_weights(policy: ControlPolicy, folder: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: cannot read the weights of the policy: {error}") from error
     wanted = policy.state_dict()
-    faults = [f"{path}: no tensor {name}" for name in wanted if name not in tensors]
-    faults += [f"{path}: unknown tensor {name}" for name in tensors if name not in wanted]
-    faults += [
-        f"{path}: {name} has shape {list(tensors[name].shape)}, the policy's is {list(wanted[name].shape)}"
+    lost = {name: f"{path}: no tensor {name}" for name in wanted if name not in tensors}
+    unknown = {name: f"{path}: unknown tensor {name}" for name in tensors if name not in wanted}
+    unfit = {
+        name: f"{path}: {name} has shape {list(tensors[name].shape)}, the policy's is {list(wanted[name].shape)}"
         for name in wanted
         if name in tensors and tensors[name].shape != wanted[name].shape
-    ]
-    if faults:
+    }
+    if faults := [line for kind in (lost, unknown, unfit) for line in one_line(kind, "tensors")]:
         raise DataError(*faults)
     _require_same_gaussian(policy, folder / "policy.json")
     policy.load_state_dict(tensors)

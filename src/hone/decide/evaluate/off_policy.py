@@ -53,6 +53,7 @@ from hone.decide.joins.parquet import read_view, view_action_sets
 from hone.decide.joins.view import JoinConfig, take_decisions
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import log_name
+from hone.process.user_files import file_fault
 
 DEFAULT_ESTIMATORS: tuple[EstimatorName, ...] = ("dr", "snips", "ips", "dm")
 LOGGED = "the log's policy"
@@ -390,6 +391,8 @@ def read_decision_table(
     a choice.
     """
     path = Path(address)
+    if "://" not in address and (fault := file_fault(path)):
+        raise DataError(fault)
     if "://" not in address and not path.exists():
         raise DataError(f"{log_name(address)}: there is no such log or view; paths are relative to {Path.cwd()}")
     if "://" not in address and (path.is_dir() or path.suffix == ".parquet"):

@@ -20,6 +20,7 @@ from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Flo
 from hone.core.errors import DataError
 from hone.core.strict_json import strict_json
 from hone.decide.log.protocol import DecisionLog
+from hone.process.user_files import file_fault
 
 # ----------------------------------------------------------------------------------------------------------- vw parsing
 
@@ -408,6 +409,8 @@ def read_vw_log(path: Path, *, kind: VwFormat, tenant: str = "default", start_s:
     contradicts itself or has a probability outside of (0, 1]; then nothing was converted.
     """
     faults = _VwFaults()
+    if fault := file_fault(path):
+        raise DataError(fault)
     try:
         with path.open(encoding="utf-8-sig") as file:
             examples = list(_parse_dsjson(file, faults) if kind == "dsjson" else _parse_text(file, faults, kind))

@@ -10,7 +10,8 @@ of `hone train`, several at a time, and are scored as `hone compare` does.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 from pathlib import Path
 
 from hone.core.errors import DataError, InterruptedRun
-from hone.evaluate.comparison import IGNORED_KEYS, compare
+from hone.evaluate.comparison import IGNORED_KEYS, compare, read_runs
 from hone.process.commands import CommandEnd, CommandRunner, HoneCommand, run_commands
 from hone.run.store.comparison import GroupSummary, TrialScore
 from hone.run.store.folder import MANIFEST
@@ -175,8 +176,14 @@ class TrialTrainer:
             )
             for one in trials
         ]
-        try:
+        with self._metric_advice():
             return judge(judged, root=folder, metric=self.metric)
+
+    @contextmanager
+    def _metric_advice(self) -> Iterator[None]:
+        """Adds what to do to faults of runs that are judged by a named metric."""
+        try:
+            yield
         except DataError as fault:
             if not self.metric:
                 raise
@@ -217,6 +224,10 @@ class TrialTrainer:
         done = sum(record.finished_runs.get(one.name, 0) >= one.steps for one in runs)
         how = "finished" if end.code == 0 else "stopped" if self.stopping() else "failed"
         self.note(f"{run.name} {how} ({trial_label(run.trial.number, run.trial.settings)}): {done} of {len(runs)} runs")
+        if end.code == 0 and self.metric:
+            # of the first run, not of the last: a metric that none of them writes shows at once
+            with self._metric_advice():
+                read_runs([str(self.journal.folder / run.name)], self.journal.folder, metric=self.metric)
 
 
 def _reason(run: TrialRun, end: CommandEnd) -> str:

@@ -5,7 +5,7 @@ Pickled weights and remote code are not supported.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hone.core.errors import DataError, ErrorCollector, did_you_mean
+from hone.core.errors import DataError, ErrorCollector, did_you_mean, one_line
 from hone.models.language.config import ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder
 from hone.models.language.lora import LoraAdapter, LoraConfig, new_adapter, weights_sha256
@@ -27,6 +27,7 @@ from hone.models.language.peft_folder import (
 )
 from hone.models.language.tokenizers import read_json, tokenizer_files
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
+from hone.process.user_files import file_fault
 
 WEIGHTS_FILE: Final = "model.safetensors"
 SCALAR_HEAD: Final = "score.weight"
@@ -34,7 +35,6 @@ SCALAR_HEAD: Final = "score.weight"
 SHARD_BYTES: Final = 5_000_000_000
 INDEX_FILE: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_MAX_SHOWN: Final = 10
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
 _STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -126,17 +126,18 @@ def load_pieces(
         _read_file(file, wanted, parameters, file_of, faults)
     if config.tie_embeddings and not faults.messages:
         faults.extend(_untied_head_faults(file_of))
-    lost = [name for name in wanted if name not in file_of]
+    damaged = not set(files) <= {*file_of.values()}  # what its file lacks is not missing besides
     # Older writers add tensors that follow from the rest.
     redundant = {_HEAD} if config.tie_embeddings else set[str]()
     redundant |= {name for name in file_of if name.endswith("rotary_emb.inv_freq")}
-    surplus = [name for name in file_of if name not in wanted and name not in redundant]
-    faults.extend(
-        _shortened_list(
-            lost, lambda name: f"{_missing_fault(folder, name)}: tensor {name} is missing{did_you_mean(name, surplus)}"
-        )
-    )
-    faults.extend(_shortened_list(surplus, lambda name: _surplus_fault(file_of[name], name, config)))
+    surplus = sorted((name for name in file_of if name not in wanted and name not in redundant), key=SCALAR_HEAD.__ne__)
+    lost = {
+        name: f"{_missing_fault(folder, name)}{did_you_mean(name, surplus).split('; known')[0]}"
+        for name in wanted
+        if name not in file_of and not damaged
+    }
+    faults.extend(one_line(lost, "tensors"))
+    faults.extend(one_line({name: _surplus_fault(file_of[name], name, config) for name in surplus}, "tensors"))
     faults.raise_if_any()
 
 
@@ -259,12 +260,18 @@ def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
         outside = [name for name in names if Path(name).name != name]
         faults.extend(f"{folder / INDEX_FILE}: {name!r} is not a file of this folder" for name in outside)
         missing = [name for name in names if name not in outside and not (folder / name).is_file()]
-        faults.extend(
-            f"{folder / name} does not exist, but {INDEX_FILE} lists it: fetch the folder again" for name in missing
-        )
+        absent = {
+            name: file_fault(folder / name)
+            or f"{folder / name} does not exist, but {INDEX_FILE} lists it: fetch the folder again"
+            for name in missing
+        }
+        faults.extend(one_line(absent, "files"))
         return [folder / name for name in names if name not in missing and name not in outside]
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
+    if link := file_fault(folder / WEIGHTS_FILE):
+        faults.add(link)
+        return []
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if pickles:
         faults.add(
@@ -293,22 +300,28 @@ def _read_file(
                 for name in file_of.keys() & names
             )
             file_of.update(dict.fromkeys(names, file))
-            for name in sorted(wanted.keys() & names):
-                faults.extend(_fill(file, wanted[name], tensors.get_tensor(name), parameters))
+            unfit = [
+                (kind, name, f"{file}: tensor {name} {fault}")
+                for name in sorted(wanted.keys() & names)
+                for kind, fault in _fill(wanted[name], tensors.get_tensor(name), parameters)
+            ]
+        for kind in dict.fromkeys(kind for kind, _, _ in unfit):
+            faults.extend(one_line({name: fault for one, name, fault in unfit if one == kind}, "tensors"))
     except (SafetensorError, OSError) as error:
-        faults.add(f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
+        other = file_fault(file)
+        faults.add(other or f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
 
 
-def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[str]:
+def _fill(piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Copy a tensor into its parameter; yields the kind of its fault, and the fault."""
     target = _rows(parameters, piece)
     if tensor.shape != target.shape:
-        stored, asked = tuple(tensor.shape), tuple(target.shape)
-        yield f"{file}: tensor {piece.checkpoint_name} has shape {stored}; config.json asks for {asked}"
+        yield "shape", f"has shape {tuple(tensor.shape)}; config.json asks for {tuple(target.shape)}"
     elif tensor.dtype not in _STORED_DTYPES:
-        yield f"{file}: tensor {piece.checkpoint_name} holds {tensor.dtype}; quantised weights are not supported"
+        yield "type", f"holds {tensor.dtype}; quantised weights are not supported"
     elif not bool(torch.isfinite(tensor).all()):
         count = int((~torch.isfinite(tensor)).sum())
-        yield f"{file}: tensor {piece.checkpoint_name} holds {count} NaN or infinite numbers; the checkpoint is broken"
+        yield "number", f"holds {count} NaN or infinite numbers; the checkpoint is broken"
     else:
         target.copy_(piece.from_checkpoint(tensor))
 
@@ -320,9 +333,3 @@ def _surplus_fault(file: Path, name: str, config: ModelConfig) -> str:
             'the folder of a policy here; as a reward it is named in rewards.functions, by kind = "model"'
         )
     return f"{file}: tensor {name} is not part of a {config.family}"
-
-
-def _shortened_list(names: Sequence[str], say: Callable[[str], str]) -> Iterator[str]:
-    yield from (say(name) for name in names[:_MAX_SHOWN])
-    if len(names) > _MAX_SHOWN:
-        yield f"... and {len(names) - _MAX_SHOWN} more tensors"

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
+from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean, one_line
 from hone.models.language.config import Json, ModelConfig
 from hone.models.language.lora import LoraAdapter, LoraSettings, adaptable_layers, linear_sizes
 from hone.models.language.tokenizers import read_json
@@ -27,7 +27,6 @@ ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 ADAPTER_BASE: Final = "adapter_base.json"
 _PREFIX: Final = "base_model.model."
 _FINGERPRINT, _PLACE = "sha256", "path"
-_MAX_SHOWN: Final = 5
 _UNSUPPORTED: Final = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -86,21 +85,22 @@ class PeftFolder:
         )
 
     def _tensor_faults(self, expected: Mapping[str, tuple[int, int]]) -> Iterator[str]:
-        file, faults = self.path / ADAPTER_WEIGHTS, list[str]()
+        file = self.path / ADAPTER_WEIGHTS
+        foreign, shapes, single = (dict[str, str]() for _ in range(3))
         for name, shape in self.shapes.items():
             other = name.replace(".lora_A.", ".lora_?.").replace(".lora_B.", ".lora_A.").replace("?", "B")
+            tensor = f"{file}: tensor {_PREFIX}{name}"
             if name not in expected:
-                near = did_you_mean(name, list(expected))
-                faults.append(f"tensor {_PREFIX}{name} is of no linear layer of {self.base} that hone can adapt{near}")
+                near = did_you_mean(name, list(expected)).split("; known")[0]
+                foreign[name] = f"{tensor} is of no linear layer of {self.base} that hone can adapt{near}"
             elif shape != expected[name]:
-                faults.append(f"tensor {_PREFIX}{name} has shape {shape}; {self.base} asks for {expected[name]}")
+                shapes[name] = f"{tensor} has shape {shape}; {self.base} asks for {expected[name]}"
             elif other not in self.shapes:
-                faults.append(f"tensor {_PREFIX}{other} is missing")
+                single[other] = f"{file}: tensor {_PREFIX}{other} is missing"
         if not self.shapes:
-            faults.append("no tensors; this is no adapter")
-        yield from (f"{file}: {fault}" for fault in faults[:_MAX_SHOWN])
-        if len(faults) > _MAX_SHOWN:
-            yield f"{file}: ... and {len(faults) - _MAX_SHOWN} more; is {self.base} the base of this adapter?"
+            yield f"{file}: no tensors; this is no adapter"
+        for faults in (foreign, shapes, single):
+            yield from one_line(faults, "tensors")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -164,14 +164,15 @@ def load_factors(adapter: LoraAdapter, folder: PeftFolder) -> None:
             f"the adapter's own base into base_model_name_or_path of a copy of {folder.path}"
         )
     pieces = {f"{name}.lora_B.weight": update.piece for name, update in adapter.updates.items()}
-    faults = ErrorCollector(DataError)
+    broken: dict[str, str] = {}
     with safe_open(file, framework="pt") as tensors, torch.no_grad():
         for name, factor in adapter.factors():
             tensor: Tensor = tensors.get_tensor(f"{_PREFIX}{name}")
             if not bool(torch.isfinite(tensor).all()):
-                faults.add(f"{file}: tensor {_PREFIX}{name} holds NaN or infinite numbers; the adapter is broken")
+                broken[name] = f"{file}: tensor {_PREFIX}{name} holds NaN or infinite numbers; the adapter is broken"
             factor.copy_(pieces[name].from_checkpoint(tensor) if name in pieces else tensor)
-    faults.raise_if_any()
+    if broken:
+        raise DataError(*one_line(broken, "tensors"))
     adapter.merge()
 
 
@@ -269,11 +270,12 @@ def _read_header(file: Path, faults: ErrorCollector) -> dict[str, tuple[int, ...
     try:
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
-            faults.extend(
-                f"{file}: tensor {name} does not begin with {_PREFIX}, as PEFT names them"
+            other = {
+                name: f"{file}: tensor {name} does not begin with {_PREFIX}, as PEFT names them"
                 for name in names
                 if not name.startswith(_PREFIX)
-            )
+            }
+            faults.extend(one_line(other, "tensors"))
             return {name.removeprefix(_PREFIX): tuple(tensors.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError) as error:
         faults.add(f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")

@@ -9,6 +9,7 @@ from hone.core.conversation import Message
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.core.random import permutation
 from hone.core.strict_json import strict_json
+from hone.process.user_files import file_fault
 from hone.rewards.references import describe_missing
 
 _ANSWERS = ("good", "bad")
@@ -30,6 +31,8 @@ class CanaryItem:
 
 def read_canaries(path: Path, *, column: str | None) -> list[CanaryItem]:
     """The canaries of a JSONL file; `column` must be in each row. Raises DataError with every fault and its line."""
+    if fault := file_fault(path):
+        raise DataError(f"canaries.path: {fault}")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -8,16 +8,20 @@ runs can be compared byte for byte.
 import json
 import math
 import os
+import re
+import tomllib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.errors import DataError
+from hone.core.errors import DataError, nearest_name
 from hone.core.strict_json import Json
 from hone.run.store.durable import from_json, raise_write_error, replace_file, sync_path, write_all, writing
 
@@ -37,6 +41,8 @@ CLOCK_NAMES = frozenset(
     }
 )
 """Further metrics that depend on time; those of an evaluation have `eval/` before them."""
+CATALOGUE = Path(__file__).with_name("metrics.toml")
+"""Every metric that hone's own recipes can write, with unit and meaning."""
 STEP = "step"
 NON_FINITE = "non_finite"
 _MAX_STEP = 1 << 62
@@ -86,16 +92,27 @@ class OpenedMetrics(NamedTuple):
     repairs: list[str]
 
 
-def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
+def open_metrics(path: Path, *, after_step: int = 0, every: int = 1) -> OpenedMetrics:
     """Open for appending after `after_step`: an incomplete last line, damaged lines and lines of later steps are
-    removed, and the removal is noted. Raises ResourceError for the disk."""
+    removed, and the removal is noted, as are lines that the file lacks. `every` is the steps of a line. Raises
+    ResourceError for the disk."""
     repairs: list[str] = []
-    if path.exists():
+    there = path.exists()
+    if there:
         torn = repair_last_line(path)
         repairs += [torn] if torn else []
         repairs += remove_damaged_lines(path)
         removed = truncate_after(path, after_step)
         repairs += [f"{path.name}: {removed} lines after step {after_step} cut"] if removed else []
+    steps = _read_lines(path).steps
+    spacing = max([every, *(after - before for before, after in pairwise(steps))])
+    if after_step - (last := steps[-1] if steps else 0) >= spacing:
+        ends = f"ends at step {last}" if last else "is empty" if there else "is gone"
+        repairs.append(
+            f"{path.name} {ends}: the metrics of steps {last + 1} to {after_step} are lost to the report, to plots and "
+            "to hone compare. The checkpoint holds all that training needs, so the run goes on with the same bits; to "
+            "have the metrics as well, stop, put the file back from a copy, and resume again"
+        )
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     return OpenedMetrics(MetricsWriter(path=path, descriptor=descriptor, last_step=after_step), repairs)
@@ -262,3 +279,58 @@ def _step_of(line: dict[str, Json], path: Path, number: int) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or not 0 < step < _MAX_STEP:
         raise DataError(f"{path}:{number} has no step: {step!r}")
     return step
+
+
+# ------------------------------------------------------------------------------------------------------------ catalogue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricCatalogue:
+    """Every metric that hone's own recipes can write."""
+
+    groups: Mapping[str, Mapping[str, tuple[str, str]]]
+    """Group -> metric -> (unit, meaning)."""
+    parts: Mapping[str, Sequence[str]]
+    """The values of `{phase}`, `{stop}`, `{part}`; other names in braces stand for a number, or for another metric."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all groups; those in braces stand for a part that varies."""
+        return [name for own in self.groups.values() for name in own]
+
+    def pattern(self) -> re.Pattern[str]:
+        """Matches every name that the catalogue lists."""
+        parts = {name: "|".join(values) for name, values in self.parts.items()}
+        parts |= {
+            "task": r"\d+",
+            "step": r"\d+",
+            "metric": r".+",
+            "reward": r".+",
+            "fact": r"\w+",
+            "dialogue": r"\w+/\w+",
+        }
+        braces = re.compile(r"\\\{(\w+)\\\}")
+        return re.compile(
+            "|".join(braces.sub(lambda part: f"(?:{parts[part[1]]})", re.escape(one)) for one in self.names)
+        )
+
+    def absence(self, name: str, *, evaluates: bool) -> list[str]:
+        """The reason why no recipe of hone's writes a metric of this name; none where one may.
+
+        A name with a part that varies (`rewards/NAME`, `world/FACT`) passes: it is known once a run writes.
+        """
+        if not self.pattern().fullmatch(name):
+            near = nearest_name(name, [one for one in self.names if "{" not in one])
+            others = "such as reward/mean, eval/score; docs/reference/metrics.md has all"
+            return [f"is no metric that a run writes; {f'did you mean {near}?' if near else others}"]
+        if name.startswith("eval/") and not evaluates:
+            return ["is written by evaluations, and the config has no [evaluation]; add one, or take reward/mean"]
+        return []
+
+
+@cache
+def metric_catalogue() -> MetricCatalogue:
+    """The catalogue, read once."""
+    content = tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
+    groups = {group: {name: (row[0], row[1]) for name, row in own.items()} for group, own in content["group"].items()}
+    return MetricCatalogue(groups=groups, parts=content["names"])

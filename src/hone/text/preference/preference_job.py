@@ -38,6 +38,7 @@ from hone.text.learners import language_job, token_learner
 from hone.text.memory import text_lengths
 from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
 from hone.text.preference.answer_loss import AnswerLoss, AnswerLossSpec
+from hone.text.preference.data_checks import data_warnings
 from hone.text.reference_policies import REFERENCE_NAME, TextPolicies, require_same_tokens, text_policies
 from hone.text.rows import TokenBatch, TokenLayout
 from hone.text.tasks.world import supervised_episodes
@@ -371,9 +372,10 @@ def _open_preferences(config: PreferenceRunConfig) -> OpenedRun:
         measure=lambda log: text_lengths(log.episodes),
         other_policies=[path for path in [config.reference()] if path is not None],
     )
+    inputs.more_checks = {"answers": lambda: data_warnings(inputs, config.answers)}
     path = config.reference()
     if path is not None and not is_to_come(path) and inputs.has_model:
-        inputs.more_checks = {"reference": partial(_check_reference, inputs, path)}
+        inputs.more_checks = {**inputs.more_checks, "reference": partial(_check_reference, inputs, path)}
     return opened_text_run(inputs, preference_job)
 
 

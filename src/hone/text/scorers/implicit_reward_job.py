@@ -25,6 +25,7 @@ from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record, scores_of_answers
 from hone.text.loss import chosen_logp
 from hone.text.open_text import TextInputs, opened_text_run
+from hone.text.preference.data_checks import data_warnings
 from hone.text.preference.preference_job import PreferenceRunConfig, preference_job
 from hone.text.rows import TokenLayout
 from hone.text.scorers.scorer_job import HeldOutAnswers, ScorerEvaluationConfig, laid_out, some_examples
@@ -104,10 +105,11 @@ def _open_held_out_run(config: HeldOutRunConfig) -> OpenedRun:
             examples, _config_of(inputs).task, tokenizer, context=context, kind=config.answers
         ),
     )
+    inputs.more_checks = {"answers": lambda: data_warnings(inputs, config.answers)}
     held_out = None
     if config.held_out is not None:
         held_out = HeldOutAnswers(config.answers, inputs, partial(_held_out_task, inputs))
-        inputs.more_checks = {"held out": held_out.warnings}
+        inputs.more_checks = {**inputs.more_checks, "held out": held_out.warnings}
 
     def build(config: HeldOutRunConfig, inputs: TextInputs[AnswerLog]) -> TrainingJob[Any]:
         job = preference_job(config, inputs)

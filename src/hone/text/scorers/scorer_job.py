@@ -53,6 +53,7 @@ from hone.text.flops import matmul_rate, scorer_compute_cost
 from hone.text.learners import step_layout
 from hone.text.memory import text_lengths
 from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
+from hone.text.preference.data_checks import data_warnings
 from hone.text.rows import TokenBatch
 from hone.text.saved_optimizer import restore_optimizer
 from hone.text.scorers.scorer_loss import PAIR_WEIGHTS, ScorerLoss
@@ -258,10 +259,11 @@ def _open_scorer_run(config: ScorerRunConfig) -> OpenedRun:
         ),
         measure=lambda log: text_lengths(log.episodes),
     )
+    inputs.more_checks = {"answers": lambda: data_warnings(inputs, config.data_kind)}
     held_out = None
     if config.evaluation is not None:
         held_out = HeldOutAnswers(config.data_kind, inputs, partial(_held_out_task, inputs))
-        inputs.more_checks = {"evaluation": held_out.warnings}
+        inputs.more_checks = {**inputs.more_checks, "evaluation": held_out.warnings}
 
     def build(config: ScorerRunConfig, inputs: TextInputs[AnswerLog]) -> TrainingJob[TokenScorer]:
         return scorer_job(config, inputs, held_out)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.core.strict_json import JsonFault, parse_json
+from hone.process.user_files import file_fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +75,8 @@ def read_rows(path: Path, *, max_row_bytes: int) -> list[FileRow]:
 
 
 def _check_path(path: Path) -> None:
+    if fault := file_fault(path):
+        raise DataError(fault)
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = did_you_mean(path.name, [name for name in siblings if Path(name).suffix.lower() in SUFFIXES])
