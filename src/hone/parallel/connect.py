@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
 from hone.process.commands import LOST, CommandEnd, HoneCommand, LocalCommands
+from hone.process.session_guard import SessionGuard
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
 LOOPBACK = "127.0.0.1"
+_GUARDS: list[SessionGuard] = []
+"""Guard of the local cluster of this process, if it has one."""
 LISTENER_S = 5.0
 """Seconds in which a cluster's port must answer."""
 
@@ -45,19 +48,52 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
         return False
     _require_listener(address)
     start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
-    if address == "local":
-        cores = max(cpus, os.cpu_count() or 1)
-        start = partial(start, include_dashboard=False, num_cpus=cores, object_store_memory=store_bytes)
+    with contextlib.ExitStack() as guarded:
+        guarded.enter_context(own_signal_handlers())
+        if address == "local":
+            guard = _guard_local_cluster()
+            guarded.enter_context(guard.marking())
+            cores = max(cpus, os.cpu_count() or 1)
+            start = partial(start, include_dashboard=False, num_cpus=cores, object_store_memory=store_bytes)
+            start = partial(start, _temp_dir=str(guard.folder))
+        _start_ray(start, address)
+    return True
+
+
+def disconnect_from_ray() -> None:
+    """End the connection. Of a cluster that `connect_to_ray` started, no process and no file is left."""
+    import ray  # noqa: PLC0415 - an extra
+
+    with own_signal_handlers():
+        ray.shutdown()
+    while _GUARDS:
+        _GUARDS.pop().close()
+
+
+def _guard_local_cluster() -> SessionGuard:
+    """The guard of a cluster on this machine, whose folder holds Ray's sessions: sockets, which need a short path, and
+    logs. Raises ResourceError."""
+    base = Path(os.environ.get("RAY_TMPDIR") or "/tmp")
     try:
-        with own_signal_handlers():
-            start()
+        guard = SessionGuard.start("hone_ray_", base=base)
+    except OSError as error:
+        raise ResourceError(f"no folder for Ray's session in {base}: {error}; set RAY_TMPDIR to a short path") from None
+    _GUARDS.append(guard)
+    return guard
+
+
+def _start_ray(start: Callable[[], object], address: str) -> None:
+    """Call `start`. Raises ResourceError where it does not connect."""
+    import ray  # noqa: PLC0415 - an extra
+
+    try:
+        start()
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ResourceError(
             f"no Ray cluster at {address!r}: {' '.join(str(error).split()) or type(error).__name__}; start one with "
             f"`ray start --head`, or name its host:port. This process has Ray {ray.__version__}, and a cluster needs "
             "one version everywhere"
         ) from None
-    return True
 
 
 def last_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ResourceError
 from hone.parallel.config import ClusterConfig, LearnerPlacement, NodeRoom
-from hone.parallel.connect import LOOPBACK, connect_to_ray, own_signal_handlers
+from hone.parallel.connect import LOOPBACK, connect_to_ray, disconnect_from_ray
 from hone.parallel.ranked_job import ChildRanks, RankTask
 from hone.process.child import ChildLostError, ChildProcess, LineParser, pump_children
 
@@ -66,8 +66,7 @@ class RayLauncher:
             hosts.close()
             if self.owns_connection:
                 self.owns_connection = False
-                with own_signal_handlers():
-                    ray.shutdown()
+                disconnect_from_ray()
 
         patience_s = max((task.meeting.patience_s for task in tasks), default=0.0)
         return ChildRanks(patience_s=patience_s, clock=self.clock, children=children, pump=_pump_remote, closed=closed)

@@ -39,7 +39,7 @@ from hone.engine.fleet.replica import (
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.parallel.config import ClusterConfig, NodeRoom, needed_store_bytes, placement_faults
-from hone.parallel.connect import connect_to_ray, last_line, own_signal_handlers
+from hone.parallel.connect import connect_to_ray, disconnect_from_ray, last_line
 
 # ------------------------------------------------------------------------------------------------------- replica actors
 
@@ -342,8 +342,7 @@ class RayTransport:
                 self.end(replica)
         if self._owns_connection:
             self._owns_connection = False
-            with own_signal_handlers():
-                ray.shutdown()
+            disconnect_from_ray()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

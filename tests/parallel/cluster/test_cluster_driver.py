@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def whole(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_nothing_is_left_and_a_resume_is_the_same_run(tmp_path, whole, number, code) -> None:
+def test_nothing_is_left_and_a_resume_is_the_same_run(tmp_path, whole, number, code, monkeypatch) -> None:
+    sessions = Path(tempfile.mkdtemp(dir="/tmp"))  # the path of a socket is short
+    monkeypatch.setenv("RAY_TMPDIR", str(sessions))
     (tmp_path / "hold").touch()  # rewards wait, so that the run is met in a step
     driver = start(tmp_path, "train", "grpo.toml", "name=cut", "run.certify=false", *FLEET)
     (tmp_path / "hold").unlink()
@@ -67,8 +70,12 @@ def test_nothing_is_left_and_a_resume_is_the_same_run(tmp_path, whole, number, c
     (tmp_path / "hold").unlink()
     printed, _ = driver.communicate(timeout=LEFT_S)
     assert driver.returncode == code, printed
-    wait_until_gone(replicas)
-    wait_until_gone(below, seconds=4 * LEFT_S)  # Ray's own agents look for their parent once in a while
+    wait_until_gone(below)  # Ray's own agents too, which look for their parent once in a while
+    end = time.monotonic() + LEFT_S
+    while left := list(sessions.iterdir()):
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+    sessions.rmdir()
     assert hone("train", "grpo.toml", "name=cut", "run.certify=false", "--resume") == 0
     assert lines_of(run) == lines_of(whole)
     assert files_of(run, 6) == files_of(whole, 6)
