@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.decide.log.protocol import DecisionLog, StoredRow, log_name, without_secrets
-from hone.decide.log.relational import RelationalLog, Row, SharedParts
+from hone.decide.log.relational import NameRow, RelationalLog, Row, SharedParts, index_names
 from hone.run.store.durable import DiskFullError, sync_path, writing
 
 # --------------------------------------------------------------------------------------------------------------- sqlite
@@ -42,6 +42,12 @@ create table if not exists erased (id integer primary key autoincrement, digest 
 create table if not exists records (
     position integer primary key autoincrement, source integer not null, seq integer not null, at_s real not null,
     decision text, unit text, actions integer, labels integer, body blob, unique (source, seq));
+create table if not exists names (
+    digest blob primary key, source integer not null, seq integer not null, told blob) without rowid;
+create table if not exists leases (
+    work text primary key, holder text not null, epoch integer not null, until_s real not null) without rowid;
+create table if not exists learnt (
+    work text not null, name text not null, number integer not null, body blob not null, primary key (work, name));
 """
 _INSERT: Final = (
     "insert into records (source, seq, at_s, decision, unit, actions, labels, body) values (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -62,7 +68,9 @@ def open_sqlite_log(path: Path, *, full_sync: bool = False) -> RelationalLog:
         connection.execute(f"pragma synchronous = {'full' if full_sync else 'normal'}")
         connection.execute("pragma secure_delete = on")
         connection.create_function("floor", 1, math.floor, deterministic=True)  # a build may leave it out
-        salt = _prepare(connection, path)
+        session = SqliteSession(path, connection, _prepare(connection, path))
+        with session.transaction(write=True):
+            index_names(session)
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
@@ -72,7 +80,6 @@ def open_sqlite_log(path: Path, *, full_sync: bool = False) -> RelationalLog:
             connection.close()
         raise
     sync_path(path.parent)
-    session = SqliteSession(path, connection, salt)
     return RelationalLog(session, SharedParts(session))
 
 
@@ -133,9 +140,18 @@ class SqliteSession:
         """Run a statement without rows."""
         self.connection.execute(statement, tuple(values))
 
-    def insert(self, rows: Sequence[StoredRow]) -> None:
-        """Insert new records, in this order."""
+    def insert(self, rows: Sequence[StoredRow]) -> int:
+        """Insert new records, in this order -> the position of the last one."""
         self.connection.executemany(_INSERT, rows)
+        return int(self.connection.execute("select last_insert_rowid()").fetchone()[0]) if rows else 0
+
+    def insert_names(self, rows: Sequence[NameRow]) -> int:
+        """Insert names that are not there yet -> the number of those that were not."""
+        if not rows:
+            return 0
+        return self.connection.executemany(
+            "insert into names values (?, ?, ?, ?) on conflict do nothing", rows
+        ).rowcount
 
     def overwrite_erased(self) -> None:
         """Empty the write-ahead log; deleted content of the file itself was overwritten. Raises ResourceError."""

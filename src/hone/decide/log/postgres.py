@@ -17,7 +17,7 @@ import psycopg
 
 from hone.core.errors import DataError, ResourceError
 from hone.decide.log.protocol import StoredRow, log_name, without_secrets
-from hone.decide.log.relational import RelationalLog, Row, SharedParts
+from hone.decide.log.relational import NameRow, RelationalLog, Row, SharedParts, index_names
 from hone.run.store.durable import DiskFullError
 
 FORMAT: Final = 1
@@ -41,12 +41,23 @@ create table if not exists records (
     position bigint generated always as identity primary key, source bigint not null, seq bigint not null,
     at_s double precision not null, decision text, unit text, actions bigint, labels bigint, body bytea,
     unique (source, seq));
+create table if not exists names (digest bytea primary key, source bigint not null, seq bigint not null, told bytea);
+create table if not exists leases (
+    work text primary key, holder text not null, epoch bigint not null, until_s double precision not null);
+create table if not exists learnt (
+    work text not null, name text not null, number bigint not null, body bytea not null, primary key (work, name));
 """
 _INSERT: Final = """
 insert into records (source, seq, at_s, decision, unit, actions, labels, body)
 select source, seq, at_s, decision, unit, actions, labels, body from unnest(
     %s::bigint[], %s::bigint[], %s::double precision[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bytea[])
     with ordinality as new (source, seq, at_s, decision, unit, actions, labels, body, place) order by place
+on conflict do nothing returning position
+"""
+_INSERT_NAMES: Final = """
+insert into names (digest, source, seq, told)
+select digest, source, seq, told from unnest(%s::bytea[], %s::bigint[], %s::bigint[], %s::bytea[])
+    as new (digest, source, seq, told)
 on conflict do nothing
 """
 
@@ -60,6 +71,7 @@ def open_postgres_log(address: str) -> RelationalLog:
     try:
         with session.transaction(write=True):
             session.salt = _prepare(session)
+            index_names(session)
     except BaseException:
         session.close()
         raise
@@ -123,10 +135,18 @@ class _PostgresSession:
         """Run a statement without rows."""
         self._connected().execute(_percent(statement), tuple(values))
 
-    def insert(self, rows: Sequence[StoredRow]) -> None:
-        """Insert new records, in this order."""
-        if rows:
-            self._connected().execute(_INSERT, [list(column) for column in zip(*rows, strict=True)])
+    def insert(self, rows: Sequence[StoredRow]) -> int:
+        """Insert new records, in this order -> the position of the last one."""
+        if not rows:
+            return 0
+        made = self._connected().execute(_INSERT, [list(column) for column in zip(*rows, strict=True)]).fetchall()
+        return int(made[-1][0])
+
+    def insert_names(self, rows: Sequence[NameRow]) -> int:
+        """Insert names that are not there yet -> the number of those that were not."""
+        if not rows:
+            return 0
+        return self._connected().execute(_INSERT_NAMES, [list(column) for column in zip(*rows, strict=True)]).rowcount
 
     def overwrite_erased(self) -> None:
         """Rewrite the tables without erased rows. The server's write-ahead log and its backups age out on their own."""

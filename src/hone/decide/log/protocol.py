@@ -10,18 +10,22 @@ One suite of tests holds every engine to it:
   loss is seen.
 - Tenants share no key: equal names of two tenants are two units, sources and decisions.
 - An erased unit stays erased: its records are acknowledged, counted, and not stored.
+- The id of a decision, and the key that a caller gave an outcome, are known for ever, after retention and erasure too.
+  A writer claims them; a batch with one that another record has is not stored.
+- What was learnt from a log stands beside it: a lease says which process learns, and its epoch is a fencing token, so
+  that a learner whose lease has run out writes nothing.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
-from hone.core.decisions import DecisionRecord
-from hone.core.errors import hide_passwords
+from hone.core.decisions import Decision, DecisionRecord
+from hone.core.errors import DataError, hide_passwords
 from hone.decide.log.codec import EncodedRecord
 
 
@@ -63,6 +67,54 @@ class AppendAck:
     refused: tuple[RefusedRecord, ...]
     watermarks: tuple[SourceWatermark, ...]
     """Progress of the batch's sources."""
+    after: int = 0
+    """Position that every earlier record is at or below, and every new one above; 0 if nothing was stored."""
+    position: int = 0
+    """Position of the last new record; 0 if nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordClaim:
+    """A name that a record of a batch must be the first to have: the id of a decision, or a caller's key."""
+
+    place: int
+    """The record's place in the batch."""
+    key: str = ""
+    """Key of an outcome; empty: the record is a decision, and claims its id."""
+    digest: bytes = b""
+    """Hash of what the caller sent under the key, to tell a repetition from another use."""
+
+
+class NameTakenError(DataError):
+    """A claimed name belongs to another record; nothing of the batch was stored."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        super().__init__(f"{len(places)} records have an id or a key that is taken: nothing of the batch was stored")
+        self.places = tuple(places)
+        """Places of the claims in the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownNames:
+    """Names that a log knows, of those that it was asked for."""
+
+    decisions: Mapping[str, Decision | None]
+    """Id -> the first decision of it; None: its content was erased, or moved to parquet files."""
+    keys: Mapping[str, bytes]
+    """Key -> hash of what the caller sent under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerLease:
+    """The right of one process to learn from a log, until a time."""
+
+    work: str
+    """What is learnt."""
+    holder: str
+    epoch: int
+    """Fencing token: higher for each new holder. What an earlier holder writes is refused by it."""
+    until_s: float
+    """Seconds since the epoch, by the holder's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +135,14 @@ class LogCounts:
     """Records that moved to parquet files."""
 
 
+class SavedState(NamedTuple):
+    """A state that a learner saved beside the log."""
+
+    number: int
+    """Another one for each save of the name."""
+    body: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedRecord:
     """A record and its place in the order of arrival."""
@@ -95,12 +155,17 @@ class LoggedRecord:
 class DecisionLog(Protocol):
     """A log of decisions and outcomes. Several threads and processes may append to one at the same time."""
 
-    def append(self, batch: Sequence[DecisionRecord]) -> AppendAck:
+    def append(self, batch: Sequence[DecisionRecord], claims: Sequence[RecordClaim] = ()) -> AppendAck:
         """Store a batch: all of it or, if this raises, nothing of it.
 
-        Raises DataError that lists every unsound record of the batch, DiskFullError, and ResourceError if the engine
-        cannot be reached; the batch can then be sent again.
+        Raises DataError that lists every unsound record of the batch, NameTakenError for claims of names that other
+        records have, DiskFullError, and ResourceError if the engine cannot be reached; the batch can then be sent
+        again.
         """
+        ...
+
+    def find(self, tenant: str, *, ids: Sequence[str] = (), keys: Sequence[str] = ()) -> KnownNames:
+        """What the log knows of ids of decisions and of keys, however old they are."""
         ...
 
     def read(self, after: int = 0, limit: int = 1000, *, tenant: str | None = None) -> list[LoggedRecord]:
@@ -134,12 +199,34 @@ class DecisionLog(Protocol):
         """Erase a unit's decisions and their outcomes, for good -> records erased.
 
         `decision_ids` are further decisions of the unit, that were moved to parquet files before: their outcomes are
-        erased too. Their seqs stay known, so watermarks do not move.
+        erased too. Their seqs stay known, so watermarks do not move. Checkpoints of what was learnt are deleted, and
+        every lease gets a new epoch: a learner that runs must begin anew, without the unit.
         """
         ...
 
     def retire(self, positions: Sequence[int]) -> int:
         """Forget the content of records that were copied elsewhere -> records retired. Their seqs stay known."""
+        ...
+
+    def take_lease(self, work: str, holder: str, *, now_s: float, lease_s: float, epoch: int = 0) -> LearnerLease:
+        """Extend the lease of `epoch`, or take one that is free or has run out -> the lease that is valid now.
+
+        It is the caller's if its holder is `holder`. A holder that comes without its epoch, because it was started
+        again, gets a new one; one whose lease has run out keeps it, if nobody took it.
+        """
+        ...
+
+    def give_lease_back(self, lease: LearnerLease) -> None:
+        """End a lease at once; without effect if it is another's now."""
+        ...
+
+    def save_learnt(self, lease: LearnerLease, states: Mapping[str, bytes], *, now_s: float) -> bool:
+        """Replace states of the lease's work by name, all or none -> False, and nothing is saved, if the lease has run
+        out or is another's."""
+        ...
+
+    def learnt(self, work: str, known: Mapping[str, int]) -> dict[str, SavedState]:
+        """States of a work by name whose number is not the one in `known`."""
         ...
 
     def close(self) -> None:
@@ -170,6 +257,10 @@ def without_secrets(error: Exception, address: str) -> str:
         for written in {secret, unquote(secret), *secret.split("@"), *re.split(r"[/?#]", secret)} - {""}:
             words = words.replace(written, "***") if len(written) > 2 else words
     return hide_passwords(words.replace(address, log_name(address)))
+
+
+CHECKPOINT: Final = "checkpoint"
+"""Name of the state that a learner begins with; deleted by an erasure."""
 
 
 # ------------------------------------------------------------------------------------------------------------- arrivals
@@ -282,7 +373,7 @@ def refusal(record: EncodedRecord, fields: Iterable[str]) -> RefusedRecord:
     )  # fmt: skip
 
 
-def erasure_digest(salt: bytes, kind: str, tenant: str, name: str) -> bytes:
-    """Keyed digest by which an erased unit or decision is known -> 16 bytes."""
+def name_digest(salt: bytes, kind: str, tenant: str, name: str) -> bytes:
+    """Keyed digest by which a decision, a key or an erased unit is known -> 16 bytes."""
     text = "\x00".join((kind, tenant, name)).encode()
     return blake2b(text, key=salt, digest_size=16).digest()

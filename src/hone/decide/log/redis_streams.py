@@ -4,15 +4,9 @@ A batch is one script, which runs whole or not at all. It takes a record's seq w
 with an id that the server gives: ids made of seqs would lose records that arrive out of order, without an error. The
 server must write each command to its append-only file before it answers (`appendonly yes`, `appendfsync always`), and
 have rewritten that file since it started (`redis_connection.py`).
-
-Scripts that a Redis server runs, each as one transaction.
-
-Keys, after the prefix in `KEYS[1]`: `meta`; `stream`, entries with `k` = `source number:seq`, their ids always given by
-the server; `sources`, tenant and name -> number; `source:<number>`, its progress and counts; `records:<number>`,
-seq -> record, empty once erased or moved; `actions` and `labels`, digest -> part; `uses`, digest -> decisions that use
-the part; `erased`, digest -> number.
 """
 
+import re
 import secrets
 import struct
 import time
@@ -28,7 +22,7 @@ from redis.connection import Connection
 from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
-from hone.core.decisions import ActionSet, DecisionRecord
+from hone.core.decisions import ActionSet, Decision, DecisionRecord
 from hone.core.errors import DataError, ResourceError
 from hone.decide.log.codec import (
     EncodedRecord,
@@ -39,150 +33,27 @@ from hone.decide.log.codec import (
     encode_labels,
 )
 from hone.decide.log.protocol import (
+    CHECKPOINT,
     AppendAck,
+    KnownNames,
+    LearnerLease,
     LogCounts,
     LoggedRecord,
+    NameTakenError,
+    RecordClaim,
     RecordTally,
+    SavedState,
     SourceProgress,
     SourceWatermark,
     StoredRow,
-    erasure_digest,
     log_name,
+    name_digest,
     refusal,
     without_secrets,
 )
+from hone.decide.log.redis_scripts import APPEND, EMPTY, END_LEASE, FENCE, LEASE, NAME, SAVE
 from hone.decide.log.relational import DAY_S, chunks
 from hone.run.store.durable import DiskFullError, failpoint
-
-# -------------------------------------------------------------------------------------------------------- redis scripts
-
-
-APPEND: Final = """
-local p = KEYS[1]
-if redis.call('HLEN', p .. 'erased') ~= tonumber(ARGV[1]) then return {'stale'} end
-local place, parts = 3, {}
-for _ = 1, tonumber(ARGV[2]) do
-  parts[ARGV[place + 1]] = {p .. ARGV[place], ARGV[place + 2]}
-  place = place + 3
-end
-local function keep(digest)
-  if parts[digest] then redis.call('HSETNX', parts[digest][1], digest, parts[digest][2]) end
-end
-local sources, order, results = {}, {}, {}
-local function opened(tenant, name)
-  local key = #tenant .. ':' .. tenant .. name
-  if sources[key] then return sources[key] end
-  local number = redis.call('HGET', p .. 'sources', key)
-  if not number then
-    number = redis.call('INCR', p .. 'last_source')
-    redis.call('HSET', p .. 'sources', key, number)
-    redis.call('HSET', p .. 'source:' .. number, 'tenant', tenant, 'name', name)
-  end
-  local state = redis.call('HMGET', p .. 'source:' .. number, 'first', 'watermark', 'highest', 'seen')
-  local one = {number = number, key = p .. 'source:' .. number, records = p .. 'records:' .. number,
-    first = tonumber(state[1] or 0), watermark = tonumber(state[2] or -1), highest = tonumber(state[3] or -1),
-    seen = tonumber(state[4] or 0), decisions = 0, outcomes = 0, erased = 0, repeated = 0, refused = 0}
-  sources[key] = one
-  order[#order + 1] = one
-  return one
-end
-while place <= #ARGV do
-  local one, seq = opened(ARGV[place], ARGV[place + 1]), ARGV[place + 2]
-  local record = ARGV[place + 3]
-  place = place + 4
-  if tonumber(seq) < one.first then
-    one.repeated = one.repeated + 1
-    results[#results + 1] = 'repeated'
-  elseif redis.call('HSETNX', one.records, seq, record) == 1 then
-    one.seen = one.seen + 1
-    one.highest = math.max(one.highest, tonumber(seq))
-    if record == '' then
-      one.erased = one.erased + 1
-      results[#results + 1] = 'erased'
-    else
-      redis.call('XADD', p .. 'stream', '*', 'k', one.number .. ':' .. seq)
-      local kind = string.sub(record, 1, 1) == 'd' and 'decisions' or 'outcomes'
-      one[kind] = one[kind] + 1
-      keep(string.sub(record, 26, 41))
-      if kind == 'decisions' then
-        keep(string.sub(record, 10, 25))
-        redis.call('HINCRBY', p .. 'uses', string.sub(record, 10, 25), 1)
-      end
-      results[#results + 1] = 'stored'
-    end
-  else
-    local held = redis.call('HGET', one.records, seq)
-    if held == '' or record == '' or held == record then
-      one.repeated = one.repeated + 1
-      results[#results + 1] = 'repeated'
-    else
-      one.refused = one.refused + 1
-      results[#results + 1] = held
-    end
-  end
-end
-local progress = {}
-for _, one in ipairs(order) do
-  if one.seen == one.highest + 1 then one.watermark = one.highest end
-  while redis.call('HEXISTS', one.records, string.format('%.0f', one.watermark + 1)) == 1 do
-    one.watermark = one.watermark + 1
-  end
-  local numbers = {}
-  for _, name in ipairs({'watermark', 'highest', 'seen'}) do
-    numbers[#numbers + 1] = name
-    numbers[#numbers + 1] = string.format('%.0f', one[name])
-  end
-  redis.call('HSET', one.key, unpack(numbers))
-  for _, name in ipairs({'decisions', 'outcomes', 'erased', 'repeated', 'refused'}) do
-    if one[name] > 0 then redis.call('HINCRBY', one.key, name, one[name]) end
-  end
-  progress[#progress + 1] = tostring(one.number)
-end
-return {'done', results, progress}
-"""
-"""Append: ARGV holds the number of erasures that the client knows, the number of shared parts, (hash, digest, part) of
-each, then (tenant, name, seq, record) of each record; an erased record is empty. A part is stored with the first record
-that uses it."""
-
-EMPTY: Final = """
-local p = KEYS[1]
-local emptied, sources = 0, {}
-for place = 2, #ARGV do
-  local entry = redis.call('XRANGE', p .. 'stream', ARGV[place], ARGV[place])[1]
-  if entry then
-    local number, seq = string.match(entry[2][2], '^(%d+):(%d+)$')
-    local records, source = p .. 'records:' .. number, p .. 'source:' .. number
-    local record = redis.call('HGET', records, seq)
-    redis.call('XDEL', p .. 'stream', ARGV[place])
-    if record and record ~= '' then
-      local is_decision = string.sub(record, 1, 1) == 'd'
-      redis.call('HSET', records, seq, '')
-      redis.call('HINCRBY', source, is_decision and 'decisions' or 'outcomes', -1)
-      redis.call('HINCRBY', source, ARGV[1], 1)
-      sources[number] = true
-      emptied = emptied + 1
-      local digest = string.sub(record, 10, 25)
-      if is_decision and redis.call('HINCRBY', p .. 'uses', digest, -1) <= 0 then
-        redis.call('HDEL', p .. 'uses', digest)
-        redis.call('HDEL', p .. 'actions', digest)
-      end
-    end
-  end
-end
-for number in pairs(sources) do
-  local records, source = p .. 'records:' .. number, p .. 'source:' .. number
-  local first = tonumber(redis.call('HGET', source, 'first') or 0)
-  while redis.call('HGET', records, string.format('%.0f', first)) == '' do
-    redis.call('HDEL', records, string.format('%.0f', first))
-    first = first + 1
-  end
-  redis.call('HSET', source, 'first', string.format('%.0f', first))
-end
-return emptied
-"""
-"""Empty: ARGV holds `erased` or `retired`, then ids of entries. Seqs that no record stands before are known by `first`
-alone."""
-
 
 # ----------------------------------------------------------------------------------------------------- redis connection
 # Connections to a Redis server that has rewritten its append-only file since it started.
@@ -247,6 +118,8 @@ def _is_started(start: Callable[[], object]) -> bool:
 # -------------------------------------------------------------------------------------------------------- redis records
 
 
+_NAMED: Final = re.compile(rb"(\d+):(\d+):(.*)", re.DOTALL)
+"""Number of a source, seq, and what was sent under the name."""
 HEAD: Final = struct.Struct("<cd16s16sII")
 """Kind (d, o), at_s, digests of the actions and of the labels, bytes of the decision's id and of the unit."""
 
@@ -275,6 +148,12 @@ def _stored_row(data: bytes) -> StoredRow:
 def _entry_id(position: int) -> str:
     """Id of the entry at a position."""
     return f"{position >> 64}-{position & (2**64 - 1)}"
+
+
+def _position(entry: bytes | str) -> int:
+    """Position of an entry: both halves of its id in one number."""
+    milliseconds, _, within = _text_of(entry).partition("-")
+    return int(milliseconds) << 64 | int(within)
 
 
 def _part_digest(data: bytes) -> bytes:
@@ -344,23 +223,39 @@ class _RedisLog:
                 )
         for field_name, value in (("format", str(FORMAT).encode()), ("salt", secrets.token_bytes(16))):
             self._ask("HSETNX", f"{PREFIX}meta", field_name, value)
-        kind, self._salt = self._ask("HMGET", f"{PREFIX}meta", "format", "salt")
+        kind, self._salt, named = self._ask("HMGET", f"{PREFIX}meta", "format", "salt", "names")
         if int(kind) != FORMAT:
             raise DataError(f"{self.name} holds a log of format {int(kind)}, this version of hone reads {FORMAT}")
+        if named is None:
+            self._index_names()
 
-    def append(self, batch: Sequence[DecisionRecord]) -> AppendAck:
+    def _index_names(self) -> None:
+        """Index the ids of decisions of a log that an earlier hone made."""
+        numbers = {(one.tenant, one.source): one.number for one in map(self._progress, self._sources())}
+        pairs: list[bytes | str] = []
+        for _, record in self._scan():
+            if record.unit is not None:
+                digest = name_digest(self._salt, "decision", record.tenant, record.decision)
+                pairs += [digest, f"{numbers[record.tenant, record.source]}:{record.seq}:"]
+        for chunk in chunks(pairs):
+            self._ask("EVAL", NAME, 1, PREFIX, *chunk)
+        self._ask("HSET", f"{PREFIX}meta", "names", 1)
+
+    def append(self, batch: Sequence[DecisionRecord], claims: Sequence[RecordClaim] = ()) -> AppendAck:
         """Store a batch; see `DecisionLog`."""
         encoded = encode_batch(batch)
         with self.talking():
             while True:
-                known, arguments = len(self._erased), self._arguments(encoded)
+                known, arguments = len(self._erased), self._arguments(encoded, claims)
                 if known != len(self._erased):
                     continue  # a decision of an erased unit was new: its outcomes are judged again
                 status, *answer = self._ask("EVAL", APPEND, 1, PREFIX, known, *arguments)
                 if status == b"done":
                     break
+                if status == b"taken":
+                    raise NameTakenError([int(place) for place in answer[0]])
                 self._refresh()
-            results, numbers = answer
+            results, numbers, earlier, newest = answer
             marks = tuple(self._progress(number).public for number in numbers)
         results = [bytes(one) for one in results]
         refused = [
@@ -371,7 +266,27 @@ class _RedisLog:
         return AppendAck(
             stored=results.count(b"stored"), repeated=results.count(b"repeated"), erased=results.count(b"erased"),
             refused=tuple(refused), watermarks=tuple(sorted(marks, key=lambda one: (one.tenant, one.source))),
+            after=_position(earlier) if newest else 0, position=_position(newest) if newest else 0,
         )  # fmt: skip
+
+    def find(self, tenant: str, *, ids: Sequence[str] = (), keys: Sequence[str] = ()) -> KnownNames:
+        """What the log knows of names; see `DecisionLog`."""
+        decisions: dict[str, Decision | None] = {}
+        hashes: dict[str, bytes] = {}
+        names = [*(("decision", one) for one in ids), *(("key", one) for one in keys)]
+        for chunk in chunks(names):
+            digests = [name_digest(self._salt, kind, tenant, name) for kind, name in chunk]
+            with self.talking():
+                values = [_NAMED.fullmatch(value or b"") for value in self._ask("HMGET", f"{PREFIX}names", *digests)]
+                records = self._records([(_text_of(one[1]), _text_of(one[2])) for one in values if one is not None])
+            for one, (kind, name) in zip(values, chunk, strict=True):
+                if one is not None and kind == "key":
+                    hashes[name] = one[3]
+                elif one is not None:
+                    encoded = records.get((_text_of(one[1]), _text_of(one[2])))
+                    record = None if encoded is None else encoded.decode()
+                    decisions[name] = record if isinstance(record, Decision) else None
+        return KnownNames(decisions=decisions, keys=hashes)
 
     def read(self, after: int = 0, limit: int = 1000, *, tenant: str | None = None) -> list[LoggedRecord]:
         """Records above a position; see `DecisionLog`."""
@@ -421,10 +336,10 @@ class _RedisLog:
     def erase(self, tenant: str, unit: str, *, decision_ids: Iterable[str] = ()) -> int:
         """Erase a unit; see `DecisionLog`. The append-only file is rewritten without it."""
         with self.talking():
-            self._note_erased([erasure_digest(self._salt, "unit", tenant, unit)])
+            self._note_erased([name_digest(self._salt, "unit", tenant, unit)])
         ids = {*decision_ids, *self.decision_ids(tenant, unit)}
         with self.talking():
-            self._note_erased(erasure_digest(self._salt, "decision", tenant, one) for one in sorted(ids))
+            self._note_erased(name_digest(self._salt, "decision", tenant, one) for one in sorted(ids))
             failpoint("decisions.before_erasure")
             own = [
                 (record.unit is not None, position)
@@ -433,6 +348,7 @@ class _RedisLog:
             ]
             # Decisions go last: they tell which outcomes are the unit's, if this is cut short and made again.
             erased = self._empty("erased", [position for _, position in sorted(own)])
+            self._ask("EVAL", FENCE, 1, PREFIX, CHECKPOINT)
             self._rewrite_file()
         return erased
 
@@ -440,6 +356,36 @@ class _RedisLog:
         """Forget records that were copied elsewhere; see `DecisionLog`."""
         with self.talking():
             return self._empty("retired", positions)
+
+    def take_lease(self, work: str, holder: str, *, now_s: float, lease_s: float, epoch: int = 0) -> LearnerLease:
+        """Extend or take a lease; see `DecisionLog`."""
+        with self.talking():
+            answer = self._ask("EVAL", LEASE, 1, PREFIX, work, holder, repr(now_s), repr(now_s + lease_s), epoch)
+        number, until_s, owner = map(_text_of, answer)
+        return LearnerLease(work=work, holder=owner, epoch=int(number), until_s=float(until_s))
+
+    def give_lease_back(self, lease: LearnerLease) -> None:
+        """End a lease; see `DecisionLog`."""
+        with self.talking():
+            self._ask("EVAL", END_LEASE, 1, PREFIX, lease.work, lease.holder, lease.epoch)
+
+    def save_learnt(self, lease: LearnerLease, states: Mapping[str, bytes], *, now_s: float) -> bool:
+        """Replace states of a work; see `DecisionLog`."""
+        pairs = [item for pair in states.items() for item in pair]
+        failpoint("decisions.before_learnt")
+        with self.talking():
+            return bool(self._ask("EVAL", SAVE, 1, PREFIX, lease.work, lease.holder, lease.epoch, repr(now_s), *pairs))
+
+    def learnt(self, work: str, known: Mapping[str, int]) -> dict[str, SavedState]:
+        """States of a work; see `DecisionLog`."""
+        states: dict[str, SavedState] = {}
+        with self.talking():
+            for name, number in self._ask("HGETALL", f"{PREFIX}numbers:{work}").items():
+                text = _text_of(name)
+                body = self._ask("HGET", f"{PREFIX}learnt:{work}", text) if known.get(text) != int(number) else None
+                if body is not None:  # None: an erasure was faster
+                    states[text] = SavedState(int(number), bytes(body))
+        return states
 
     def close(self) -> None:
         """Close the connections; see `DecisionLog`."""
@@ -479,16 +425,21 @@ class _RedisLog:
 
     # ---- records
 
-    def _arguments(self, encoded: Sequence[EncodedRecord]) -> list[bytes | str | int]:
+    def _arguments(self, encoded: Sequence[EncodedRecord], claims: Sequence[RecordClaim]) -> list[bytes | str | int]:
         """Arguments of the script: shared parts of the batch, then its records."""
         parts: dict[bytes, tuple[str, bytes]] = {}
         records: list[bytes | str | int] = []
-        for one in encoded:
+        claimed = {claim.place: claim for claim in claims}
+        for place, one in enumerate(encoded):
+            claim = claimed.get(place)
+            kind, name = ("decision", one.decision) if one.unit is not None else ("key", claim.key if claim else "")
+            digest = name_digest(self._salt, kind, one.tenant, name) if name else b""
+            named = (digest, claim.digest if claim and claim.key else b"", int(claim is not None))
             data, actions = _pack_record(one)
             if self._erased and self._is_erased(one):
-                records += [one.tenant, one.source, one.seq, b""]
+                records += [one.tenant, one.source, one.seq, b"", *named]
                 continue
-            records += [one.tenant, one.source, one.seq, data]
+            records += [one.tenant, one.source, one.seq, data, *named]
             labels = encode_labels(one.labels)
             parts[_part_digest(labels)] = ("labels", labels)
             if one.actions is not None:
@@ -504,15 +455,21 @@ class _RedisLog:
                 return
             keys = [_text_of(fields[b"k"]).partition(":") for _, fields in entries]
             places = [(number, seq) for number, _, seq in keys]
-            held = self._held(places)
-            sources = {number: self._progress(number.encode()) for number in sorted({one[0] for one in places})}
-            self._load_parts(held.values())
-            for (entry, _), (number, seq) in zip(entries, places, strict=True):
-                milliseconds, _, within = _text_of(entry).partition("-")
-                after = int(milliseconds) << 64 | int(within)  # both halves of the id in one number
-                data = held.get((number, seq))
-                if data and self._has_parts(data, number, seq):
-                    yield after, self._unpack(data, sources[number], int(seq))
+            records = self._records(places)
+            for (entry, _), place in zip(entries, places, strict=True):
+                after = _position(entry)
+                if (record := records.get(place)) is not None:
+                    yield after, record
+
+    def _records(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], EncodedRecord]:
+        """Records by the number of their source and their seq, without those that are empty."""
+        held = self._held(places)
+        sources = {number: self._progress(number.encode()) for number in sorted({one[0] for one in places})}
+        self._load_parts(held.values())
+        return {
+            (number, seq): self._unpack(data, sources[number], int(seq))
+            for (number, seq), data in held.items() if self._has_parts(data, number, seq)
+        }  # fmt: skip
 
     def _held(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes]:
         """Contents of records by the number of their source and their seq, without those that are empty."""
@@ -550,10 +507,10 @@ class _RedisLog:
 
     def _is_erased(self, one: EncodedRecord) -> bool:
         """True if a record's unit or decision was erased; outcomes that came before their decision are erased now."""
-        decision = erasure_digest(self._salt, "decision", one.tenant, one.decision)
+        decision = name_digest(self._salt, "decision", one.tenant, one.decision)
         if one.unit is None:
             return decision in self._erased
-        if erasure_digest(self._salt, "unit", one.tenant, one.unit) not in self._erased:
+        if name_digest(self._salt, "unit", one.tenant, one.unit) not in self._erased:
             return False
         if decision not in self._erased:
             self._note_erased([decision])

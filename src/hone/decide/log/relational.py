@@ -4,13 +4,13 @@ The statements are those that SQLite and PostgreSQL both know; a `DatabaseSessio
 differences: types of columns, transactions, the insertion of many rows, and overwriting of erased content.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
-from hone.core.decisions import ActionSet, DecisionRecord
+from hone.core.decisions import ActionSet, Decision, DecisionRecord
 from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
@@ -20,15 +20,21 @@ from hone.decide.log.codec import (
     encode_labels,
 )
 from hone.decide.log.protocol import (
+    CHECKPOINT,
     AppendAck,
+    KnownNames,
+    LearnerLease,
     LogCounts,
     LoggedRecord,
+    NameTakenError,
+    RecordClaim,
     RecordTally,
     RefusedRecord,
+    SavedState,
     SourceProgress,
     SourceWatermark,
     StoredRow,
-    erasure_digest,
+    name_digest,
     refusal,
 )
 from hone.run.store.durable import failpoint
@@ -38,6 +44,8 @@ from hone.run.store.durable import failpoint
 
 Row: TypeAlias = tuple[Any, ...]
 """A row of a database."""
+NameRow: TypeAlias = tuple[bytes, int, int, bytes | None]
+"""Digest of a name, source and seq of its record, and the hash of what a caller sent (None: a decision's id)."""
 Item = TypeVar("Item")
 DAY_S: Final = 86_400
 _CHUNK: Final = 500
@@ -64,8 +72,12 @@ class DatabaseSession(Protocol):
         """Run a statement without rows."""
         ...
 
-    def insert(self, rows: Sequence[StoredRow]) -> None:
-        """Insert new records, in this order."""
+    def insert(self, rows: Sequence[StoredRow]) -> int:
+        """Insert new records, in this order, at consecutive positions -> the position of the last one (0: no rows)."""
+        ...
+
+    def insert_names(self, rows: Sequence[NameRow]) -> int:
+        """Insert names that are not there yet -> the number of those that were not."""
         ...
 
     def overwrite_erased(self) -> None:
@@ -191,6 +203,23 @@ def _remember(cache: dict[Item, int], key: Item, number: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- relational
 
 
+def index_names(session: DatabaseSession) -> None:
+    """Index the ids of decisions of a log that an earlier hone made, once; within a transaction."""
+    if session.rows("select 1 from log_meta where name = ?", ("names",)):
+        return
+    after = -1
+    statement = (
+        "select r.position, s.tenant, r.decision, r.source, r.seq from records r join sources s on s.id = r.source "
+        "where r.position > ? and r.unit is not null order by r.position limit 2000"
+    )
+    while rows := session.rows(statement, (after,)):
+        session.insert_names(
+            [(name_digest(session.salt, "decision", row[1], row[2]), row[3], row[4], None) for row in rows]
+        )
+        after = rows[-1][0]
+    session.run("insert into log_meta values (?, ?)", ("names", b"1"))
+
+
 _RECORD: Final = "r.position, s.tenant, s.name, r.seq, r.at_s, r.decision, r.unit, r.actions, r.labels, r.body"
 _TALLY: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")
 _SAVE: Final = (
@@ -208,16 +237,16 @@ class RelationalLog:
     _erased: set[bytes] = field(default_factory=set[bytes])
     _last_erased: int = 0
 
-    def append(self, batch: Sequence[DecisionRecord]) -> AppendAck:
+    def append(self, batch: Sequence[DecisionRecord], claims: Sequence[RecordClaim] = ()) -> AppendAck:
         """Store a batch; see `DecisionLog`."""
         encoded = encode_batch(batch)
         with self._transaction():
-            ack = self._append(encoded)
+            ack = self._append(encoded, claims)
             failpoint("decisions.before_commit")
         failpoint("decisions.after_commit")
         return ack
 
-    def _append(self, encoded: Sequence[EncodedRecord]) -> AppendAck:
+    def _append(self, encoded: Sequence[EncodedRecord], claims: Sequence[RecordClaim]) -> AppendAck:
         self._refresh()
         sources = self._progress({(one.tenant, one.source) for one in encoded})
         known = self._known_rows(encoded, sources)
@@ -225,13 +254,19 @@ class RelationalLog:
         refused: list[RefusedRecord] = []
         if self._erased:
             self._erase_late(one for one in encoded if (sources[one.tenant, one.source].number, one.seq) not in known)
-        for one in encoded:
+        names: dict[int, NameRow] = {}
+        keys = {claim.place: claim for claim in claims if claim.key}
+        for number, one in enumerate(encoded):
             progress = sources[one.tenant, one.source]
             place = (progress.number, one.seq)
             stored = known.get(place)
             if stored is None and one.seq >= progress.first:
                 row = known[place] = self._new_row(one, progress.number)
                 fresh.append(row)
+                if one.unit is not None:
+                    names[number] = (self._digest("decision", one.tenant, one.decision), *place, None)
+                elif (claim := keys.get(number)) is not None:
+                    names[number] = (self._digest("key", one.tenant, claim.key), *place, claim.digest)
                 progress.add(one.seq)
                 progress.tally.note(decision=one.unit is not None, erased=row.body is None)
             elif stored is not None and (differing := self._differing(stored, one)):
@@ -239,7 +274,10 @@ class RelationalLog:
                 progress.tally.refused += 1
             else:
                 progress.tally.repeated += 1
-        self.session.insert(fresh)
+        claimed = {claim.place: names.pop(claim.place) for claim in claims if claim.place in names}
+        self._claim(claimed)
+        self.session.insert_names(list(names.values()))
+        position = self.session.insert(fresh)
         for progress in sources.values():
             self._advance(progress)
             self._save(progress)
@@ -248,7 +286,41 @@ class RelationalLog:
         return AppendAck(
             stored=len(fresh) - erased, erased=erased, repeated=sum(tally.repeated for tally in tallies),
             refused=tuple(refused), watermarks=tuple(progress.public for progress in sources.values()),
+            after=position - len(fresh) if fresh else 0, position=position,
         )  # fmt: skip
+
+    def _claim(self, claimed: Mapping[int, NameRow]) -> None:
+        """Insert names that must be new. Raises NameTakenError."""
+        if self.session.insert_names(list(claimed.values())) == len(claimed):
+            return
+        held: dict[bytes, tuple[int, int]] = {}
+        for chunk in chunks([row[0] for row in claimed.values()]):
+            statement = f"select digest, source, seq from names where digest in {marks(chunk)}"
+            held.update({bytes(row[0]): (row[1], row[2]) for row in self.session.rows(statement, chunk)})
+        raise NameTakenError([place for place, row in claimed.items() if held[row[0]] != row[1:3]])
+
+    def find(self, tenant: str, *, ids: Sequence[str] = (), keys: Sequence[str] = ()) -> KnownNames:
+        """What the log knows of names; see `DecisionLog`."""
+        names = {self._digest("decision", tenant, one): one for one in ids}
+        held = {self._digest("key", tenant, one): one for one in keys}
+        decisions: dict[str, Decision | None] = {}
+        hashes: dict[str, bytes] = {}
+        for chunk in chunks([*names, *held]):
+            statement = (
+                f"select n.digest, n.told, {_RECORD} from names n left join records r on r.source = n.source "
+                f"and r.seq = n.seq and r.body is not null left join sources s on s.id = r.source "
+                f"where n.digest in {marks(chunk)}"
+            )
+            with self.session.transaction(write=False):
+                rows = self.session.rows(statement, chunk)
+                records = iter(self._decoded([row[2:] for row in rows if row[2] is not None]))
+            for digest, sent, position, *_ in rows:
+                record = None if position is None else next(records).record
+                if (key := held.get(bytes(digest))) is not None:
+                    hashes[key] = bytes(sent)
+                else:
+                    decisions[names[bytes(digest)]] = record if isinstance(record, Decision) else None
+        return KnownNames(decisions=decisions, keys=hashes)
 
     def read(self, after: int = 0, limit: int = 1000, *, tenant: str | None = None) -> list[LoggedRecord]:
         """Records above a position; see `DecisionLog`."""
@@ -293,10 +365,12 @@ class RelationalLog:
             self._refresh()
             ids = sorted({*decision_ids, *self._decision_ids(tenant, unit)})
             salt = self.session.salt
-            self._note_erased(erasure_digest(salt, "decision", tenant, one) for one in ids)
-            self._note_erased([erasure_digest(salt, "unit", tenant, unit)])
-            positions = self._find(tenant, "r.unit = ?", (unit,)) + self._outcomes_of(tenant, ids)
+            self._note_erased(name_digest(salt, "decision", tenant, one) for one in ids)
+            self._note_erased([name_digest(salt, "unit", tenant, unit)])
+            positions = self._positions(tenant, "r.unit = ?", (unit,)) + self._outcomes_of(tenant, ids)
             erased = self._empty(positions, "erased")
+            self.session.run("delete from learnt where name = ?", (CHECKPOINT,))
+            self.session.run("update leases set epoch = epoch + 1, until_s = 0")
             failpoint("decisions.before_erasure")
         self.session.overwrite_erased()
         return erased
@@ -309,6 +383,52 @@ class RelationalLog:
             for number, first, watermark in numbers:
                 self._drop_empty(number, first, watermark)
         return retired
+
+    def take_lease(self, work: str, holder: str, *, now_s: float, lease_s: float, epoch: int = 0) -> LearnerLease:
+        """Extend or take a lease; see `DecisionLog`."""
+        with self.session.transaction(write=True):
+            rows = self.session.rows("select holder, epoch, until_s from leases where work = ?", (work,))
+            owner, present, until_s = rows[0] if rows else ("", 0, 0.0)
+            if owner == holder or until_s <= now_s:
+                present += not (owner == holder and present == epoch)
+                owner, until_s = holder, now_s + lease_s
+                statement = (
+                    "insert into leases (work, holder, epoch, until_s) values (?, ?, ?, ?) on conflict (work) do "
+                    "update set holder = excluded.holder, epoch = excluded.epoch, until_s = excluded.until_s"
+                )
+                self.session.run(statement, (work, owner, present, until_s))
+        return LearnerLease(work=work, holder=owner, epoch=present, until_s=until_s)
+
+    def give_lease_back(self, lease: LearnerLease) -> None:
+        """End a lease; see `DecisionLog`."""
+        with self.session.transaction(write=True):
+            statement = "update leases set until_s = 0 where work = ? and holder = ? and epoch = ?"
+            self.session.run(statement, (lease.work, lease.holder, lease.epoch))
+
+    def save_learnt(self, lease: LearnerLease, states: Mapping[str, bytes], *, now_s: float) -> bool:
+        """Replace states of a work; see `DecisionLog`."""
+        with self.session.transaction(write=True):
+            statement = "select 1 from leases where work = ? and holder = ? and epoch = ? and until_s > ?"
+            if not self.session.rows(statement, (lease.work, lease.holder, lease.epoch, now_s)):
+                return False
+            for name, body in states.items():
+                statement = (
+                    "insert into learnt (work, name, number, body) values (?, ?, 1, ?) on conflict (work, name) do "
+                    "update set number = learnt.number + 1, body = excluded.body"
+                )
+                self.session.run(statement, (lease.work, name, body))
+            failpoint("decisions.before_learnt")
+        return True
+
+    def learnt(self, work: str, known: Mapping[str, int]) -> dict[str, SavedState]:
+        """States of a work; see `DecisionLog`."""
+        states: dict[str, SavedState] = {}
+        with self.session.transaction(write=False):
+            for name, number in self.session.rows("select name, number from learnt where work = ?", (work,)):
+                if known.get(name) != number:
+                    rows = self.session.rows("select body from learnt where work = ? and name = ?", (work, name))
+                    states[name] = SavedState(int(number), bytes(rows[0][0]))
+        return states
 
     def close(self) -> None:
         """Close the connection; see `DecisionLog`."""
@@ -356,15 +476,21 @@ class RelationalLog:
             f"select {_RECORD} from records r join sources s on s.id = r.source where r.body is not null and {where}"
         )
         with self.session.transaction(write=False):
-            rows = self.session.rows(statement, values)
-            actions_of = self.parts.actions({row[7] for row in rows})
-            labels_of = self.parts.labels({row[8] for row in rows})
+            return self._decoded(self.session.rows(statement, values))
+
+    def _decoded(self, rows: Sequence[Row]) -> list[LoggedRecord]:
+        """Records of rows with the columns `_RECORD`, within their transaction."""
+        actions_of = self.parts.actions({row[7] for row in rows})
+        labels_of = self.parts.labels({row[8] for row in rows})
         records: list[LoggedRecord] = []
         for position, tenant, source, seq, at_s, decision, unit, actions, labels, body in rows:
             shared = None if actions is None else actions_of[actions]
             one = EncodedRecord(tenant, source, seq, at_s, decision, unit, shared, labels_of[labels], bytes(body))
             records.append(LoggedRecord(position, one.decode()))
         return records
+
+    def _digest(self, kind: str, tenant: str, name: str) -> bytes:
+        return name_digest(self.session.salt, kind, tenant, name)
 
     # ---- sources
 
@@ -421,13 +547,13 @@ class RelationalLog:
     def _is_erased(self, one: EncodedRecord) -> bool:
         """True if a record's unit, or an outcome's decision, was erased."""
         kind, name = ("decision", one.decision) if one.unit is None else ("unit", one.unit)
-        return erasure_digest(self.session.salt, kind, one.tenant, name) in self._erased
+        return name_digest(self.session.salt, kind, one.tenant, name) in self._erased
 
     def _erase_late(self, encoded: Iterable[EncodedRecord]) -> None:
         """Note new decisions of erased units, and erase their outcomes that came first."""
         for one in encoded:
             if one.unit is not None and self._is_erased(one):
-                self._note_erased([erasure_digest(self.session.salt, "decision", one.tenant, one.decision)])
+                self._note_erased([name_digest(self.session.salt, "decision", one.tenant, one.decision)])
                 self._empty(self._outcomes_of(one.tenant, [one.decision]), "erased")
 
     def _note_erased(self, digests: Iterable[bytes]) -> None:
@@ -443,7 +569,7 @@ class RelationalLog:
         )
         return tuple(sorted(str(row[0]) for row in self.session.rows(statement, (tenant, unit))))
 
-    def _find(self, tenant: str, where: str, values: Sequence[object]) -> list[int]:
+    def _positions(self, tenant: str, where: str, values: Sequence[object]) -> list[int]:
         statement = f"select r.position from records r join sources s on s.id = r.source where s.tenant = ? and {where}"
         return [int(row[0]) for row in self.session.rows(statement, (tenant, *values))]
 
@@ -451,7 +577,7 @@ class RelationalLog:
         return [
             position
             for chunk in chunks(ids)
-            for position in self._find(tenant, f"r.unit is null and r.decision in {marks(chunk)}", chunk)
+            for position in self._positions(tenant, f"r.unit is null and r.decision in {marks(chunk)}", chunk)
         ]
 
     def _empty(self, positions: Sequence[int], kind: Literal["erased", "retired"]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from log_contract import LogContract, LogEngine
 from log_model import check_against_model
+from log_names_contract import LogNamesContract
 from log_records import decision
 from log_servers import LogServer, MissingServerError, postgres_server
 
@@ -41,7 +42,7 @@ def engine(server: LogServer) -> LogEngine:
     return cleared(server)
 
 
-class TestPostgres(LogContract):
+class TestPostgres(LogContract, LogNamesContract):
     """PostgreSQL."""
 
 

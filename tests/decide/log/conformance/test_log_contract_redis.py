@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from log_contract import LogContract, LogEngine
 from log_model import check_against_model
+from log_names_contract import LogNamesContract
 from log_records import decision
 from log_servers import LogServer, MissingServerError, redis_server
 
@@ -42,7 +43,7 @@ def engine(server: LogServer) -> LogEngine:
     return cleared(server)
 
 
-class TestRedis(LogContract):
+class TestRedis(LogContract, LogNamesContract):
     """Redis."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from log_contract import LogContract, LogEngine
 from log_model import check_against_model
+from log_names_contract import LogNamesContract
 
 from hone.decide.log.opening import open_decision_log
 
@@ -15,7 +16,7 @@ def engine(tmp_path: Path) -> LogEngine:
     return LogEngine(lambda: open_decision_log(tmp_path / "decisions.db"))
 
 
-class TestSqlite(LogContract):
+class TestSqlite(LogContract, LogNamesContract):
     """SQLite."""
 
 
