@@ -15,7 +15,7 @@ from hone.decide.gateway.fallback_chain import FallbackChain, SafeDefault, Servi
 from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers, WriteBefore
 from hone.decide.gateway.requests import ActionCatalogue, FeatureSchema, RecentRequests
 from hone.decide.gateway.service import DecisionService, FaultLines, RecordListener, ServiceParts, ServiceRules
-from hone.decide.log.protocol import AppendAck
+from hone.decide.log.protocol import AppendAck, KnownNames, NameTakenError, RecordClaim
 
 
 class SoftmaxPolicy:
@@ -40,14 +40,30 @@ class MemorySink:
 
     records: list[DecisionRecord] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    names: dict[tuple[str, str], bytes] = field(default_factory=dict)
     broken: bool = False
 
-    def append(self, batch: Sequence[DecisionRecord]) -> AppendAck:
+    def append(self, batch: Sequence[DecisionRecord], claims: Sequence[RecordClaim] = ()) -> AppendAck:
         if self.broken:
             raise ResourceError("the disk is full")
+        names = [(batch[one.place].tenant, one.key or f"id {batch[one.place].id}") for one in claims]  # type: ignore[union-attr]
+        if taken := [one.place for one, name in zip(claims, names, strict=True) if name in self.names]:
+            raise NameTakenError(taken)
+        self.names.update({name: one.digest for one, name in zip(claims, names, strict=True)})
         self.records += batch
         self.batches.append(len(batch))
         return AppendAck(stored=len(batch), repeated=0, erased=0, refused=(), watermarks=())
+
+    def find(self, tenant: str, *, ids: Sequence[str] = (), keys: Sequence[str] = ()) -> KnownNames:
+        if self.broken:
+            raise ResourceError("the disk is full")
+        decisions = {
+            one.id: one for one in reversed(self.records) if isinstance(one, Decision) and one.tenant == tenant
+        }
+        return KnownNames(
+            decisions={name: decisions[name] for name in ids if name in decisions},
+            keys={key: self.names[tenant, key] for key in keys if (tenant, key) in self.names},
+        )
 
     def logged(self, tenant: str) -> int:
         """Records of a tenant by the gateway."""

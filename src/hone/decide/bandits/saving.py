@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 
 from hone.core.decisions import Floats
 from hone.core.errors import DataError, HoneError, did_you_mean
+from hone.core.state import State, substate
 from hone.core.strict_json import strict_json
 from hone.decide.bandits.greedy import (
     BetaThompsonPolicy,
@@ -49,6 +50,7 @@ from hone.decide.bandits.models import (
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents, Saveable
 from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed
 from hone.run.saved_config import policy_folder
+from hone.run.store.codec import state_bytes, state_from_bytes
 
 FORMAT: Final = 2
 FAMILY: Final = "bandit"
@@ -132,6 +134,25 @@ def copy_policy(policy: BanditPolicy) -> BanditPolicy:
     copied = _built(tree, arrays, "", Path("memory"), 0)
     assert isinstance(copied, BanditPolicy)
     return copied
+
+
+def policy_bytes(policy: BanditPolicy) -> bytes:
+    """A policy as bytes, for another process. Raises DataError for a policy with a part that cannot be saved."""
+    tree, arrays = describe_policy(policy)
+    return state_bytes({"policy": json.dumps(tree), "arrays": cast("State", arrays)}).tobytes()
+
+
+def policy_from_bytes(data: bytes, name: str) -> BanditPolicy:
+    """The policy of `policy_bytes`. Raises DataError with `name` for bytes that are none."""
+    try:
+        state = state_from_bytes(np.frombuffer(data, np.uint8))
+        arrays = cast("dict[str, Floats]", substate(state, "arrays"))
+        policy = _built(json.loads(str(state["policy"])), arrays, "", Path(name), 0)
+    except (ValueError, KeyError, DataError) as error:
+        raise DataError(f"{name}: cannot read the policy: {error!s:.200}") from error
+    if not isinstance(policy, BanditPolicy):
+        raise DataError(f"{name}: {policy.kind} is a part of a policy, not a policy")
+    return policy
 
 
 def policy_hash(policy: BanditPolicy) -> str:

@@ -10,27 +10,46 @@ import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
 from hone.core.clock import Clock
-from hone.core.decisions import DecisionRecord
+from hone.core.decisions import Decision, DecisionRecord
 from hone.core.errors import HoneError
 from hone.decide.gateway.requests import RequestError
-from hone.decide.log.protocol import DecisionLog, RefusedRecord
+from hone.decide.log.protocol import AppendAck, DecisionLog, KnownNames, NameTakenError, RecordClaim
 
 FLUSH_S: Final = 0.05
 """Longest time that a record waits in the buffer of `after`, while the log is quick enough."""
 BATCH: Final = 500
+REPEATED_PREFIX: Final = "repeated:"
+"""Beginning of the kinds of rewards that two gateways took under one key before either was in the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedBatch:
+    """Records that the log took, and its acknowledgement."""
+
+    records: Sequence[DecisionRecord]
+    ack: AppendAck
 
 
 class LogWriter(Protocol):
     """Takes the records of answers."""
 
-    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
-        """Take records; -> those that the log knows with other content. Raises RequestError (503) if they cannot be
-        taken: then their requests must not be answered."""
+    def write(self, records: Sequence[DecisionRecord], claims: Sequence[RecordClaim]) -> LoggedBatch | None:
+        """Take records; None: they wait. Raises RequestError (503) if they cannot be taken, and NameTakenError for
+        claims of names that are taken: then their requests must not be answered."""
+        ...
+
+    def find(self, tenant: str, ids: Sequence[str], keys: Sequence[str]) -> KnownNames:
+        """What the log knows of ids and keys. Raises RequestError (503)."""
+        ...
+
+    def flushed(self) -> list[LoggedBatch]:
+        """Records that waited, and were logged since the last call."""
         ...
 
     def waiting(self) -> int:
@@ -59,19 +78,29 @@ class WriteBefore:
         self._clock = clock
         self._failed_s = float("-inf")
 
-    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
-        """Append the records; -> those that the log knows with other content. Raises RequestError (503)."""
+    def write(self, records: Sequence[DecisionRecord], claims: Sequence[RecordClaim]) -> LoggedBatch:
+        """Append the records. Raises RequestError (503), NameTakenError."""
         try:
-            refused = self._log.append(records).refused
+            ack = self._log.append(records, claims)
+        except NameTakenError:
+            raise
         except (HoneError, OSError) as error:
             self._failed_s = self._clock.monotonic_s()
             raise _unavailable(error) from error
         self._failed_s = float("-inf")
-        return refused
+        return LoggedBatch(records=records, ack=ack)
 
     def failed_s(self) -> float:
         """See `LogWriter`."""
         return self._failed_s
+
+    def find(self, tenant: str, ids: Sequence[str], keys: Sequence[str]) -> KnownNames:
+        """What the log knows. Raises RequestError (503)."""
+        return _find(self._log, tenant, ids, keys)
+
+    def flushed(self) -> list[LoggedBatch]:
+        """None waited."""
+        return []
 
     def waiting(self) -> int:
         """None wait."""
@@ -79,6 +108,13 @@ class WriteBefore:
 
     def close(self) -> None:
         """Nothing waits."""
+
+
+def _find(log: DecisionLog, tenant: str, ids: Sequence[str], keys: Sequence[str]) -> KnownNames:
+    try:
+        return log.find(tenant, ids=ids, keys=keys)
+    except (HoneError, OSError) as error:
+        raise _unavailable(error) from error
 
 
 class WriteAfter:
@@ -90,7 +126,8 @@ class WriteAfter:
         self._failed_s = float("-inf")
         self._capacity = capacity
         self._tell = tell
-        self._buffer: deque[DecisionRecord] = deque()
+        self._buffer: deque[tuple[DecisionRecord, RecordClaim | None]] = deque()
+        self._flushed: deque[LoggedBatch] = deque()
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="log-writer", daemon=True)
@@ -100,15 +137,23 @@ class WriteAfter:
         self._thread.start()
         return self
 
-    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
+    def write(self, records: Sequence[DecisionRecord], claims: Sequence[RecordClaim]) -> None:
         """Put the records into the buffer; refusals are told later. Raises RequestError (503) if it is full."""
+        claimed = {claim.place: claim for claim in claims}
         with self._wake:
             if len(self._buffer) + len(records) > self._capacity:
                 raise _unavailable(BufferError(f"{len(self._buffer)} records wait, the buffer is full"))
-            self._buffer.extend(records)
+            self._buffer.extend((record, claimed.get(place)) for place, record in enumerate(records))
             if len(self._buffer) >= BATCH:
                 self._wake.notify()
-        return ()
+
+    def find(self, tenant: str, ids: Sequence[str], keys: Sequence[str]) -> KnownNames:
+        """What the log knows. Raises RequestError (503)."""
+        return _find(self._log, tenant, ids, keys)
+
+    def flushed(self) -> list[LoggedBatch]:
+        """Batches that were logged since the last call."""
+        return [self._flushed.popleft() for _ in range(len(self._flushed))]
 
     def waiting(self) -> int:
         """Records in the buffer."""
@@ -143,20 +188,40 @@ class WriteAfter:
             for _ in range(count):
                 self._buffer.popleft()
 
-    def _written(self, batch: list[DecisionRecord]) -> bool:
+    def _written(self, batch: Sequence[tuple[DecisionRecord, RecordClaim | None]]) -> bool:
         """Append; a failure is told, and tried again: sending twice stores once."""
-        try:
-            refused = self._log.append(batch).refused
-        except (HoneError, OSError) as error:
-            self._failed_s = self._clock.monotonic_s()
-            self._tell("log_unavailable", f"{len(self._buffer)} records wait: {error!s:.200}")
-            with self._wake:
-                self._wake.wait(FLUSH_S if not self._closing else 1.0)
-            return False
+        records = [record for record, _ in batch]
+        claims = {place: replace(claim, place=place) for place, (_, claim) in enumerate(batch) if claim is not None}
+        while True:
+            try:
+                ack = self._log.append(records, list(claims.values()))
+                break
+            except NameTakenError as taken:
+                for place in taken.places:
+                    del claims[place]
+                    records[place] = self._repeated(records[place])
+            except (HoneError, OSError) as error:
+                self._failed_s = self._clock.monotonic_s()
+                self._tell("log_unavailable", f"{len(self._buffer)} records wait: {error!s:.200}")
+                with self._wake:
+                    self._wake.wait(FLUSH_S if not self._closing else 1.0)
+                return False
         self._failed_s = float("-inf")
-        for record in refused:
-            self._tell("record_refused", record.message)
+        for refused in ack.refused:
+            self._tell("record_refused", refused.message)
+        self._flushed.append(LoggedBatch(records=records, ack=ack))
         return True
+
+    def _repeated(self, record: DecisionRecord) -> DecisionRecord:
+        """A record that another gateway logged under the same name at the same time: it was answered, and its number
+        is given out. A decision stays as it was made; a reward stands in the log under a kind that no join reads."""
+        if isinstance(record, Decision):
+            self._tell("record_repeated", f"id {record.id!r:.60} was decided by two gateways at once")
+            return record
+        self._tell(
+            "record_repeated", f"a reward of decision {record.decision_id!r:.60} was taken by two gateways at once"
+        )
+        return replace(record, kind=f"{REPEATED_PREFIX}{record.kind}")
 
 
 class SequenceNumbers:

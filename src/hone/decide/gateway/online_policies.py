@@ -1,7 +1,8 @@
-"""The versions that serve each tenant, and their learning from rewards as they are joined.
+"""The versions that serve each tenant, and the state of their learning from rewards as they are joined.
 
 Each tenant has a learner of its own: nobody's rewards change the decisions of another. A snapshot of the learner is
 published every `publish_every` rewards, as a version named by its content; the one before stays as the last good one.
+Windows close as decisions arrive, not by time alone, so that a restart learns the same.
 
 Rewards joined to recent decisions as they arrive, for learning while serving. Pure: a test drives it with a clock.
 
@@ -11,7 +12,7 @@ reward for a decision that is no longer held is in the log, is counted here, and
 
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from hone.core.clock import Clock
-from hone.core.decisions import LOGP_TOLERANCE, ActionSet, Choice, Decision, DecisionPolicy, DecisionRecord, Floats
+from hone.core.decisions import Choice, Decision, DecisionPolicy, DecisionRecord
 from hone.core.errors import DataError
 from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.policy import BanditPolicy
@@ -114,13 +115,13 @@ class OnlineJoiner:
             done += self._closed(oldest)
         return done
 
-    def oldest(self) -> Decision | None:
-        """The decision that has been open longest."""
-        return next((one.decision for one in self._open.values()), None)
-
     def open_values(self) -> Iterator[tuple[JoinKey, float | None]]:
         """Open decisions in their order, each with its reward so far."""
         return ((key, one.value) for key, one in self._open.items())
+
+    def unrewarded(self) -> Iterator[Decision]:
+        """Open decisions without a reward so far, in their order."""
+        return (one.decision for one in self._open.values() if one.value is None)
 
     def early_rewards(self) -> Iterator[tuple[JoinKey, list[tuple[float, float]]]]:
         """Decisions that rewards wait for, in their order, each with values and times."""
@@ -234,8 +235,20 @@ class TenantLearning:
     publish_every: int
     unpublished: int = 0
     """Rewards that no published version has learnt from."""
-    last: tuple[Floats, ActionSet] | None = None
-    """Latest context and actions: a snapshot must give them a distribution before it is published."""
+    last: Decision | None = None
+    """Latest decision: a snapshot must give its actions a distribution before it is published."""
+
+    def learn(self, decision: Decision, reward: float) -> None:
+        """Learn from a joined reward. Raises DataError for a decision that the model has no room for."""
+        self.unpublished += 1
+        number, declared = decision.executed, self.learner.actions
+        action_set = decision.actions if decision.actions.features is not None else None  # as it stands
+        if action_set is None and decision.actions.names != declared.names:
+            name = decision.actions.names[number]
+            if name not in declared.names:
+                raise DataError(f"the action {name!r:.60} is not declared")
+            number = declared.names.index(name)
+        self.learner.observe(decision.context[None], np.array([number]), np.array([reward]), action_set=action_set)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -262,12 +275,8 @@ class OnlinePolicies:
     wrap: PolicyWrapper
     clock: Clock
     shelf: VersionShelf
-    tell: Callable[[str, str], None]
-    """Takes the code and the words of a refused snapshot."""
     shipped: ShippedVersions | None = None
     """Versions of the registry, and the units that they serve; None: no rollout."""
-    publishing: bool = True
-    """False while the log is read again: one version is published at its end."""
 
     def chain(self, tenant: str, unit: str) -> tuple[FallbackChain, str]:
         """The chain that answers a unit, and the route to log."""
@@ -280,24 +289,18 @@ class OnlinePolicies:
             return serving.chain, route.label
         return FallbackChain((version, *serving.chain.versions), self.clock), route.label
 
+    def serve(self, tenant: str, name: str, policy: BanditPolicy) -> None:
+        """Serve a version; the one before stays as the last good one."""
+        serving = self.tenants[tenant]
+        if name != serving.live.name:
+            serving.serve(ServingVersion(name=name, policy=self.wrap(policy)), self.default, self.clock)
+
     def observe(self, record: DecisionRecord) -> None:
-        """Learn from a record that was logged."""
-        learning = self.tenants[record.tenant].learning
-        if learning is None:
-            return
-        joiner = learning.joiner
-        if isinstance(record, Decision):
-            joined = joiner.close_windows(record.at_s) + joiner.decided(record)
-            learning.last = record.context, record.actions
-        else:
-            key = record.tenant, record.decision_id
-            joined = joiner.rewarded(key, record.value, record.kind, record.at_s)
-        if joined:
-            self._learn(record.tenant, learning, joined)
+        """Nothing: the learner reads the log."""
+        del record
 
     def tick(self, now_s: float) -> None:
-        """Open versions that rollouts are about to serve. Windows close as decisions arrive, not by time alone, so
-        that a restart learns the same."""
+        """Open versions that rollouts are about to serve."""
         del now_s
         if self.shipped is not None:
             self.shipped.prepare()
@@ -312,47 +315,3 @@ class OnlinePolicies:
             shipped = self.shipped.version(decision.version) if known is None and self.shipped is not None else None
             policy = known or (shipped.policy if shipped else self.wrap(self.shelf.get(decision.version)))
         return policy.act(decision.context, decision.actions, decision.draw_key)
-
-    def _learn(self, tenant: str, learning: TenantLearning, joined: Sequence[_JoinedReward]) -> None:
-        for one in joined:
-            decision = one.decision
-            action_set = decision.actions if decision.actions.features is not None else None
-            number, declared = decision.executed, learning.learner.actions  # with features, as it stands
-            if action_set is None and decision.actions.names != declared.names:
-                number = declared.names.index(decision.actions.names[number])
-            learning.learner.observe(
-                decision.context[None], np.array([number]), np.array([one.reward]), action_set=action_set
-            )
-        learning.unpublished += len(joined)
-        if self.publishing and learning.unpublished >= learning.publish_every:
-            self.publish(tenant)
-
-    def publish(self, tenant: str) -> None:
-        """Publish a snapshot of a tenant's learner; an unsound one is refused, and the present version stays."""
-        serving = self.tenants[tenant]
-        learning = serving.learning
-        if learning is None:
-            return
-        learning.unpublished = 0
-        snapshot = learning.learner.snapshot()
-        if learning.last is not None and (fault := _fault_of(snapshot, *learning.last, learning.learner.actions)):
-            self.tell("snapshot_refused", f"tenant {tenant!r}: {fault}; version {serving.live.name} stays")
-            return
-        name = self.shelf.put(snapshot)
-        if name != serving.live.name:
-            serving.serve(ServingVersion(name=name, policy=self.wrap(snapshot)), self.default, self.clock)
-
-
-def make_serving(live: ServingVersion, default: ServingVersion, clock: Clock) -> TenantServing:
-    """Serving of one tenant by a version, without a last good one yet."""
-    return TenantServing(live=live, chain=FallbackChain((live, default), clock))
-
-
-def _fault_of(policy: BanditPolicy, context: Floats, actions: ActionSet, declared: ActionSet) -> str:
-    """What is wrong with a policy's distribution in one context; empty: nothing."""
-    try:
-        logp = policy.logp(context, actions if actions.features is not None else declared)
-    except Exception as error:  # noqa: BLE001 - a snapshot that raises is not published
-        return f"{type(error).__name__}: {error!s:.120}"
-    total = float(np.exp(logp).sum())
-    return "" if abs(total - 1.0) <= LOGP_TOLERANCE else f"its probabilities sum to {total:.6g}"

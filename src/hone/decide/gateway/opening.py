@@ -5,7 +5,6 @@ FOLDER/            beside the file, named by the service
   instance         name of this gateway as the writer of records
   decisions.db     the log, unless it is on a server
   versions/HASH/   every published version
-  learned/         checkpoints of what was learnt
   issued/          numbers given out, of `durable = "after"`
 """
 
@@ -38,21 +37,18 @@ from hone.core.decisions import (
     logp_each,
 )
 from hone.core.errors import ConfigError, DataError, ErrorCollector, HoneError, ResourceError, variable_name
-from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.bandits.wrappers import EpsilonFloor, Shielded
 from hone.decide.gateway.access import AccessList, ServiceClient, token_digest
-from hone.decide.gateway.fallback_chain import GuardedPolicy, SafeDefault, ServingVersion, ShadowAsker
+from hone.decide.gateway.fallback_chain import FallbackChain, GuardedPolicy, SafeDefault, ServingVersion, ShadowAsker
+from hone.decide.gateway.log_learner import LogLearner, new_learning
 from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
 from hone.decide.gateway.online_policies import (
-    OnlineJoiner,
     OnlinePolicies,
     PolicyWrapper,
-    TenantLearning,
     TenantServing,
     VersionShelf,
     folder_version,
-    make_serving,
 )
 from hone.decide.gateway.requests import (
     ActionCatalogue,
@@ -62,23 +58,17 @@ from hone.decide.gateway.requests import (
     FeatureSchema,
     RecentRequests,
     Rewarded,
-    numbered_key,
-    request_digest,
-    reward_digest,
 )
-from hone.decide.gateway.saved_learning import LearningCheckpoints
 from hone.decide.gateway.service import (
     DecisionService,
     FaultLines,
     RecordListener,
     ServiceParts,
     ServiceRules,
-    decided_answer,
 )
 from hone.decide.gateway.service_config import (
     ClientConfig,
     FolderServiceConfig,
-    LearningServiceConfig,
     LogTableConfig,
     ServiceFileConfig,
     ServiceTableConfig,
@@ -145,9 +135,6 @@ class _NamedArms:
 # ------------------------------------------------------------------------------------------------------------- assembly
 
 
-NO_ACTIONS = ActionSet(names=())
-
-
 def make_catalogue(service: ServiceTableConfig) -> ActionCatalogue:
     """The actions that requests may offer."""
     features = FeatureSchema(service.action_features, "features") if service.action_features else None
@@ -200,7 +187,7 @@ def _make_policies(
     beside: Path, folder: Path, config: ServiceFileConfig, clock: Clock, lines: FaultLines
 ) -> OnlinePolicies:
     """The policies of every tenant; `beside` is the folder that relative paths start from."""
-    service = config.service
+    service, policy = config.service, config.policy
     declared = make_catalogue(service).declared
     shield = _open_shield(beside, config, clock)
     wrap = partial(_wrapped, declared, shield)
@@ -209,18 +196,21 @@ def _make_policies(
         name = (shield.certificate or sha256(config.shield.model_dump_json().encode()).hexdigest())[:8]
     shelf = VersionShelf(folder / "versions", name)
     safe = SafeDefault(service.safe_action)
-    default = ServingVersion(name=shelf.named(safe.version), policy=_wrapped(None, shield, safe))
-    make = _server_of(config, declared, beside, shelf, default, wrap, clock)
-    tell = partial(_told, lines)
+    live = default = ServingVersion(name=shelf.named(safe.version), policy=_wrapped(None, shield, safe))
+    if isinstance(policy, FolderServiceConfig):
+        live = saved_version(policy, beside, shelf, wrap, clock)
+    elif (learning := new_learning(config)) is not None:
+        prior = learning.learner.snapshot()
+        live = ServingVersion(name=shelf.put(prior), policy=wrap(prior))
     shipped = ShippedVersions(
         folder=folder / config.rollout.registry, service=folder.name, layer=config.rollout.layer or folder.name,
-        wrap=wrap, clock=clock, tell=tell,
+        wrap=wrap, clock=clock, tell=partial(_told, lines),
     )  # fmt: skip
     shipped.prepare()
-    return OnlinePolicies(
-        tenants={tenant: make() for tenant in service.tenants}, default=default, wrap=wrap, clock=clock, shelf=shelf,
-        tell=tell, shipped=shipped,
-    )  # fmt: skip
+    tenants = {
+        tenant: TenantServing(live=live, chain=FallbackChain((live, default), clock)) for tenant in service.tenants
+    }
+    return OnlinePolicies(tenants=tenants, default=default, wrap=wrap, clock=clock, shelf=shelf, shipped=shipped)
 
 
 def make_wrapper(beside: Path, config: ServiceFileConfig, clock: Clock) -> PolicyWrapper:
@@ -236,25 +226,6 @@ def _open_shield(beside: Path, config: ServiceFileConfig, clock: Clock) -> Guard
     return config.shield.open(beside, service.features, clock, actions=declared)
 
 
-def _server_of(
-    config: ServiceFileConfig,
-    declared: ActionSet | None,
-    beside: Path,
-    shelf: VersionShelf,
-    default: ServingVersion,
-    wrap: PolicyWrapper,
-    clock: Clock,
-) -> Callable[[], TenantServing]:
-    """What makes the serving of one tenant."""
-    policy = config.policy
-    if isinstance(policy, FolderServiceConfig):
-        version = saved_version(policy, beside, shelf, wrap, clock)
-        return lambda: make_serving(version, default, clock)
-    if isinstance(policy, LearningServiceConfig):
-        return lambda: _learning_serving(config, policy, declared or NO_ACTIONS, shelf, default, wrap, clock)
-    return lambda: make_serving(default, default, clock)
-
-
 def saved_version(
     policy: FolderServiceConfig, beside: Path, shelf: VersionShelf, wrap: PolicyWrapper, clock: Clock
 ) -> ServingVersion:
@@ -268,27 +239,6 @@ def saved_version(
     except DataError:  # a network is kept by its own folder, the run's
         name = shelf.named(f"{folder_version(beside / policy.path)}f{policy.floor:g}")
     return ServingVersion(name=name, policy=wrapped, guard=guard)
-
-
-def _learning_serving(
-    config: ServiceFileConfig,
-    policy: LearningServiceConfig,
-    declared: ActionSet,
-    shelf: VersionShelf,
-    default: ServingVersion,
-    wrap: PolicyWrapper,
-    clock: Clock,
-) -> TenantServing:
-    """Serving by a policy that learns, at first by its prior."""
-    service = config.service
-    model = policy.reward_model(len(declared), len(service.features), len(service.action_features))
-    learner = BanditLearner(EpsilonFloor(policy.policy_of(model), policy.floor), model, declared)
-    prior = learner.snapshot()
-    serving = make_serving(ServingVersion(name=shelf.put(prior), policy=wrap(prior)), default, clock)
-    serving.learning = TenantLearning(
-        learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every
-    )
-    return serving
 
 
 def _told(lines: FaultLines, code: str, words: str) -> None:
@@ -465,14 +415,19 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
             )  # fmt: skip
         listeners = [one for one in (policies, watch, rollouts, asker) if one is not None]
         parts = _parts(config, folder, log, policies, listeners, lines)
-        saved = _checkpoints(config, folder, log, policies, parts)
-        opened.callback(saved.close)
-        service = DecisionService(replace(parts, listeners=(*parts.listeners, saved)))
+        learner = LogLearner(
+            log=log, policies=policies, config=config, holder=parts.rules.source, schema=parts.schema.hash, clock=clock,
+            tell=partial(_told, lines),
+        )  # fmt: skip
+        parts = replace(parts, learner=learner)
+        service = DecisionService(parts)
         opened.callback(service.close)
+        learner.start()
         if asker is not None:
             parts.counters.shadows = asker.counts
             opened.callback(asker.start(service.log_shadows).close)
-        _read_log_again(log, parts, policies, monitor, saved)
+        if monitor is not None:
+            monitor.reopen(_unrewarded(log, parts, policies, learner))
         return OpenedService(
             service=service, policies=policies, log=log, resolved=resolved, folder=folder, access=access, clock=clock,
             monitor=monitor, rollouts=rollouts, shadows=asker, held=opened.pop_all(),
@@ -519,21 +474,9 @@ def _parts(
             source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s
         ),
         schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
-        numbers=numbers, recent=RecentRequests(service.remember), clock=policies.clock, lines=lines,
+        numbers=numbers, recent=RecentRequests(max(service.remember, config.log.buffer if after else 0)),
+        clock=policies.clock, lines=lines,
         listeners=tuple(listeners),
-    )  # fmt: skip
-
-
-def _checkpoints(
-    config: ServiceFileConfig, folder: Path, log: DecisionLog, policies: OnlinePolicies, parts: ServiceParts
-) -> LearningCheckpoints:
-    service = config.service
-    learns_by = (config.policy.model_dump_json(), config.join.model_dump_json(), service.features, service.actions,
-                 service.action_features, service.tenants)  # fmt: skip
-    return LearningCheckpoints(
-        folder=folder / "learned", log=log, policies=policies, source=parts.rules.source,
-        digest=sha256(repr(learns_by).encode()).hexdigest(), remember=service.remember, waiting=parts.writer.waiting,
-        clock=policies.clock, tell=partial(_told, parts.lines),
     )  # fmt: skip
 
 
@@ -588,73 +531,19 @@ def pages(log: DecisionLog, after: int = 0) -> Iterator[LoggedRecord]:
         after = page[-1].position
 
 
-def _read_log_again(
-    log: DecisionLog,
-    parts: ServiceParts,
-    policies: OnlinePolicies,
-    monitor: ServiceMonitor | None,
-    checkpoints: LearningCheckpoints,
-) -> None:
-    """Learn from the log as the service did before it stopped, and remember its latest answers.
-
-    With a checkpoint the learners go on from it, and the log is read from its open decisions on. Raises DataError for a
-    state of another model, and as the log.
-    """
-    policies.publishing = False
-    saved = checkpoints.load()
-    again = _ReadAgain(parts, set() if saved is None else saved.open_ids())
-    for logged in pages(log, 0 if saved is None else saved.start):
-        if saved is not None and logged.position > saved.position:
-            saved.restore(policies, again.held, again.last)
-            saved = None
-        known = again.take(logged.record)
-        if saved is None:
-            checkpoints.observe(logged.record)
-            if known:
-                policies.observe(logged.record)
-    if saved is not None:
-        saved.restore(policies, again.held, again.last)
-    checkpoints.started()
-    policies.publishing = True
-    for tenant in parts.rules.tenants:
-        policies.publish(tenant)
-    if monitor is not None:
-        monitor.reopen(again.unrewarded.values())
-
-
-class _ReadAgain:
-    """Answers, open decisions and latest decisions of a log that is read again."""
-
-    def __init__(self, parts: ServiceParts, wanted: set[tuple[str, str]]) -> None:
-        self._parts, self._wanted = parts, wanted
-        self.held: dict[tuple[str, str], Decision] = {}
-        """The decisions that a checkpoint wants."""
-        self.last: dict[str, Decision] = {}
-        """Latest decision of each tenant."""
-        self.unrewarded: dict[tuple[str, str], Decision] = {}
-
-    def take(self, record: DecisionRecord) -> bool:
-        """Read a record; False for one that teaches nothing: of another tenant, or with features that mean something
-        else."""
-        parts = self._parts
-        if record.tenant not in parts.rules.tenants:
-            return False
-        if not isinstance(record, Decision) and is_shadow_kind(record.kind):
-            return False
+def _unrewarded(log: DecisionLog, parts: ServiceParts, policies: OnlinePolicies, learner: LogLearner) -> list[Decision]:
+    """The latest decisions without a reward: those that the learner holds or, if another gateway learns or none does,
+    those of the log."""
+    if learner.lease is not None:
+        joiners = [one.learning.joiner for one in policies.tenants.values() if one.learning is not None]
+        return [decision for joiner in joiners for decision in joiner.unrewarded()]
+    waiting: dict[tuple[str, str], Decision] = {}
+    for record in (logged.record for logged in pages(log)):
         if not isinstance(record, Decision):
-            self.unrewarded.pop((record.tenant, record.decision_id), None)
-            if record.source != parts.rules.source:
-                digest = reward_digest(record.decision_id, record.kind, record.value, record.at_s)
-                parts.recent.remember_reward(record.tenant, numbered_key(record.source, record.seq), digest)
-            return True
-        if record.schema != parts.schema.hash:
-            return False
-        key = record.tenant, record.id
-        digest = request_digest(record.unit, record.context, record.actions)
-        parts.recent.remember(record.tenant, digest, decided_answer(record))
-        self.last[record.tenant] = self.unrewarded[key] = record
-        if len(self.unrewarded) > MOST_OPEN:
-            del self.unrewarded[next(iter(self.unrewarded))]
-        if key in self._wanted:
-            self.held[key] = record
-        return True
+            if not is_shadow_kind(record.kind):
+                waiting.pop((record.tenant, record.decision_id), None)
+        elif record.tenant in parts.rules.tenants and record.schema == parts.schema.hash:
+            waiting[record.tenant, record.id] = record
+            if len(waiting) > MOST_OPEN:
+                del waiting[next(iter(waiting))]
+    return list(waiting.values())

@@ -7,7 +7,7 @@ Belongs here: what a caller sends and gets, in Python and over HTTP. Does not: r
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, TypeAlias, cast
@@ -15,8 +15,9 @@ from typing import Final, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.decisions import ActionSet, Floats, schema_hash
+from hone.core.decisions import ActionSet, Decision, Floats, schema_hash
 from hone.core.errors import DataError, did_you_mean
+from hone.decide.log.protocol import KnownNames
 
 DEFAULT_TENANT: Final = "default"
 _CONTROL_RANGE: Final = r"\u0000-\u001f\u007f-\u009f\u2028\u2029"
@@ -75,7 +76,7 @@ class RewardRequest:
     """Writer with numbers of its own: with `seq` it identifies the outcome for ever. Empty: the service numbers it."""
     seq: int = -1
     key: str = ""
-    """The caller's key: a second reward of the same key changes nothing while the service remembers the key."""
+    """The caller's key: a second reward of the same key changes nothing, on every gateway and for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +116,19 @@ class Rewarded:
 
 def check_text(value: object, field: str) -> str:
     """The text of an identity. Raises RequestError for other types, empty or long text and control characters."""
+    if _is_sound(value):
+        return cast("str", value)
     if not isinstance(value, str):
         raise RequestError(f"{field} must be text, got {shown(value)}", code="bad_type", field=field)
     if not 0 < len(value) <= MAX_TEXT:
         message = f"{field} has {len(value)} characters, it must have 1 to {MAX_TEXT}: {shown(value)}"
         raise RequestError(message, code="bad_length", field=field)
-    if _CONTROL.search(value):
-        raise RequestError(f"{field} contains control characters: {shown(value)}", code="bad_text", field=field)
-    return value
+    raise RequestError(f"{field} contains control characters: {shown(value)}", code="bad_text", field=field)
+
+
+def _is_sound(value: object) -> bool:
+    """True for text that may be an identity."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and not _CONTROL.search(value)
 
 
 def check_number(value: object, field: str) -> float:
@@ -300,20 +306,65 @@ Identity = tuple[str, str]
 
 
 class RecentRequests:
-    """Answers of the last `capacity` decisions, and as many keys of rewards; the oldest leave first."""
+    """Answers of the last `capacity` decisions, and as many keys of rewards; the oldest leave first.
+
+    Older ones are in the log: `recall` takes up what it knows of the names in the requests at hand.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._decided: OrderedDict[Identity, tuple[bytes, Decided]] = OrderedDict()
         self._rewarded: OrderedDict[Identity, bytes] = OrderedDict()
+        self._logged: dict[Identity, tuple[bytes, Decided] | None] = {}
+        """Decisions of the log among the requests at hand; None: their content is not there any more."""
+        self._logged_keys: dict[Identity, bytes] = {}
+        self._unread: set[str] = set()
+        """Tenants whose names could not be asked for."""
 
     def __len__(self) -> int:
         return len(self._decided)
 
+    def recall(
+        self,
+        requests: Iterable["DecisionRequest | RewardRequest"],
+        find: Callable[[str, list[str], list[str]], KnownNames],
+    ) -> None:
+        """Ask the log for ids and keys of requests that are not remembered; where it cannot be asked, their answers
+        raise."""
+        ids: dict[str, set[str]] = {}
+        keys: dict[str, set[str]] = {}
+        for one in requests:
+            if _is_sound(one.id) and (one.tenant, one.id) not in self._decided:
+                ids.setdefault(one.tenant, set()).add(one.id)
+            if isinstance(one, RewardRequest) and _is_sound(one.key) and (one.tenant, one.key) not in self._rewarded:
+                keys.setdefault(one.tenant, set()).add(one.key)
+        self._logged, self._logged_keys, self._unread = {}, {}, set()
+        for tenant in ids.keys() | keys.keys():
+            try:
+                known = find(tenant, sorted(ids.get(tenant, ())), sorted(keys.get(tenant, ())))
+            except RequestError:
+                self._unread.add(tenant)
+                continue
+            for name, decision in known.decisions.items():
+                self._logged[tenant, name] = None
+                if decision is not None:
+                    digest = request_digest(decision.unit, decision.context, decision.actions)
+                    self._logged[tenant, name] = digest, decided_answer(decision)
+            self._logged_keys.update({(tenant, name): digest for name, digest in known.keys.items()})
+
     def answer(self, tenant: str, decision_id: str, digest: bytes) -> Decided | None:
-        """The answer that the same request got; None: the id is new. Raises RequestError (409) for another request."""
-        known = self._decided.get((tenant, decision_id))
+        """The answer that the same request got; None: the id is new. Raises RequestError: 409 for another request and
+        for one whose answer is gone, 503 where the log cannot be asked."""
+        place = tenant, decision_id
+        known = self._decided.get(place) or self._logged.get(place)
+        if known is None and place in self._logged:
+            message = (
+                f"id {shown(decision_id)} was decided, and its record was erased or moved to the archive: its answer "
+                "cannot be given again; give each decision an id of its own"
+            )
+            raise RequestError(message, status=409, code="id_reused", field="id")
         if known is None:
+            self._check_read(tenant)
             return None
         if known[0] != digest:
             message = (
@@ -324,8 +375,8 @@ class RecentRequests:
         return known[1]
 
     def knows(self, tenant: str, decision_id: str) -> bool:
-        """True if the decision is remembered."""
-        return (tenant, decision_id) in self._decided
+        """True if the decision is remembered, or in the log."""
+        return (tenant, decision_id) in self._decided or (tenant, decision_id) in self._logged
 
     def remember(self, tenant: str, digest: bytes, answer: Decided) -> None:
         """Keep an answer."""
@@ -334,11 +385,14 @@ class RecentRequests:
             self._decided.popitem(last=False)
 
     def repeated_reward(self, tenant: str, key: str, digest: bytes, *, strict: bool) -> bool:
-        """True if this reward was taken under its key. Raises RequestError (409) for another content if `strict`."""
-        known = self._rewarded.get((tenant, key))
+        """True if this reward was taken under its key. Raises RequestError: 409 for another content, and 503 where the
+        log cannot be asked, if `strict`."""
+        known = self._rewarded.get((tenant, key)) or self._logged_keys.get((tenant, key))
         if strict and known is not None and known != digest:
             message = f"key {shown(key)} was used for another reward: give each reward a key of its own"
             raise RequestError(message, status=409, code="key_reused", field="key")
+        if strict and known is None:
+            self._check_read(tenant)
         return known == digest
 
     def remember_reward(self, tenant: str, key: str, digest: bytes) -> None:
@@ -346,6 +400,24 @@ class RecentRequests:
         self._rewarded[tenant, key] = digest
         if len(self._rewarded) > self._capacity:
             self._rewarded.popitem(last=False)
+
+    def _check_read(self, tenant: str) -> None:
+        if tenant in self._unread:
+            message = "the decision log cannot be asked whether this was sent before: nothing was decided; try again"
+            raise RequestError(message, status=503, code="log_unavailable")
+
+
+def decided_answer(decision: Decision) -> Decided:
+    """The answer that a decision is given as."""
+    return Decided(
+        id=decision.id,
+        action=decision.actions.names[decision.executed],
+        index=decision.executed,
+        logp=decision.executed_logp,
+        version=decision.version,
+        route=decision.route,
+        intervention=decision.choice.intervention,
+    )
 
 
 def request_digest(unit: str, context: Floats, actions: ActionSet) -> bytes:
@@ -355,13 +427,3 @@ def request_digest(unit: str, context: Floats, actions: ActionSet) -> bytes:
     if actions.features is not None:
         digest.update(b"\x00" + actions.features.tobytes())
     return digest.digest()
-
-
-def reward_digest(decision_id: str, kind: str, value: float, at_s: float | None) -> bytes:
-    """Hash of a reward as it was told."""
-    return blake2b(repr((decision_id, kind, value, at_s)).encode(), digest_size=16).digest()
-
-
-def numbered_key(source: str, seq: int) -> str:
-    """Key of a reward that has a number of its own; no caller's key holds the character between."""
-    return f"{source}\x00{seq}"

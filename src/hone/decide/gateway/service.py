@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final, Protocol, TypeAlias, cast
 
 from hone.core.clock import Clock
@@ -25,7 +26,8 @@ from hone.core.decisions import (
     is_shadow_kind,
 )
 from hone.decide.gateway.fallback_chain import FallbackChain
-from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers
+from hone.decide.gateway.log_learner import LogLearner
+from hone.decide.gateway.log_writer import LoggedBatch, LogWriter, SequenceNumbers
 from hone.decide.gateway.requests import (
     DEFAULT_TENANT,
     ActionCatalogue,
@@ -40,12 +42,12 @@ from hone.decide.gateway.requests import (
     RewardRequest,
     check_number,
     check_text,
-    numbered_key,
+    decided_answer,
     request_digest,
-    reward_digest,
     shown,
 )
 from hone.decide.log.codec import MAX_SEQ
+from hone.decide.log.protocol import NameTakenError, RecordClaim
 from hone.run.http.listening import SecondsHistogram
 
 # ------------------------------------------------------------------------------------------------------------- counters
@@ -178,6 +180,8 @@ ServiceRequest: TypeAlias = DecisionRequest | RewardRequest
 ServiceAnswer: TypeAlias = Decided | Rewarded
 TICK_S: Final = 1.0
 """Seconds between two ticks of the listeners."""
+_ATTEMPTS: Final = 5
+"""Times that a batch is prepared while other gateways take its names."""
 
 
 class _ServedPolicies(Protocol):
@@ -232,6 +236,8 @@ class ServiceParts:
     lines: FaultLines
     counters: _GatewayCounters = field(default_factory=_GatewayCounters)
     listeners: tuple[RecordListener, ...] = ()
+    learner: LogLearner | None = None
+    """None: nothing is learnt."""
     new_id: Callable[[], str] = lambda: os.urandom(16).hex()
 
 
@@ -242,8 +248,17 @@ class _PreparedAnswer:
     record: DecisionRecord
     answer: ServiceAnswer
     digest: bytes
+    name: tuple[str, str, str] | None = None
+    """Tenant, kind and text of the name that the caller gave; None: none."""
     key: str = ""
+    """Key of a reward."""
+    claimed: bool = False
+    """The log must not have the name yet."""
     failures: tuple[tuple[str, str], ...] = ()
+
+    def claim(self, place: int) -> RecordClaim:
+        """The claim of its name, at a place in a batch."""
+        return RecordClaim(place=place, key=self.key, digest=self.digest)
 
 
 class DecisionService:
@@ -306,7 +321,7 @@ class DecisionService:
             except RequestError:
                 numbers.refused(outcomes, source)
                 raise
-            fault, _ = self._write(outcomes)
+            fault, *_ = self._write(outcomes)
             if fault is not None:
                 raise fault
             for outcome in outcomes:
@@ -324,26 +339,50 @@ class DecisionService:
     def counters_text(self, gauges: Sequence[tuple[str, str, float]] = ()) -> str:
         """Prometheus's text."""
         own = [("hone_log_waiting", "Records that are not in the log yet.", float(self.parts.writer.waiting()))]
+        if (learner := self.parts.learner) is not None:
+            leads = float(learner.lease is not None)
+            own.append(("hone_learner", "1 if this gateway learns, 0 if it serves what another one learnt.", leads))
         return self.parts.counters.text([*own, *gauges])
 
     def close(self) -> None:
-        """Write the records that wait."""
+        """Write the records that wait, learn from them, and let the learner go."""
         self.parts.writer.close()
         self.parts.numbers.close()
+        with self._lock:
+            self._learn()
+        if self.parts.learner is not None:
+            self.parts.learner.close()
 
     # ------------------------------------------------------------------------------------------ parts
 
     def _tick(self) -> None:
         self._next_tick_s = self.parts.clock.monotonic_s() + TICK_S
         now_s = self.parts.clock.now_s()
+        if self.parts.learner is not None:
+            self._learn()
+            self.parts.learner.tick()
         for listener in self.parts.listeners:
             listener.tick(now_s)
 
     def _answer_all(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
+        parts = self.parts
+        for _ in range(_ATTEMPTS):
+            parts.recent.recall([one for one in requests if one.tenant in parts.rules.tenants], parts.writer.find)
+            try:
+                return self._answer_once(requests)
+            except NameTakenError:  # another gateway had one of the names since they were asked for
+                continue
+        message = (
+            f"other gateways took an id or a key of this request {_ATTEMPTS} times: nothing was decided; try again"
+        )
+        return [RequestError(message, status=503, code="log_unavailable") for _ in requests]
+
+    def _answer_once(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
+        """Answers of a batch. Raises NameTakenError, if another gateway took a name of it; then nothing was logged."""
         answers: list[ServiceAnswer | RequestError | None] = []
         prepared: list[tuple[int, _PreparedAnswer]] = []
         repeats: dict[int, int] = {}
-        fresh: dict[tuple[str, str], int] = {}
+        fresh: dict[tuple[str, str, str], int] = {}
         for place, request in enumerate(requests):
             try:
                 result = self._prepare(request, fresh, prepared)
@@ -351,8 +390,8 @@ class DecisionService:
                 answers.append(fault)
                 continue
             if isinstance(result, _PreparedAnswer):
-                if isinstance(result.record, Decision):
-                    fresh[result.record.tenant, result.record.id] = len(prepared)
+                if result.name:
+                    fresh[result.name] = len(prepared)
                 prepared.append((place, result))
                 answers.append(None)
             elif isinstance(result, int):
@@ -360,17 +399,22 @@ class DecisionService:
                 answers.append(None)
             else:
                 answers.append(result)
-        fault, refused = self._write([one.record for _, one in prepared])
-        for place, one in prepared:
-            answers[place] = fault or refused.get(_number(one.record)) or self._finish(one)
+        claims = [one.claim(place) for place, (_, one) in enumerate(prepared) if one.claimed]
+        fault, refused, known = self._write([one.record for _, one in prepared], claims)
+        for number, (place, one) in enumerate(prepared):
+            refusal = fault or refused.get(_number(one.record))
+            answers[place] = refusal or self._finish(one, repeated=number in known)
         for place, first in repeats.items():
-            answers[place] = fault or prepared[first][1].answer
+            answer = answers[prepared[first][0]]
+            if isinstance(answer, Rewarded):
+                answer = Rewarded(id=answer.id, status="repeated")
+            answers[place] = answer
         return cast("list[ServiceAnswer | RequestError]", answers)
 
     def _prepare(
         self,
         request: ServiceRequest,
-        fresh: dict[tuple[str, str], int],
+        fresh: dict[tuple[str, str, str], int],
         prepared: Sequence[tuple[int, _PreparedAnswer]],
     ) -> "_PreparedAnswer | ServiceAnswer | int":
         """What a request becomes: a record with its answer, the answer that it got before, or one of this batch."""
@@ -378,18 +422,17 @@ class DecisionService:
             message = f"no tenant {request.tenant!r:.60} here"
             raise RequestError(message, status=404, code="unknown_tenant", field="tenant")
         if isinstance(request, RewardRequest):
-            return self._prepare_reward(request)
+            return self._prepare_reward(request, fresh, prepared)
         check_text(request.unit, "unit")
         context = self.parts.schema.read(request.context)
         actions = self.parts.catalogue.read(request.actions)
-        digest = b""
+        digest = request_digest(request.unit, context, actions)
         if request.id:
             check_text(request.id, "id")
-            digest = request_digest(request.unit, context, actions)
             known = self.parts.recent.answer(request.tenant, request.id, digest)
             if known is not None:
                 return known
-            first = fresh.get((request.tenant, request.id))
+            first = fresh.get((request.tenant, "id", request.id))
             if first is not None and prepared[first][1].digest == digest:
                 return first
             if first is not None:
@@ -413,10 +456,16 @@ class DecisionService:
             source=parts.rules.source, seq=parts.numbers.take(tenant),
         )  # fmt: skip
         return _PreparedAnswer(
-            record=decision, answer=decided_answer(decision), digest=digest, failures=served.failures
-        )
+            record=decision, answer=decided_answer(decision), digest=digest, failures=served.failures,
+            name=(tenant, "id", request.id) if request.id else None, claimed=bool(request.id),
+        )  # fmt: skip
 
-    def _prepare_reward(self, request: RewardRequest) -> "_PreparedAnswer | Rewarded":
+    def _prepare_reward(
+        self,
+        request: RewardRequest,
+        fresh: dict[tuple[str, str, str], int],
+        prepared: Sequence[tuple[int, _PreparedAnswer]],
+    ) -> "_PreparedAnswer | Rewarded | int":
         parts, rules = self.parts, self.parts.rules
         check_text(request.id, "id")
         value = check_number(request.value, "value")
@@ -437,13 +486,20 @@ class DecisionService:
                 "accepted; set the clock of the source, or leave at_s out; nothing was stored"
             )
             raise RequestError(message, code="clock_skew", field="at_s")
-        digest = reward_digest(request.id, request.kind, value, request.at_s)
+        digest = blake2b(repr((request.id, request.kind, value, request.at_s)).encode(), digest_size=16).digest()
         numbered = _own_number(request, rules.source)
         if request.key:
             check_text(request.key, "key")
-        key = request.key or (numbered_key(*numbered) if numbered else "")
+        key = request.key or ("\x00".join(map(str, numbered)) if numbered else "")  # no caller's key holds a NUL
         if key and parts.recent.repeated_reward(request.tenant, key, digest, strict=bool(request.key)):
             return Rewarded(id=request.id, status="repeated")
+        name = (request.tenant, "key", key) if key else None
+        first = None if name is None else fresh.get(name)
+        if first is not None and prepared[first][1].digest == digest:
+            return first
+        if first is not None and request.key:
+            message = f"key {key!r:.60} stands twice in one batch, with different rewards"
+            raise RequestError(message, status=409, code="key_reused", field="key")
         known = parts.recent.knows(request.tenant, request.id)
         source, seq = numbered or (rules.source, parts.numbers.take(request.tenant))
         outcome = Outcome(
@@ -451,29 +507,48 @@ class DecisionService:
             seq=seq,
         )  # fmt: skip
         answer = Rewarded(id=request.id, status="joined" if known else "waiting")
-        return _PreparedAnswer(record=outcome, answer=answer, digest=digest, key=key)
+        return _PreparedAnswer(
+            record=outcome, answer=answer, digest=digest, name=name, key=key, claimed=bool(request.key)
+        )
 
     def _write(
-        self, records: Sequence[DecisionRecord]
-    ) -> tuple[RequestError | None, dict[tuple[str, str, int], RequestError]]:
-        """The fault of all records, if the log took none; the faults of those that it knows with other content."""
+        self, records: Sequence[DecisionRecord], claims: Sequence[RecordClaim] = ()
+    ) -> tuple[RequestError | None, dict[tuple[str, str, int], RequestError], tuple[int, ...]]:
+        """The fault of all records, if the log took none; the faults of those that it knows with other content; places
+        of those that it knew. Raises NameTakenError."""
+        parts = self.parts
         if not records:
-            return None, {}
+            return None, {}, ()
         try:
-            refused = self.parts.writer.write(records)
+            batch = parts.writer.write(records, claims)
+        except NameTakenError:
+            parts.numbers.refused(records, parts.rules.source)
+            raise
         except RequestError as fault:
-            self.parts.numbers.refused(records, self.parts.rules.source)
-            self.parts.lines.fault(fault.code, str(fault), {"records": len(records)})
-            return fault, {}
+            parts.numbers.refused(records, parts.rules.source)
+            parts.lines.fault(fault.code, str(fault), {"records": len(records)})
+            return fault, {}, ()
+        self._learn(() if batch is None else (batch,))
+        if batch is None:
+            return None, {}, ()
         faults = {
             (one.tenant, one.source, one.seq): RequestError(one.message, status=409, code="number_reused", field="seq")
-            for one in refused
+            for one in batch.ack.refused
         }
-        return None, faults
+        return None, faults, batch.ack.repeats
 
-    def _finish(self, one: _PreparedAnswer) -> ServiceAnswer:
+    def _learn(self, batches: Sequence[LoggedBatch] = ()) -> None:
+        """Have the learner take records that the log took."""
+        if self.parts.learner is not None:
+            for batch in (*self.parts.writer.flushed(), *batches):
+                self.parts.learner.took(batch)
+
+    def _finish(self, one: _PreparedAnswer, *, repeated: bool) -> ServiceAnswer:
         """Remember an answer whose record the log took, and tell the listeners."""
         parts, record = self.parts, one.record
+        if repeated:
+            parts.counters.rewards[record.tenant, "repeated"] += 1
+            return one.answer if isinstance(one.answer, Decided) else Rewarded(id=one.answer.id, status="repeated")
         if isinstance(record, Decision):
             parts.recent.remember(record.tenant, one.digest, cast("Decided", one.answer))
             parts.counters.decided(record.tenant, record.version, one.failures[0][1] if one.failures else "")
@@ -509,19 +584,6 @@ def _own_number(request: RewardRequest, own: str) -> tuple[str, int] | None:
     if request.source == own:
         raise RequestError(f"source {own!r} is the gateway's own name", code="reserved_source", field="source")
     return request.source, request.seq
-
-
-def decided_answer(decision: Decision) -> Decided:
-    """The answer that a decision is given as."""
-    return Decided(
-        id=decision.id,
-        action=decision.actions.names[decision.executed],
-        index=decision.executed,
-        logp=decision.executed_logp,
-        version=decision.version,
-        route=decision.route,
-        intervention=decision.choice.intervention,
-    )
 
 
 def _answer_of(answer: ServiceAnswer | RequestError) -> ServiceAnswer:

@@ -223,7 +223,7 @@ class ServiceTableConfig(Config):
     max_body_bytes: int = Field(default=1 << 20, ge=1024)
     """Longest body of a request."""
     remember: int = Field(default=20_000, ge=1)
-    """Requests whose answer is kept, so that a repeated one gets the same."""
+    """Latest requests whose answer is kept in memory for a repetition; older ones are read from the log."""
     seed: int = Field(default=0, ge=0)
     """Seed of all draws."""
 

@@ -67,6 +67,8 @@ class AppendAck:
     refused: tuple[RefusedRecord, ...]
     watermarks: tuple[SourceWatermark, ...]
     """Progress of the batch's sources."""
+    repeats: tuple[int, ...] = ()
+    """Places in the batch of records that the log had already."""
     after: int = 0
     """Position that every earlier record is at or below, and every new one above; 0 if nothing was stored."""
     position: int = 0
@@ -225,8 +227,8 @@ class DecisionLog(Protocol):
         out or is another's."""
         ...
 
-    def learnt(self, work: str, known: Mapping[str, int]) -> dict[str, SavedState]:
-        """States of a work by name whose number is not the one in `known`."""
+    def learnt(self, work: str, names: Mapping[str, int]) -> dict[str, SavedState]:
+        """States of a work by name, of those in `names`, where their number is not the one there; 0: not seen yet."""
         ...
 
     def close(self) -> None:

@@ -266,6 +266,7 @@ class _RedisLog:
         return AppendAck(
             stored=results.count(b"stored"), repeated=results.count(b"repeated"), erased=results.count(b"erased"),
             refused=tuple(refused), watermarks=tuple(sorted(marks, key=lambda one: (one.tenant, one.source))),
+            repeats=tuple(place for place, result in enumerate(results) if result == b"repeated"),
             after=_position(earlier) if newest else 0, position=_position(newest) if newest else 0,
         )  # fmt: skip
 
@@ -376,15 +377,16 @@ class _RedisLog:
         with self.talking():
             return bool(self._ask("EVAL", SAVE, 1, PREFIX, lease.work, lease.holder, lease.epoch, repr(now_s), *pairs))
 
-    def learnt(self, work: str, known: Mapping[str, int]) -> dict[str, SavedState]:
+    def learnt(self, work: str, names: Mapping[str, int]) -> dict[str, SavedState]:
         """States of a work; see `DecisionLog`."""
         states: dict[str, SavedState] = {}
         with self.talking():
             for name, number in self._ask("HGETALL", f"{PREFIX}numbers:{work}").items():
-                text = _text_of(name)
-                body = self._ask("HGET", f"{PREFIX}learnt:{work}", text) if known.get(text) != int(number) else None
+                text, present = _text_of(name), int(number)
+                changed = names.get(text, present) != present
+                body = self._ask("HGET", f"{PREFIX}learnt:{work}", text) if changed else None
                 if body is not None:  # None: an erasure was faster
-                    states[text] = SavedState(int(number), bytes(body))
+                    states[text] = SavedState(present, bytes(body))
         return states
 
     def close(self) -> None:

@@ -254,6 +254,7 @@ class RelationalLog:
         refused: list[RefusedRecord] = []
         if self._erased:
             self._erase_late(one for one in encoded if (sources[one.tenant, one.source].number, one.seq) not in known)
+        repeats: list[int] = []
         names: dict[int, NameRow] = {}
         keys = {claim.place: claim for claim in claims if claim.key}
         for number, one in enumerate(encoded):
@@ -274,6 +275,7 @@ class RelationalLog:
                 progress.tally.refused += 1
             else:
                 progress.tally.repeated += 1
+                repeats.append(number)
         claimed = {claim.place: names.pop(claim.place) for claim in claims if claim.place in names}
         self._claim(claimed)
         self.session.insert_names(list(names.values()))
@@ -286,7 +288,7 @@ class RelationalLog:
         return AppendAck(
             stored=len(fresh) - erased, erased=erased, repeated=sum(tally.repeated for tally in tallies),
             refused=tuple(refused), watermarks=tuple(progress.public for progress in sources.values()),
-            after=position - len(fresh) if fresh else 0, position=position,
+            repeats=tuple(repeats), after=position - len(fresh) if fresh else 0, position=position,
         )  # fmt: skip
 
     def _claim(self, claimed: Mapping[int, NameRow]) -> None:
@@ -420,12 +422,12 @@ class RelationalLog:
             failpoint("decisions.before_learnt")
         return True
 
-    def learnt(self, work: str, known: Mapping[str, int]) -> dict[str, SavedState]:
+    def learnt(self, work: str, names: Mapping[str, int]) -> dict[str, SavedState]:
         """States of a work; see `DecisionLog`."""
         states: dict[str, SavedState] = {}
         with self.session.transaction(write=False):
             for name, number in self.session.rows("select name, number from learnt where work = ?", (work,)):
-                if known.get(name) != number:
+                if names.get(name, number) != number:
                     rows = self.session.rows("select body from learnt where work = ? and name = ?", (work, name))
                     states[name] = SavedState(int(number), bytes(rows[0][0]))
         return states

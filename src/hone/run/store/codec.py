@@ -76,10 +76,14 @@ def state_bytes(state: State) -> NDArray[np.uint8]:
 
 
 def state_from_bytes(data: NDArray[np.uint8]) -> State:
-    """The state of `state_bytes`."""
+    """The state of `state_bytes`. Raises DataError for other bytes."""
     length = 8 + int.from_bytes(data[:8].tobytes(), "little")
-    arrays = cast("StateArrays", load(data[length:].tobytes()))
-    return _decode_tree(json.loads(data[8:length].tobytes()), arrays, Path())
+    try:
+        arrays = cast("StateArrays", load(data[length:].tobytes()))
+        tree = json.loads(data[8:length].tobytes())
+    except (SafetensorError, ValueError) as error:
+        raise DataError(f"{len(data)} bytes are no state: {error!s:.200}") from error
+    return _decode_tree(tree, arrays, Path())
 
 
 def _encode_state(state: State) -> tuple[dict[str, Json], StateArrays]:

@@ -1,0 +1,373 @@
+"""The learner of a log: of all gateways on it one learns, from the records of all, and each serves what it publishes.
+
+A lease in the log says which gateway learns; another one takes it when it was not renewed for ten seconds. What is
+learnt is a function of the log's records in their order, so it does not matter which gateway decided, or which one
+learns. The learner saves each version, and once a minute a checkpoint, beside the log and under its lease: a learner
+that was stopped for longer than its lease saves nothing.
+
+A gateway alone on its log is its own learner. Its records follow each other there, so they are learnt from as they are
+acknowledged; where another writer's stand between them, the log is read.
+
+A checkpoint is the exact state of every learner and of the joins that are open, after the records up to a position. The
+decisions that are open stand in the log, and are found there by their ids. A checkpoint and the records after it give
+the state of the whole log, to the bit. An erasure deletes the checkpoint and ends the lease: the log is read anew.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final, cast
+
+import numpy as np
+
+from hone.core.clock import Clock
+from hone.core.decisions import LOGP_TOLERANCE, ActionSet, Decision, DecisionRecord
+from hone.core.errors import DataError, HoneError
+from hone.core.state import State, array, integer, substate
+from hone.decide.bandits.learning import BanditLearner
+from hone.decide.bandits.policy import BanditPolicy
+from hone.decide.bandits.saving import policy_bytes, policy_from_bytes
+from hone.decide.bandits.wrappers import EpsilonFloor
+from hone.decide.gateway.log_writer import LoggedBatch
+from hone.decide.gateway.online_policies import OnlineJoiner, OnlinePolicies, TenantLearning
+from hone.decide.gateway.service_config import LearningServiceConfig, ServiceFileConfig
+from hone.decide.log.protocol import CHECKPOINT, DecisionLog, LearnerLease
+from hone.run.store.codec import state_bytes, state_from_bytes
+
+LEASE_S: Final = 10.0
+"""Length of a lease; a learner that was killed is replaced after as long."""
+_RENEWALS: Final = 3
+"""Times that a lease is renewed within its length."""
+CHECKPOINT_S: Final = 60.0
+"""Seconds between two checkpoints."""
+_CHECKPOINT_RECORDS: Final = 50_000
+"""Records between two checkpoints, where that many come within a minute."""
+_STEP_S: Final = 0.02
+"""Longest time that a request waits for a learner that has much to read; it reads on at the next one."""
+_PAGE: Final = 500
+"""Records that are read at a time."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LogLearner:
+    """Learner of a service, or one of those that wait to be. Its calls are made by one thread at a time."""
+
+    log: DecisionLog
+    policies: OnlinePolicies
+    config: ServiceFileConfig
+    holder: str
+    """Name of this gateway among them."""
+    schema: str
+    """Hash of the names of the features."""
+    clock: Clock
+    tell: Callable[[str, str], None]
+    lease: LearnerLease | None = None
+    """None: another gateway learns."""
+    position: int = 0
+    """Records up to this position were learnt from."""
+    records: int = 0
+    """Records that were learnt from here, since the lease was taken."""
+    _behind: bool = False
+    """There may be more to read than one page; nothing is published before its end."""
+    _renew_s: float = float("-inf")
+    _checkpoint_s: float = 0.0
+    _checkpointed: tuple[int, int] = (0, 0)
+    """`position` and `records` at the last checkpoint."""
+    _published: dict[str, str] = field(default_factory=dict[str, str])
+    """Version of each tenant that this learner saved."""
+    _numbers: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of each saved version that was loaded."""
+    _fault: str = ""
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "learner"))
+    _writing: Future[None] | None = None
+
+    @property
+    def work(self) -> str:
+        """Hash of everything in the service file that learning depends on: gateways with an equal one share a
+        learner."""
+        service = self.config.service
+        learns_by = (self.config.policy.model_dump_json(), self.config.join.model_dump_json(), service.features,
+                     service.actions, service.action_features, service.tenants)  # fmt: skip
+        return sha256(repr(learns_by).encode()).hexdigest()
+
+    def start(self) -> None:
+        """Learn from the log as far as it goes, or load the versions of the gateway that does. Raises as the log."""
+        if not isinstance(self.config.policy, LearningServiceConfig):
+            return
+        self._renew(wholly=True)
+        if self.lease is None:
+            self._load_versions()
+
+    def took(self, batch: LoggedBatch) -> None:
+        """Learn from records that the log took, and from those of others before them."""
+        ack = batch.ack
+        if self.lease is None or not ack.stored:
+            return
+        if not self._behind and ack.stored == len(batch.records) and ack.after == self.position:
+            for record in batch.records:
+                self._learn(record, publish=True)
+            self.position = ack.position
+            return
+        try:
+            self._read_on()
+        except (HoneError, OSError) as error:
+            self.tell("learner_waits", f"the log cannot be read ({error!s:.200}); its records are learnt from later")
+
+    def tick(self) -> None:
+        """Do what is due: renew or take the lease, read what others logged, load versions, save a checkpoint."""
+        if not isinstance(self.config.policy, LearningServiceConfig):
+            return
+        try:
+            if self.clock.monotonic_s() >= self._renew_s:
+                self._renew()
+            if self.lease is None:
+                self._load_versions()
+            else:
+                self._read_on()
+                self._checkpoint_if_due()
+            self._fault = ""
+        except (HoneError, OSError) as error:
+            if self._fault != str(error):  # an obstacle that stays is told once
+                self._fault = str(error)
+                self.tell("learner_waits", f"{error!s:.200}; the present versions go on")
+
+    def close(self) -> None:
+        """Save a checkpoint and give the lease back."""
+        if self.lease is not None and not self._behind and self._checkpointed[0] != self.position:
+            self._save_checkpoint()
+        self._thread.shutdown(wait=True)
+        if self.lease is not None:
+            lease, self.lease = self.lease, None
+            try:
+                self.log.give_lease_back(lease)
+            except (HoneError, OSError) as error:
+                self.tell("learner_waits", f"the lease ends by itself in {LEASE_S:g} s: {error!s:.200}")
+
+    # ------------------------------------------------------------------------------------------ lease
+
+    def _renew(self, *, wholly: bool = False) -> None:
+        """Renew the lease, or take it if it is free; begin or end to learn where it has changed hands."""
+        self._renew_s = self.clock.monotonic_s() + LEASE_S / _RENEWALS
+        epoch = 0 if self.lease is None else self.lease.epoch
+        lease = self.log.take_lease(
+            self.work, self.holder, now_s=self.clock.now_s(), lease_s=LEASE_S, epoch=epoch
+        )  # fmt: skip
+        if lease.holder != self.holder:
+            if self.lease is not None or wholly:
+                self._follow(lease)
+            return
+        taken = lease.epoch != epoch
+        self.lease = lease
+        if taken:
+            if not wholly:
+                self.tell("learner", f"this gateway learns from now on (epoch {lease.epoch})")
+            self._begin()
+            self._read_on(wholly=wholly)
+
+    def _follow(self, lease: LearnerLease) -> None:
+        self.lease = None
+        for serving in self.policies.tenants.values():
+            serving.learning = None
+        self.tell("learner", f"the gateway {lease.holder} learns (epoch {lease.epoch}); this one serves its versions")
+
+    def _begin(self) -> None:
+        """Take up the last checkpoint, or nothing."""
+        self._forget()
+        self._published.clear()
+        self._behind, self._checkpoint_s = True, self.clock.monotonic_s() + CHECKPOINT_S
+        saved = self.log.learnt(self.work, {CHECKPOINT: 0}).get(CHECKPOINT)
+        if saved is not None:
+            try:
+                self._restore(state_from_bytes(np.frombuffer(saved.body, np.uint8)))
+            except (DataError, KeyError) as error:
+                self.tell("learning_unreadable", f"the checkpoint of the learner: {error}; the whole log is read")
+                self._forget()
+        self._checkpointed = self.position, 0
+
+    def _forget(self) -> None:
+        self.position = self.records = 0
+        for serving in self.policies.tenants.values():
+            serving.learning = new_learning(self.config)
+
+    # ------------------------------------------------------------------------------------------ learning
+
+    def _read_on(self, *, wholly: bool = False) -> None:
+        """Learn from the log's next records: all of them if `wholly`, else for a moment."""
+        end_s = self.clock.monotonic_s() + _STEP_S
+        while self.lease is not None:
+            page = self.log.read(self.position, _PAGE)
+            last = len(page) < _PAGE
+            for logged in page:
+                self._learn(logged.record, publish=last and not self._behind)
+                self.position = logged.position
+            if last and self._behind:
+                self._behind = False
+                for tenant in self.policies.tenants:
+                    self._publish(tenant)
+            if last:
+                return
+            self._behind = True
+            if not wholly and self.clock.monotonic_s() >= end_s:
+                return
+
+    def _learn(self, record: DecisionRecord, *, publish: bool) -> None:
+        """Learn from one record; one of another tenant, or with features that mean something else, teaches nothing."""
+        self.records += 1
+        serving = self.policies.tenants.get(record.tenant)
+        if serving is None or (learning := serving.learning) is None:
+            return
+        if isinstance(record, Decision):
+            if record.schema != self.schema:
+                return
+            joined = learning.joiner.close_windows(record.at_s) + learning.joiner.decided(record)
+            learning.last = record
+        else:
+            key = record.tenant, record.decision_id
+            joined = learning.joiner.rewarded(key, record.value, record.kind, record.at_s)
+        for one in joined:
+            try:
+                learning.learn(one.decision, one.reward)
+            except DataError as error:
+                self.tell("not_learnt", f"decision {one.decision.id!r:.60} of tenant {record.tenant!r}: {error}")
+        if publish and learning.unpublished >= learning.publish_every:
+            self._publish(record.tenant)
+
+    def _publish(self, tenant: str) -> None:
+        """Save and serve a snapshot of a tenant's learner; where that fails, the present version stays."""
+        serving = self.policies.tenants[tenant]
+        if serving.learning is None or self.lease is None:
+            return
+        learning, snapshot = serving.learning, serving.learning.learner.snapshot()
+        fault = _fault_of(snapshot, learning)
+        name = self.policies.shelf.put(snapshot) if not fault else ""
+        if name and self._published.get(tenant) != name:
+            fault = self._save({_version_name(tenant): policy_bytes(snapshot)})
+        if fault:
+            self.tell("snapshot_refused", f"tenant {tenant!r}: {fault}; version {serving.live.name} stays")
+            return
+        learning.unpublished = 0
+        self._published[tenant] = name
+        self.policies.serve(tenant, name, snapshot)
+
+    def _save(self, states: Mapping[str, bytes]) -> str:
+        """Save states under the lease -> why not; empty: they are saved."""
+        assert self.lease is not None
+        try:
+            if self.log.save_learnt(self.lease, states, now_s=self.clock.now_s()):
+                return ""
+        except (HoneError, OSError) as error:
+            return f"{error!s:.200}"
+        self._renew_s = float("-inf")
+        return f"the lease of epoch {self.lease.epoch} has run out"
+
+    def _load_versions(self) -> None:
+        """Serve the versions that the learner published since the last call."""
+        names = {_version_name(tenant): tenant for tenant in self.policies.tenants}
+        wanted = {name: self._numbers.get(name, 0) for name in names}
+        for name, saved in self.log.learnt(self.work, wanted).items():
+            self._numbers[name] = saved.number
+            policy = policy_from_bytes(saved.body, f"{name} of the learner")
+            self.policies.serve(names[name], self.policies.shelf.put(policy), policy)
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def _checkpoint_if_due(self) -> None:
+        due = self.clock.monotonic_s() >= self._checkpoint_s
+        due |= self.records - self._checkpointed[1] >= _CHECKPOINT_RECORDS
+        idle = self._writing is None or self._writing.done()
+        if due and idle and self._checkpointed[0] != self.position and not self._behind:
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        """Copy the state, and save it on a thread."""
+        self._checkpoint_s = self.clock.monotonic_s() + CHECKPOINT_S
+        self._checkpointed = self.position, self.records
+        tenants: State = {
+            name: _learning_state(serving.learning)
+            for name, serving in self.policies.tenants.items() if serving.learning is not None
+        }  # fmt: skip
+        # a position of Redis is wider than 64 bits
+        state: State = {"position": str(self.position), "tenants": tenants}
+        self._writing = self._thread.submit(self._write, state)
+
+    def _write(self, state: State) -> None:
+        if fault := self._save({CHECKPOINT: state_bytes(state).tobytes()}):
+            self.tell("learning_unsaved", f"{fault}; the next start reads more")
+
+    def _restore(self, state: State) -> None:
+        """Take up a checkpoint. Raises DataError for a state of another model, and as the log."""
+        tenants = substate(state, "tenants")
+        for tenant in tenants:
+            learning, saved = self.policies.tenants[tenant].learning, substate(tenants, tenant)
+            if learning is None:
+                raise DataError(f"tenant {tenant!r} does not learn")
+            names, last = cast("list[str]", saved["open"]), str(saved["last"])
+            known = self.log.find(tenant, ids=[*names, last] if last else names).decisions
+            learning.learner.restore(substate(saved, "learner"))
+            _restore_joins(learning.joiner, saved, tenant, known)
+            learning.last, learning.unpublished = known.get(last), integer(saved, "unpublished")
+        self.position = int(str(state["position"]))
+
+
+def new_learning(config: ServiceFileConfig) -> TenantLearning | None:
+    """Learning of one tenant that has learnt nothing; None if the service's policy does not learn."""
+    policy, service = config.policy, config.service
+    if not isinstance(policy, LearningServiceConfig):
+        return None
+    actions = ActionSet(names=() if service.action_features else tuple(service.actions))
+    model = policy.reward_model(len(actions), len(service.features), len(service.action_features))
+    learner = BanditLearner(EpsilonFloor(policy.policy_of(model), policy.floor), model, actions)
+    return TenantLearning(learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every)
+
+
+def _fault_of(policy: BanditPolicy, learning: TenantLearning) -> str:
+    """What is wrong with a policy's distribution in the latest context; empty: nothing."""
+    if learning.last is None:
+        return ""
+    actions = learning.last.actions
+    try:
+        logp = policy.logp(learning.last.context, learning.learner.actions if actions.features is None else actions)
+    except Exception as error:  # noqa: BLE001 - a snapshot that raises is not published
+        return f"{type(error).__name__}: {error!s:.120}"
+    total = float(np.exp(logp).sum())
+    return "" if abs(total - 1.0) <= LOGP_TOLERANCE else f"its probabilities sum to {total:.6g}"
+
+
+def _version_name(tenant: str) -> str:
+    return f"version {tenant}"
+
+
+def _learning_state(learning: TenantLearning) -> State:
+    """The learner, and its joins: open decisions by their ids, with the reward so far (NaN: none)."""
+    model = learning.learner.state()
+    arrays = {name: cast("np.ndarray", one).copy() for name, one in substate(model, "model").items()}
+    joiner = learning.joiner
+    held = [(key[1], value) for key, value in joiner.open_values()]
+    early = [(key[1], value, at_s) for key, waiting in joiner.early_rewards() for value, at_s in waiting]
+    counts = joiner.counts
+    return {
+        "learner": {**model, "model": cast("State", arrays)},
+        "open": [one for one, _ in held],
+        "values": np.array([np.nan if value is None else value for _, value in held], np.float64),
+        "early": [one for one, _, _ in early],
+        "early_rewards": np.array([(value, at_s) for _, value, at_s in early], np.float64).reshape(-1, 2),
+        "counts": [counts.joined, counts.defaulted, counts.evicted, counts.early, counts.late],
+        "last": "" if learning.last is None else learning.last.id,
+        "unpublished": learning.unpublished,
+    }
+
+
+def _restore_joins(joiner: OnlineJoiner, saved: State, tenant: str, known: Mapping[str, Decision | None]) -> None:
+    values = array(saved, "values").astype(np.float64)
+    names = cast("list[str]", saved["open"])
+    for name, value in zip(names, values, strict=True):
+        decision = known.get(name)
+        if decision is not None:  # else its content moved to an archive
+            joiner.reopen(decision, None if np.isnan(value) else float(value))
+    rewards = array(saved, "early_rewards").astype(np.float64)
+    for name, (value, at_s) in zip(cast("list[str]", saved["early"]), rewards, strict=True):
+        joiner.wait_again((tenant, name), float(value), float(at_s))
+    joined, defaulted, evicted, early, late = cast("list[int]", saved["counts"])
+    counts = joiner.counts
+    counts.joined, counts.defaulted, counts.evicted, counts.early, counts.late = joined, defaulted, evicted, early, late

@@ -1,0 +1,387 @@
+"""The learner of a log: a checkpoint and what follows are the whole log, to the bit; two gateways learn like one."""
+
+import os
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from manual_clock import ManualClock
+
+from hone.core.decisions import Decision
+from hone.core.state import substate
+from hone.decide.gateway.log_learner import CHECKPOINT_S, LEASE_S, LogLearner
+from hone.decide.gateway.online_policies import TenantLearning
+from hone.decide.gateway.opening import OpenedService, open_service
+from hone.decide.gateway.service import TICK_S
+
+SHOP = """
+[service]
+features = ["age"]
+actions = ["a", "b", "c"]
+tenants = ["north", "south"]
+remember = 20
+
+[policy]
+kind = "linucb"
+publish_every = 25
+
+[join]
+rule = "sum"
+window_s = 30.0
+"""
+OTHER = SHOP.replace('"linucb"', '"linucb"\nnoise = 0.5')
+
+
+def opened(folder: Path, lines: list[str], text: str = SHOP, now_s: float = 1_700_000_000.0) -> OpenedService:
+    (folder / "shop.toml").write_text(text)
+    return open_service(folder / "shop.toml", clock=ManualClock(now_s), tell=lines.append)
+
+
+def serve(shop: OpenedService, first: int, last: int) -> None:
+    """Decisions of both tenants, one a second; rewards come twice, late, early, or not at all."""
+    assert isinstance(shop.clock, ManualClock)
+    for number in range(first, last):
+        shop.clock.advance(1.0)
+        tenant = "north" if number % 3 else "south"
+        if number % 11 == 0:
+            shop.reward(f"d{number}", 0.5, tenant=tenant)  # before its decision
+        shop.decide(f"u{number}", [number % 7 / 7], tenant=tenant, id=f"d{number}")
+        back = number - number % 5
+        shop.reward(f"d{back}", float(number % 2), tenant="north" if back % 3 else "south")
+
+
+def learner_of(shop: OpenedService) -> LogLearner:
+    assert shop.service.parts.learner is not None
+    return shop.service.parts.learner
+
+
+def learnt(shop: OpenedService) -> list:
+    """Everything that learners and joins hold, as bytes, with the version that serves."""
+    results: list = []
+    for name, serving in shop.policies.tenants.items():
+        one = serving.learning
+        assert isinstance(one, TenantLearning)
+        state = one.learner.state()
+        arrays = {key: np.asarray(value).tobytes() for key, value in substate(state, "model").items()}
+        opened_ids = list(one.joiner.open_values())
+        results.append((name, state["observed"], arrays, opened_ids, list(one.joiner.early_rewards()),
+                        one.joiner.counts, one.last and one.last.id, serving.live.name))  # fmt: skip
+    return results
+
+
+def without_states(log: Path) -> None:
+    """Delete what was learnt from a log, and leases on it."""
+    connection = sqlite3.connect(log)
+    for table in ("learnt", "leases"):
+        connection.execute(f"delete from {table}")
+    connection.commit()
+    connection.close()
+
+
+def both_ways(tmp_path: Path, text: str = SHOP) -> tuple[list, list, int]:
+    """What a restart from a checkpoint has, and one from the whole log; the records that the first one read."""
+    shutil.copytree(tmp_path / "shop", tmp_path / "whole" / "shop", ignore=shutil.ignore_patterns("lock"))
+    without_states(tmp_path / "whole" / "shop" / "decisions.db")
+    results: list[tuple[list, int]] = []
+    lines: list[str] = []
+    for folder in (tmp_path, tmp_path / "whole"):
+        shop = opened(folder, lines, text, 1_700_001_000.0)
+        results.append((learnt(shop), learner_of(shop).records))
+        shop.close()
+    assert not lines
+    return results[0][0], results[1][0], results[0][1]
+
+
+@pytest.mark.parametrize("rule", ["sum", "first"])
+def test_a_restart_from_a_checkpoint_is_one_from_the_whole_log_to_the_bit(tmp_path: Path, rule: str) -> None:
+    lines: list[str] = []
+    text = SHOP.replace('"sum"', f'"{rule}"')
+    shop = opened(tmp_path, lines, text)
+    serve(shop, 0, 70)
+    shop.clock.advance(CHECKPOINT_S)  # type: ignore[attr-defined]
+    serve(shop, 70, 120)  # a tick saves at the first of them
+    before = learnt(shop)
+    shop.log.counts()  # the thread that saves has the log's lock before this one, or has not begun
+    learner_of(shop)._thread.shutdown(wait=True)
+    (tmp_path / "killed" / "shop").mkdir(parents=True)
+    source, target = sqlite3.connect(tmp_path / "shop" / "decisions.db"), tmp_path / "killed" / "shop" / "decisions.db"
+    source.execute(f"vacuum into '{target}'")
+    source.close()
+    shutil.copy(tmp_path / "shop" / "instance", tmp_path / "killed" / "shop")
+    saved, whole, count = both_ways(tmp_path / "killed", text)  # nothing was saved at the end
+    assert saved == whole
+    assert [one[:7] for one in saved] == [one[:7] for one in before]
+    assert 0 < count < 200
+
+
+def test_a_service_that_was_stopped_starts_without_learning_again(tmp_path: Path) -> None:
+    lines: list[str] = []
+    for first in (0, 60, 120):
+        shop = opened(tmp_path, lines, now_s=1_700_000_000.0 + 10 * first)
+        assert learner_of(shop).records == 0
+        serve(shop, first, first + 60)
+        answer = shop.decide("u", [0.5], tenant="north", id=f"again-{first}")
+        shop.close()
+        shop = opened(tmp_path, lines, now_s=1_700_000_100.0 + 10 * first)
+        assert shop.decide("u", [0.5], tenant="north", id=f"again-{first}") == answer
+        shop.close()
+    saved, whole, _ = both_ways(tmp_path)
+    assert saved == whole
+    assert not lines
+
+
+def test_a_kill_while_a_checkpoint_is_saved_leaves_the_one_before(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shop = opened(tmp_path, lines)
+    serve(shop, 0, 40)
+    shop.close()
+    child = os.fork()
+    if child == 0:
+        shop = opened(tmp_path, lines, SHOP.replace("25", "1000"), now_s=1_700_000_040.0)
+        serve(shop, 40, 60)
+        os.environ["HONE_FAILPOINT"] = "decisions.before_learnt:kill"
+        shop.close()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    saved, whole, count = both_ways(tmp_path)
+    assert saved == whole
+    assert count == 20 * 2 + 2
+
+
+def test_a_checkpoint_counts_for_nothing_under_another_config_or_damaged(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shop = opened(tmp_path, lines)
+    serve(shop, 0, 40)
+    shop.close()
+    shop = opened(tmp_path, lines, OTHER)
+    assert learner_of(shop).records > 80
+    shop.close()
+    assert not lines
+    connection = sqlite3.connect(tmp_path / "shop" / "decisions.db")
+    connection.execute("update learnt set body = ? where name = 'checkpoint'", (b"torn" * 9,))
+    connection.commit()
+    connection.close()
+    shop = opened(tmp_path, lines, OTHER)
+    assert learner_of(shop).records > 80
+    assert "learning_unreadable" in lines[0]
+    shop.close()
+
+
+def test_an_erasure_reaches_a_service_that_runs(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shop = opened(tmp_path, lines)
+    serve(shop, 0, 40)
+    shop.log.erase("north", "u1")
+    before = learnt(shop)
+    shop.clock.advance(LEASE_S)  # type: ignore[attr-defined]
+    shop.service.tick()
+    assert any("learns from now on" in line for line in lines)
+    after = learnt(shop)
+    assert before[0][1:3] != after[0][1:3] and before[1][1:3] == after[1][1:3]
+    shop.close()
+    lines.clear()
+    saved, whole, _ = both_ways(tmp_path)
+    assert saved == whole and saved[0][1:3] == after[0][1:3]
+
+
+# ----------------------------------------------------------------------------------------------------- several gateways
+
+
+def gateways(tmp_path: Path, lines: list[str], text: str = SHOP, count: int = 2) -> list[OpenedService]:
+    """Gateways of one log, with a common clock."""
+    clock = ManualClock(1_700_000_000.0)
+    shops: list[OpenedService] = []
+    for place in range(count):
+        folder = tmp_path / f"gateway-{place}"
+        folder.mkdir()
+        (folder / "shop.toml").write_text(f'{text}\n[log]\naddress = "{tmp_path / "shared.db"}"\n')
+        shops.append(open_service(folder / "shop.toml", clock=clock, tell=lines.append))
+    return shops
+
+
+def shared(shops: list[OpenedService], first: int, last: int) -> list[str]:
+    """Decisions by turns, each rewarded at the other gateway; -> versions that served them."""
+    versions: list[str] = []
+    for number in range(first, last):
+        shops[0].clock.advance(TICK_S)  # type: ignore[attr-defined]
+        one, other = shops[number % len(shops)], shops[(number + 1) % len(shops)]
+        decided = one.decide(f"u{number}", [number % 7 / 7], tenant="north", id=f"d{number}")
+        versions.append(decided.version)
+        assert other.reward(f"d{number}", float(decided.index == 1), tenant="north").status == "joined"
+    return versions
+
+
+def whole_log(tmp_path: Path, text: str = SHOP) -> list:
+    """What one gateway learns from the whole log of `gateways`."""
+    source = sqlite3.connect(tmp_path / "shared.db")
+    source.execute(f"vacuum into '{tmp_path / 'copy.db'}'")
+    source.close()
+    without_states(tmp_path / "copy.db")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "shop.toml").write_text(f'{text}\n[log]\naddress = "{tmp_path / "copy.db"}"\n')
+    shop = open_service(tmp_path / "one" / "shop.toml", clock=ManualClock(1_700_009_000.0), tell=print)
+    try:
+        return learnt(shop)
+    finally:
+        shop.close()
+
+
+@pytest.mark.parametrize("rule", ["sum", "first"])
+def test_two_gateways_learn_like_one_and_serve_the_same_versions(tmp_path: Path, rule: str) -> None:
+    lines: list[str] = []
+    text = SHOP.replace('"sum"', f'"{rule}"')
+    shops = gateways(tmp_path, lines, text)
+    assert [learner_of(shop).lease is not None for shop in shops] == [True, False]
+    assert "learns (epoch 1); this one serves its versions" in lines[0]
+    versions = shared(shops, 0, 200)
+    assert len(set(versions)) >= 5
+    assert {*versions[0::2]} == {*versions[1::2]}
+    for shop in shops:
+        shop.clock.advance(TICK_S)  # type: ignore[attr-defined]
+        shop.service.tick()
+    assert [one[:7] for one in learnt(shops[0])] == [one[:7] for one in whole_log(tmp_path, text)]
+    live = [shop.policies.tenants["north"].live.name for shop in shops]
+    assert live[0] == live[1]
+    for place, shop in enumerate(shops):
+        assert f"\nhone_learner {1 - place}\n" in shop.service.counters_text()
+        own = [one.record for one in shop.log.read(0, 1000) if one.record.source == shop.service.parts.rules.source]
+        decisions = [one for one in own if isinstance(one, Decision)]
+        assert [shop.replay(one).logp for one in decisions] == [one.executed_logp for one in decisions]
+        assert len(decisions) == 100
+        shop.close()
+    assert len(lines) == 1
+
+
+def test_a_learner_that_dies_is_replaced_and_its_late_version_is_refused(tmp_path: Path) -> None:
+    lines: list[str] = []
+    dead, alive = shops = gateways(tmp_path, lines)
+    shared(shops, 0, 90)
+    learner_of(dead)._save_checkpoint()
+    learner_of(dead)._thread.shutdown(wait=True)
+    shared(shops, 90, 120)
+    clock = dead.clock
+    assert isinstance(clock, ManualClock)
+    leads: list[bool] = []
+    for number in range(120, 180):  # the learner is stopped; the other one goes on
+        clock.advance(TICK_S)
+        alive.decide(f"u{number}", [number % 7 / 7], tenant="north", id=f"d{number}")
+        alive.reward(f"d{number}", 1.0, tenant="north")
+        leads.append(learner_of(alive).lease is not None)
+    assert leads == sorted(leads) and LEASE_S - 4 <= leads.index(True) <= LEASE_S + 4
+    assert any("learns from now on (epoch 2)" in line for line in lines)
+    assert learner_of(alive).records < 2 * 180  # it began with the checkpoint
+    published = alive.policies.tenants["north"].live.name
+    before = dead.policies.tenants["north"].live.name
+    learning = dead.policies.tenants["north"].learning
+    assert learning is not None
+    learning.unpublished = 10**6
+    learner_of(dead)._publish("north")  # awake again, before it looks at its lease
+    assert "the lease of epoch 1 has run out" in lines[-1]
+    assert dead.policies.tenants["north"].live.name == before
+    dead.service.tick()
+    assert learner_of(dead).lease is None
+    assert dead.policies.tenants["north"].live.name == published
+    alive.service.tick()
+    assert [one[:7] for one in learnt(alive)] == [one[:7] for one in whole_log(tmp_path)]
+    for shop in shops:
+        shop.close()
+
+
+def test_a_learner_that_stops_hands_over_at_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    first, second = shops = gateways(tmp_path, lines)
+    shared(shops, 0, 60)
+    first.close()
+    second.clock.advance(LEASE_S / 2)  # type: ignore[attr-defined]
+    second.service.tick()
+    assert learner_of(second).lease is not None
+    assert learner_of(second).records == 0  # the checkpoint was saved at the end
+    second.close()
+
+
+def test_gateways_that_learn_otherwise_learn_apart_from_all_records(tmp_path: Path) -> None:
+    lines: list[str] = []
+    (one,) = gateways(tmp_path, lines, count=1)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "shop.toml").write_text(f'{OTHER}\n[log]\naddress = "{tmp_path / "shared.db"}"\n')
+    other = open_service(folder / "shop.toml", clock=one.clock, tell=lines.append)
+    shared([one, other], 0, 60)
+    one.service.tick()
+    other.service.tick()
+    states = [learnt(shop) for shop in (one, other)]
+    assert [state[0][1] for state in states] == [states[0][0][1]] * 2
+    assert states[0][0][3:6] == states[1][0][3:6]
+    assert not lines
+    one.close()
+    other.close()
+
+
+def test_decisions_that_the_model_has_no_room_for_are_told_and_left_out(tmp_path: Path) -> None:
+    lines: list[str] = []
+    (one,) = gateways(tmp_path, lines, SHOP.replace('"sum"', '"first"'), count=1)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    text = SHOP.replace('["a", "b", "c"]', '["x", "y"]').replace('"sum"', '"first"')
+    (folder / "shop.toml").write_text(f'{text}\n[log]\naddress = "{tmp_path / "shared.db"}"\n')
+    other = open_service(folder / "shop.toml", clock=one.clock, tell=lines.append)
+    other.reward(other.decide("u", [0.5], tenant="north").id, 1.0, tenant="north")
+    one.service.tick()
+    assert learnt(one)[0][1] == 0
+    assert "is not declared" in lines[-1]
+    one.close()
+    other.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- idempotency
+
+
+def test_ids_and_keys_are_known_for_ever_on_every_gateway_and_after_a_kill(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shops = gateways(tmp_path, lines)
+    first = shops[0].decide("u", [0.5], tenant="north", id="mine")
+    shops[0].reward("mine", 1.0, tenant="north", key="order-1")
+    shared(shops, 0, 100)  # more than either remembers
+    for shop in shops:
+        assert shop.decide("u", [0.5], tenant="north", id="mine") == first
+        assert shop.reward("mine", 1.0, tenant="north", key="order-1").status == "repeated"
+        with pytest.raises(Exception, match="used for another request"):
+            shop.decide("v", [0.5], tenant="north", id="mine")
+        with pytest.raises(Exception, match="key 'order-1' was used for another reward"):
+            shop.reward("mine", 0.5, tenant="north", key="order-1")
+    records = shops[0].log.counts()
+    shops[1].log.retire([one.position for one in shops[1].log.read(0, 1)])
+    with pytest.raises(Exception, match="its answer cannot be given again"):
+        shops[1].decide("u", [0.5], tenant="north", id="mine")
+    assert shops[0].log.counts().outcomes == records.outcomes == 101
+    for shop in shops:
+        shop.close()
+
+
+def test_an_id_that_another_gateway_takes_at_the_same_moment_gets_its_answer(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shops = gateways(tmp_path, lines)
+    recent = shops[1].service.parts.recent
+    recall, theirs = recent.recall, []
+
+    def late(*arguments) -> None:
+        """Both are told to a gateway after the other one has asked for them."""
+        recall(*arguments)
+        if not theirs:
+            theirs.append(shops[0].decide("u", [0.5], tenant="north", id="same"))
+            theirs.append(shops[0].reward("same", 1.0, tenant="north", key="k"))
+
+    recent.recall = late  # type: ignore[method-assign]
+    mine = shops[1].decide("u", [0.5], tenant="north", id="same")
+    theirs.pop()
+    assert mine == theirs[0]
+    theirs.clear()
+    shops[0].reward("same", 1.0, tenant="north", key="k2")
+    assert shops[1].reward("same", 1.0, tenant="north", key="k2").status == "repeated"
+    assert (shops[0].log.counts().decisions, shops[0].log.counts().outcomes) == (1, 2)
+    assert [mark.missing for mark in shops[0].log.watermarks()] == [0]
+    for shop in shops:
+        shop.close()
