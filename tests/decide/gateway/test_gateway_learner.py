@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from manual_clock import ManualClock
+from decision_records import decision, outcome
+from manual_clock import ManualClock, TickingClock
 
-from hone.core.decisions import Decision
+from hone.core.decisions import ActionSet, Decision, schema_hash
 from hone.core.state import substate
 from hone.decide.gateway.log_learner import CHECKPOINT_S, LEASE_S, LogLearner
 from hone.decide.gateway.online_policies import TenantLearning
 from hone.decide.gateway.opening import OpenedService, open_service
 from hone.decide.gateway.service import TICK_S
+from hone.decide.log.opening import open_decision_log
 
 SHOP = """
 [service]
@@ -168,6 +170,27 @@ def test_a_checkpoint_counts_for_nothing_under_another_config_or_damaged(tmp_pat
     assert learner_of(shop).records > 80
     assert "learning_unreadable" in lines[0]
     shop.close()
+
+
+def test_a_start_that_takes_longer_than_a_lease_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "shop.toml").write_text(SHOP.replace('"sum"', '"first"'))
+    log = open_decision_log(tmp_path / "shop" / "decisions.db")
+    schema, arms = schema_hash(["age"]), ActionSet(names=("a", "b", "c"))
+    log.append([
+        decision(f"d{n}", 1.7e9 + n, seq=n, tenant="north", context=[0.5], actions=arms, schema=schema)
+        for n in range(6000)
+    ])  # fmt: skip
+    log.append([outcome(f"d{n}", 1.7e9 + n, float(n % 2), seq=n, tenant="north") for n in range(6000)])
+    lines: list[str] = []
+    clock = TickingClock(1_700_000_000.0)
+    shop = open_service(tmp_path / "shop.toml", clock=clock, tell=lines.append)
+    assert clock.time_s > 1_700_000_000.0 + LEASE_S
+    assert learner_of(shop).records == 12_000
+    assert learnt(shop)[0][1] == 6000
+    assert shop.decide("u", [0.5], tenant="north").version == learnt(shop)[0][-1] != learnt(shop)[1][-1]
+    assert not lines
+    shop.close()
+    log.close()
 
 
 def test_an_erasure_reaches_a_service_that_runs(tmp_path: Path) -> None:

@@ -119,13 +119,11 @@ class LogLearner:
         if not isinstance(self.config.policy, LearningServiceConfig):
             return
         try:
-            if self.clock.monotonic_s() >= self._renew_s:
-                self._renew()
+            self._keep()
             if self.lease is None:
                 self._load_versions()
             else:
                 self._read_on()
-                self._checkpoint_if_due()
             self._fault = ""
         except (HoneError, OSError) as error:
             if self._fault != str(error):  # an obstacle that stays is told once
@@ -134,7 +132,7 @@ class LogLearner:
 
     def close(self) -> None:
         """Save a checkpoint and give the lease back."""
-        if self.lease is not None and not self._behind and self._checkpointed[0] != self.position:
+        if self.lease is not None and self._checkpointed[0] != self.position:
             self._save_checkpoint()
         self._thread.shutdown(wait=True)
         if self.lease is not None:
@@ -145,6 +143,16 @@ class LogLearner:
                 self.tell("learner_waits", f"the lease ends by itself in {LEASE_S:g} s: {error!s:.200}")
 
     # ------------------------------------------------------------------------------------------ lease
+
+    def _keep(self) -> None:
+        """Renew the lease, or ask for it, and save a checkpoint, if it is time."""
+        if self.clock.monotonic_s() >= self._renew_s:
+            self._renew()
+        due = self.clock.monotonic_s() >= self._checkpoint_s
+        due |= self.records - self._checkpointed[1] >= _CHECKPOINT_RECORDS
+        idle = self._writing is None or self._writing.done()
+        if self.lease is not None and due and idle and self._checkpointed[0] != self.position:
+            self._save_checkpoint()
 
     def _renew(self, *, wholly: bool = False) -> None:
         """Renew the lease, or take it if it is free; begin or end to learn where it has changed hands."""
@@ -195,7 +203,10 @@ class LogLearner:
     def _read_on(self, *, wholly: bool = False) -> None:
         """Learn from the log's next records: all of them if `wholly`, else for a moment."""
         end_s = self.clock.monotonic_s() + _STEP_S
-        while self.lease is not None:
+        while True:
+            self._keep()
+            if self.lease is None:
+                return
             page = self.log.read(self.position, _PAGE)
             last = len(page) < _PAGE
             for logged in page:
@@ -271,13 +282,6 @@ class LogLearner:
             self.policies.serve(names[name], self.policies.shelf.put(policy), policy)
 
     # ------------------------------------------------------------------------------------------ checkpoints
-
-    def _checkpoint_if_due(self) -> None:
-        due = self.clock.monotonic_s() >= self._checkpoint_s
-        due |= self.records - self._checkpointed[1] >= _CHECKPOINT_RECORDS
-        idle = self._writing is None or self._writing.done()
-        if due and idle and self._checkpointed[0] != self.position and not self._behind:
-            self._save_checkpoint()
 
     def _save_checkpoint(self) -> None:
         """Copy the state, and save it on a thread."""
