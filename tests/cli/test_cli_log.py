@@ -125,6 +125,8 @@ def test_an_exported_log_is_joined_from_its_files(capsys: pytest.CaptureFixture[
         (["log", "shop.db", "--as-of", "noon"], 2, "--as-of must be seconds since 1970 or a time"),
         (["log", "shop.db", "--window", "-1"], 2, "--window must be a number >= 1e-09, got -1"),
         (["log", "shop.db", "--rule", "mean"], 2, "--rule mean; "),
+        (["log", "shop.db", "--low", "2", "--high", "1"], 2, "low 2 must be below high 1"),
+        (["log", "shop.db", "--high", "1", "--beyond", "drop"], 2, "--beyond drop: refuse or clip"),
         (["log", "shop.db", "--tenant", "x"], 3, "shop.db has no records of tenant 'x'"),
         (["log", "shop.db", "--tenant", "x", "--erase", "u"], 3, "shop.db has no records of tenant 'x'"),
     ],

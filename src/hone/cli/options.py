@@ -59,6 +59,9 @@ JOIN_OPTIONS: Final = (
     CommandOption(flag="--window", metavar="SECONDS", help="time in which outcomes count (default: 86400)"),
     CommandOption(flag="--rule", metavar="RULE", help="sum (default), first, last or max of the outcomes"),
     CommandOption(flag="--default", metavar="X", help="reward of a closed window without outcome (default: 0)"),
+    CommandOption(flag="--low", metavar="X", help="least value of an outcome (default: no bound)"),
+    CommandOption(flag="--high", metavar="X", help="greatest value of an outcome (default: no bound)"),
+    CommandOption(flag="--beyond", metavar="HOW", help="refuse (default) or clip outcomes beyond --low and --high"),
     CommandOption(flag="--kind", metavar="NAME", help="kind of outcomes that are rewards (default: reward)"),
     CommandOption(flag="--schema", metavar="HASH", help="decisions of this schema (default: the only one)"),
 )

@@ -117,6 +117,21 @@ def test_states_of_rows_worked_out_by_hand() -> None:
     assert view.open_share == pytest.approx(1 / 3)
 
 
+def test_outcomes_beyond_the_declared_range_are_left_out_or_clipped_and_counted() -> None:
+    log = [
+        decision("d0", 0.0, seq=0), outcome("d0", 1.0, 1e6, seq=0), outcome("d0", 2.0, 0.25, seq=1),
+        decision("d1", 1.0, seq=1), outcome("d1", 3.0, -7.0, seq=2),
+        decision("d2", 2.0, seq=2), outcome("d2", 30.0, 9.0, seq=3), outcome("d2", 4.0, 9.0, seq=4, kind="seen"),
+    ]  # fmt: skip
+    for beyond, rewards, corrected, joined in (
+        ("refuse", [0.25, 0.0, 0.0], [np.nan] * 3, 1), ("clip", [1.25, -0.5, 0.0], [np.nan, np.nan, 1.0], 2),
+    ):  # fmt: skip
+        view = build_view(log, as_of_s=100.0, join=JoinConfig(window_s=10.0, low=-0.5, high=1.0, beyond=beyond))
+        assert view.table.reward.tolist() == rewards
+        np.testing.assert_equal(view.corrected, corrected)
+        assert (view.counts.out_of_range, view.counts.joined, view.counts.other_kinds) == (3, joined, 1)
+
+
 def test_an_outcome_before_its_decision_joins_when_the_decision_arrives() -> None:
     early = [outcome("d0", 2.0, seq=0)]
     assert build_view(early, as_of_s=50.0, join=TEN).counts.orphans == 1

@@ -47,13 +47,17 @@ def exported(folder: Path, log: Iterable[DecisionRecord]) -> Path:
 def test_every_rule_gives_the_rows_and_counts_of_the_join_in_memory(tmp_path: Path) -> None:
     log = messy_log(1)
     files = exported(tmp_path, log)
-    for rule in ("sum", "first", "last", "max"):
-        join = JoinConfig.model_validate({"window_s": 90_000.0, "rule": rule, "default": -0.5})
+    for rule, bounds in (
+        ("sum", {}), ("first", {"low": -1.0, "high": 0.5}), ("last", {"high": 1.0}),
+        ("max", {"low": -0.75, "high": 0.75, "beyond": "clip"}), ("sum", {"low": -0.6, "beyond": "clip"}),
+    ):  # fmt: skip
+        join = JoinConfig.model_validate({"window_s": 90_000.0, "rule": rule, "default": -0.5} | bounds)
         small = build_view(log, as_of_s=200_000.0, join=join)
         path = tmp_path / f"{rule}.parquet"
         counts = LargeJoin(folder=files, tenant="shop", as_of_s=200_000.0, join=join).write(path)
         large = read_view(path)
         assert counts == large.counts == small.counts
+        assert (small.counts.out_of_range > 50) == bool(bounds)
         assert (large.table.ids, large.table.units) == (small.table.ids, small.table.units)
         assert large.table.action_sets == small.table.action_sets
         for name in ("contexts", "action_set", "executed", "logp", "reward", "known", "at_s"):

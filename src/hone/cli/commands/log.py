@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import cast, get_args
 from urllib.parse import unquote
 
+from pydantic import ValidationError
+
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
@@ -212,7 +214,8 @@ def _show_view(screen: TerminalScreen, view: DecisionView) -> None:
              f"{counts.censored:,} open ({view.open_share:.1%})"),
             ("mean reward", f"{figures.mean_reward:.4g} of the {counts.joined + counts.defaulted:,} final ones"),
             ("outcomes", f"{counts.outcomes:,}, {counts.late:,} late ({figures.corrections:,} corrections), "
-             f"{counts.early:,} early, {counts.orphans:,} orphans, {counts.other_kinds:,} of other kinds"),
+             f"{counts.early:,} early, {counts.orphans:,} orphans, {counts.other_kinds:,} of other kinds"
+             + (f", {counts.out_of_range:,} out of range ({view.join.beyond})" if counts.out_of_range else "")),
             ("delay", f"median {figures.delays.median_s:.4g} s, 99% {figures.delays.p99_s:.4g} s; "
              f"{figures.delays.within_window:.1%} within the window of {view.join.window_s:g} s"),
         ]
@@ -246,19 +249,27 @@ def _tell(screen: TerminalScreen | None, words: str) -> None:
 
 
 def join_of(call: CommandCall) -> JoinConfig:
-    """Rules of the join: `--window`, `--default`, `--rule`, `--kind`. Raises ConfigError."""
+    """Rules of the join, by the options that `hone log` and `hone estimate` share. Raises ConfigError."""
     settings: dict[str, object] = {}
     if text := call.text("window"):
         settings["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
-    if text := call.text("default"):
-        settings["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
+    for name in ("default", "low", "high"):
+        if text := call.text(name):
+            settings[name] = parse_number(text, f"--{name}", least=-math.inf, whole=False)
+    if beyond := call.text("beyond"):
+        if beyond not in ("refuse", "clip"):
+            raise ConfigError(f"--beyond {beyond}: refuse or clip")
+        settings["beyond"] = beyond
     if rule := call.text("rule"):
         if rule not in get_args(JoinRule):
             raise ConfigError(f"--rule {rule}{did_you_mean(rule, get_args(JoinRule))}")
         settings["rule"] = rule
     if kind := call.text("kind"):
         settings["kind"] = kind
-    return JoinConfig.model_validate(settings)
+    try:
+        return JoinConfig.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(*(one["msg"].removeprefix("Value error, ") for one in error.errors())) from None
 
 
 def moment_of(text: str, flag: str = "--as-of") -> float:

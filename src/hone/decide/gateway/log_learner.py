@@ -15,7 +15,7 @@ the state of the whole log, to the bit. An erasure deletes the checkpoint and en
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from typing import Final, cast
 
@@ -30,7 +30,13 @@ from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.bandits.saving import policy_bytes, policy_from_bytes
 from hone.decide.bandits.wrappers import EpsilonFloor
 from hone.decide.gateway.log_writer import LoggedBatch
-from hone.decide.gateway.online_policies import OnlineJoiner, OnlinePolicies, TenantLearning
+from hone.decide.gateway.online_policies import (
+    OnlineJoinCounts,
+    OnlineJoiner,
+    OnlinePolicies,
+    RewardQuantiles,
+    TenantLearning,
+)
 from hone.decide.gateway.service_config import LearningServiceConfig, ServiceFileConfig
 from hone.decide.log.protocol import CHECKPOINT, DecisionLog, LearnerLease
 from hone.run.store.codec import state_bytes, state_from_bytes
@@ -90,6 +96,12 @@ class LogLearner:
         learns_by = (self.config.policy.model_dump_json(), self.config.join.model_dump_json(), service.features,
                      service.actions, service.action_features, service.tenants)  # fmt: skip
         return sha256(repr(learns_by).encode()).hexdigest()
+
+    @property
+    def clipped(self) -> int:
+        """Rewards that count as a bound of theirs, of all tenants."""
+        learnt = [one.learning for one in self.policies.tenants.values() if one.learning is not None]
+        return sum(one.joiner.counts.clipped + (one.quantiles.clipped if one.quantiles else 0) for one in learnt)
 
     def start(self) -> None:
         """Learn from the log as far as it goes, or load the versions of the gateway that does. Raises as the log."""
@@ -236,7 +248,7 @@ class LogLearner:
         else:
             key = record.tenant, record.decision_id
             joined = learning.joiner.rewarded(key, record.value, record.kind, record.at_s)
-        for one in joined:
+        for one in learning.settled(joined):
             try:
                 learning.learn(one.decision, one.reward)
             except DataError as error:
@@ -306,10 +318,10 @@ class LogLearner:
             learning, saved = self.policies.tenants[tenant].learning, substate(tenants, tenant)
             if learning is None:
                 raise DataError(f"tenant {tenant!r} does not learn")
-            names, last = cast("list[str]", saved["open"]), str(saved["last"])
-            known = self.log.find(tenant, ids=[*names, last] if last else names).decisions
+            names, last = [cast("list[str]", saved[name]) for name in ("open", "waiting")], str(saved["last"])
+            known = self.log.find(tenant, ids=[*names[0], *names[1], *([last] if last else [])]).decisions
             learning.learner.restore(substate(saved, "learner"))
-            _restore_joins(learning.joiner, saved, tenant, known)
+            _restore_rewards(learning, saved, tenant, known)
             learning.last, learning.unpublished = known.get(last), integer(saved, "unpublished")
         self.position = int(str(state["position"]))
 
@@ -322,7 +334,11 @@ def new_learning(config: ServiceFileConfig) -> TenantLearning | None:
     actions = ActionSet(names=() if service.action_features else tuple(service.actions))
     model = policy.reward_model(len(actions), len(service.features), len(service.action_features))
     learner = BanditLearner(EpsilonFloor(policy.policy_of(model), policy.floor), model, actions)
-    return TenantLearning(learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every)
+    low, high = policy.reward_quantiles or (0.0, 1.0)
+    return TenantLearning(
+        learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every,
+        quantiles=RewardQuantiles(low, high, config.join.default) if policy.reward_quantiles else None,
+    )  # fmt: skip
 
 
 def _fault_of(policy: BanditPolicy, learning: TenantLearning) -> str:
@@ -349,29 +365,41 @@ def _learning_state(learning: TenantLearning) -> State:
     joiner = learning.joiner
     held = [(key[1], value) for key, value in joiner.open_values()]
     early = [(key[1], value, at_s) for key, waiting in joiner.early_rewards() for value, at_s in waiting]
-    counts = joiner.counts
+    counts, quantiles = joiner.counts, learning.quantiles
+    waiting = [] if quantiles is None else quantiles.waiting
     return {
         "learner": {**model, "model": cast("State", arrays)},
         "open": [one for one, _ in held],
         "values": np.array([np.nan if value is None else value for _, value in held], np.float64),
         "early": [one for one, _, _ in early],
         "early_rewards": np.array([(value, at_s) for _, value, at_s in early], np.float64).reshape(-1, 2),
-        "counts": [counts.joined, counts.defaulted, counts.evicted, counts.early, counts.late],
+        "counts": list(astuple(counts)),
+        "rewards": np.array([] if quantiles is None else quantiles.values, np.float64),
+        "clipped": 0 if quantiles is None else quantiles.clipped,
+        "waiting": [one.decision.id for one in waiting],
+        "waiting_rewards": np.array([one.reward for one in waiting], np.float64),
         "last": "" if learning.last is None else learning.last.id,
         "unpublished": learning.unpublished,
     }
 
 
-def _restore_joins(joiner: OnlineJoiner, saved: State, tenant: str, known: Mapping[str, Decision | None]) -> None:
-    values = array(saved, "values").astype(np.float64)
-    names = cast("list[str]", saved["open"])
-    for name, value in zip(names, values, strict=True):
-        decision = known.get(name)
-        if decision is not None:  # else its content moved to an archive
-            joiner.reopen(decision, None if np.isnan(value) else float(value))
+def _restore_rewards(learning: TenantLearning, saved: State, tenant: str, known: Mapping[str, Decision | None]) -> None:
+    """Take up joins and rewards that wait; a decision whose content moved to an archive is left out."""
+    joiner, quantiles = learning.joiner, learning.quantiles
+    for name, value in _pairs(saved, "open", "values"):
+        if (decision := known.get(name)) is not None:
+            joiner.reopen(decision, None if np.isnan(value) else value)
     rewards = array(saved, "early_rewards").astype(np.float64)
     for name, (value, at_s) in zip(cast("list[str]", saved["early"]), rewards, strict=True):
         joiner.wait_again((tenant, name), float(value), float(at_s))
-    joined, defaulted, evicted, early, late = cast("list[int]", saved["counts"])
-    counts = joiner.counts
-    counts.joined, counts.defaulted, counts.evicted, counts.early, counts.late = joined, defaulted, evicted, early, late
+    joiner.counts = OnlineJoinCounts(*cast("list[int]", saved["counts"]))
+    if quantiles is not None:
+        quantiles.values.extend(array(saved, "rewards").tolist())
+        quantiles.clipped = integer(saved, "clipped")
+        for name, value in _pairs(saved, "waiting", "waiting_rewards"):
+            if (decision := known.get(name)) is not None:
+                quantiles.again(decision, value)
+
+
+def _pairs(saved: State, names: str, values: str) -> list[tuple[str, float]]:
+    return list(zip(cast("list[str]", saved[names]), array(saved, values).tolist(), strict=True))

@@ -10,9 +10,10 @@ The log's view (`hone log --view`) joins exactly and for ever; this one holds a 
 reward for a decision that is no longer held is in the log, is counted here, and is learnt from the next view.
 """
 
+import math
 import shutil
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -41,7 +42,7 @@ JoinKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _JoinedReward:
+class JoinedReward:
     """A decision and its final reward."""
 
     decision: Decision
@@ -55,7 +56,7 @@ class _OpenDecision:
 
 
 @dataclass(slots=True)
-class _OnlineJoinCounts:
+class OnlineJoinCounts:
     """Counts since the joiner began."""
 
     joined: int = 0
@@ -66,6 +67,10 @@ class _OnlineJoinCounts:
     """Rewards that came before their decision."""
     late: int = 0
     """Rewards after the window, or for a decision that is already learnt from or no longer held."""
+    refused: int = 0
+    """Rewards beyond the declared range that are left out."""
+    clipped: int = 0
+    """Rewards beyond the declared range, or beyond the quantiles of the others, that count as the nearest bound."""
 
 
 @dataclass(slots=True)
@@ -75,15 +80,15 @@ class OnlineJoiner:
     rules: JoinConfig
     most_open: int = 50_000
     """Decisions held at most; the oldest leaves first, and is counted."""
-    counts: _OnlineJoinCounts = field(default_factory=_OnlineJoinCounts)
+    counts: OnlineJoinCounts = field(default_factory=OnlineJoinCounts)
     _open: OrderedDict[JoinKey, _OpenDecision] = field(default_factory=OrderedDict)
     _early: OrderedDict[JoinKey, list[tuple[float, float]]] = field(default_factory=OrderedDict)
 
-    def decided(self, decision: Decision) -> list[_JoinedReward]:
+    def decided(self, decision: Decision) -> list[JoinedReward]:
         """Open the window of a decision; rewards that came before it count now. The finished joins."""
         key = decision.tenant, decision.id
         self._open[key] = _OpenDecision(decision)
-        done: list[_JoinedReward] = []
+        done: list[JoinedReward] = []
         for value, at_s in self._early.pop(key, ()):
             done += self._taken(key, value, at_s)
         while len(self._open) > self.most_open:
@@ -95,18 +100,23 @@ class OnlineJoiner:
         """True if the decision's window is open here."""
         return (tenant, decision_id) in self._open
 
-    def rewarded(self, key: JoinKey, value: float, kind: str, at_s: float) -> list[_JoinedReward]:
+    def rewarded(self, key: JoinKey, value: float, kind: str, at_s: float) -> list[JoinedReward]:
         """Take a reward; the join that it finishes, if any."""
         if kind != self.rules.kind:
             return []
+        if (accepted := self.rules.accepted(value)) is None:
+            self.counts.refused += 1
+            return []
+        self.counts.clipped += accepted != value
+        value = accepted
         if key not in self._open:
             self._wait(key, value, at_s)
             return []
         return self._taken(key, value, at_s)
 
-    def close_windows(self, now_s: float) -> list[_JoinedReward]:
+    def close_windows(self, now_s: float) -> list[JoinedReward]:
         """The joins of decisions whose window has closed by `now_s`."""
-        done: list[_JoinedReward] = []
+        done: list[JoinedReward] = []
         while self._open:
             key, oldest = next(iter(self._open.items()))
             if oldest.decision.at_s + self.rules.window_s > now_s:
@@ -135,7 +145,7 @@ class OnlineJoiner:
         """Take up a reward that waits, in the order of `early_rewards`."""
         self._early.setdefault(key, []).append((value, at_s))
 
-    def _taken(self, key: JoinKey, value: float, at_s: float) -> list[_JoinedReward]:
+    def _taken(self, key: JoinKey, value: float, at_s: float) -> list[JoinedReward]:
         held = self._open.get(key)
         if held is None or at_s > held.decision.at_s + self.rules.window_s:
             self.counts.late += 1
@@ -143,20 +153,20 @@ class OnlineJoiner:
         if self.rules.rule == "first":
             del self._open[key]
             self.counts.joined += 1
-            return [_JoinedReward(decision=held.decision, reward=value)]
+            return [JoinedReward(decision=held.decision, reward=value)]
         if held.value is None or self.rules.rule == "last":
             held.value = value
         else:
             held.value = held.value + value if self.rules.rule == "sum" else max(held.value, value)
         return []
 
-    def _closed(self, held: _OpenDecision) -> Iterator[_JoinedReward]:
+    def _closed(self, held: _OpenDecision) -> Iterator[JoinedReward]:
         if held.value is not None:
             self.counts.joined += 1
-            yield _JoinedReward(decision=held.decision, reward=held.value)
+            yield JoinedReward(decision=held.decision, reward=held.value)
         else:
             self.counts.defaulted += 1
-            yield _JoinedReward(decision=held.decision, reward=self.rules.default)
+            yield JoinedReward(decision=held.decision, reward=self.rules.default)
 
     def _wait(self, key: JoinKey, value: float, at_s: float) -> None:
         """Keep a reward whose decision was not seen: it may come, or have left."""
@@ -167,6 +177,60 @@ class OnlineJoiner:
         while len(self._early) > min(self.most_open, _MOST_EARLY):
             self._early.popitem(last=False)
             self.counts.late += 1
+
+
+# ----------------------------------------------------------------------------------------------------- reward quantiles
+
+
+_LATEST: Final = 1000
+_FIRST: Final = 100
+
+
+@dataclass(slots=True)
+class RewardQuantiles:
+    """Bounds of rewards from their own quantiles, so that one that is far beyond all others teaches no more than they.
+
+    The bounds are order statistics of the latest 1,000 rewards that differ from `default` (where most decisions have no
+    outcome, quantiles of all would clip every outcome). The first 100 wait until their bounds are known.
+    """
+
+    low: float
+    """Level of the lower quantile, in [0, 1]."""
+    high: float
+    default: float
+    values: deque[float] = field(default_factory=lambda: deque[float](maxlen=_LATEST))
+    waiting: list[JoinedReward] = field(default_factory=list[JoinedReward])
+    """The first rewards, as long as they are too few."""
+    clipped: int = 0
+
+    def taken(self, joined: JoinedReward) -> list[JoinedReward]:
+        """Rewards to learn from now, clipped: this one, none, or all that waited."""
+        if joined.reward == self.default:
+            return [joined]
+        first = len(self.values) < _FIRST
+        if first:
+            self.waiting.append(joined)
+            self.values.append(joined.reward)
+            if len(self.values) < _FIRST:
+                return []
+        low, high = self._bounds()
+        due, self.waiting = (self.waiting, []) if first else ([joined], [])
+        done: list[JoinedReward] = []
+        for one in due:
+            reward = min(max(one.reward, low), high)
+            self.clipped += reward != one.reward
+            done.append(JoinedReward(decision=one.decision, reward=reward))
+        if not first:
+            self.values.append(joined.reward)
+        return done
+
+    def again(self, decision: Decision, reward: float) -> None:
+        """Take up a reward of a checkpoint that waits."""
+        self.waiting.append(JoinedReward(decision=decision, reward=reward))
+
+    def _bounds(self) -> tuple[float, float]:
+        ordered, last = sorted(self.values), len(self.values) - 1
+        return ordered[math.ceil(self.low * last)], ordered[math.floor(self.high * last)]
 
 
 # -------------------------------------------------------------------------------------------------------- version shelf
@@ -233,10 +297,18 @@ class TenantLearning:
     learner: BanditLearner
     joiner: OnlineJoiner
     publish_every: int
+    quantiles: RewardQuantiles | None = None
+    """Bounds that are learnt from the rewards; None: those of `[join]` alone."""
     unpublished: int = 0
     """Rewards that no published version has learnt from."""
     last: Decision | None = None
     """Latest decision: a snapshot must give its actions a distribution before it is published."""
+
+    def settled(self, joined: Sequence[JoinedReward]) -> list[JoinedReward]:
+        """Joined rewards as they are to be learnt from, those included that waited for their bounds."""
+        if self.quantiles is None:
+            return list(joined)
+        return [one for each in joined for one in self.quantiles.taken(each)]
 
     def learn(self, decision: Decision, reward: float) -> None:
         """Learn from a joined reward. Raises DataError for a decision that the model has no room for."""

@@ -471,7 +471,8 @@ def _parts(
         writer = WriteAfter(log, capacity=config.log.buffer, tell=tell, clock=policies.clock).start()
     return ServiceParts(
         rules=ServiceRules(
-            source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s
+            source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s,
+            join=config.join,
         ),
         schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
         numbers=numbers, recent=RecentRequests(max(service.remember, config.log.buffer if after else 0)),

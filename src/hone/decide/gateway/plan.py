@@ -1,6 +1,7 @@
 """The plan of a service, derived from its file: what is served, logged and learnt, the memory, and what is missing."""
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +70,11 @@ def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Itera
     yield f"log        {name}, {kept}{', flushed to disk' if log.full_sync else ''}"
     learns = "at the first one" if join.rule == "first" else f"when the window closes, {_span(join.window_s)} later"
     yield f"rewards    {join.rule} of kind {join.kind!r} within {_span(join.window_s)}, learnt {learns}"
+    low, high = join.bounds
+    bounds = "any value" if low == -high == -inf else f"{low:g} to {high:g}; {join.beyond} others"
+    levels = policy.reward_quantiles if isinstance(policy := config.policy, LearningServiceConfig) else None
+    learnt = f", learnt within their quantiles {levels[0]:g} and {levels[1]:g}" if levels else ""
+    yield f"outcomes   {bounds}{learnt}"
     callers = ", ".join(f"{client.name} ({'+'.join(client.scopes)})" for client in service.clients)
     yield f"callers    {callers or 'everybody on this machine, without a token'}"
     rate = f"{service.limit.per_s:g} a second, {service.limit.burst:g} at once" if service.limit.per_s else "no limit"
@@ -153,11 +159,13 @@ def _memory_lines(config: ServiceFileConfig) -> Iterator[str]:
 
 def _missing_lines(config: ServiceFileConfig) -> Iterator[str]:
     """What the file leaves open, and what that means."""
-    service, policy = config.service, config.policy
+    service, policy, join = config.service, config.policy, config.join
     if not service.clients:
         yield "missing    [[service.clients]]: without tokens the service listens on this machine only"
     if not service.limit.per_s:
         yield "missing    [service.limit] per_s: a tenant that floods the service slows down the others"
+    if isinstance(policy, LearningServiceConfig) and not policy.reward_quantiles and None in (join.low, join.high):
+        yield "missing    [join] low and high, or [policy] reward_quantiles: one wrong reward can turn the policy"
     if config.monitor is None:
         yield "missing    [monitor]: nobody watches for drift"
     if config.shield is None:

@@ -9,7 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final, Protocol, TypeAlias, cast
 
@@ -46,6 +46,7 @@ from hone.decide.gateway.requests import (
     request_digest,
     shown,
 )
+from hone.decide.joins.view import JoinConfig
 from hone.decide.log.codec import MAX_SEQ
 from hone.decide.log.protocol import NameTakenError, RecordClaim
 from hone.run.http.listening import SecondsHistogram
@@ -219,6 +220,8 @@ class ServiceRules:
     deadline_s: float = 0.05
     max_skew_s: float = 300.0
     """A reward may be so far in the future of the gateway's clock."""
+    join: JoinConfig = field(default_factory=JoinConfig)
+    """The range that rewards are declared to have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +345,8 @@ class DecisionService:
         if (learner := self.parts.learner) is not None:
             leads = float(learner.lease is not None)
             own.append(("hone_learner", "1 if this gateway learns, 0 if it serves what another one learnt.", leads))
+            words = "Rewards that the learner clipped to their range or quantiles."
+            own.append(("hone_learner_clipped", words, float(learner.clipped)))
         return self.parts.counters.text([*own, *gauges])
 
     def close(self) -> None:
@@ -470,6 +475,10 @@ class DecisionService:
         check_text(request.id, "id")
         value = check_number(request.value, "value")
         check_text(request.kind, "kind")
+        if request.kind == rules.join.kind and rules.join.accepted(value) is None:
+            low, high = rules.join.bounds
+            message = f"value {value:g} is out of the range of rewards, {low:g} to {high:g} ([join] low, high)"
+            raise RequestError(message, code="out_of_range", field="value")
         if is_shadow_kind(request.kind):
             message = (
                 f"kind {request.kind!r:.60} is for choices of versions in the shadow, which the gateway logs itself"
@@ -562,6 +571,11 @@ class DecisionService:
         return one.answer
 
     def _observed(self, record: DecisionRecord) -> None:
+        """Tell the listeners of a record; a reward counts as its range lets it."""
+        join = self.parts.rules.join
+        if isinstance(record, Outcome) and record.kind == join.kind:
+            accepted = join.accepted(record.value)
+            record = record if accepted is None or accepted == record.value else replace(record, value=accepted)
         for listener in self.parts.listeners:
             listener.observe(record)
 

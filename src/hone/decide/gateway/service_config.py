@@ -65,6 +65,16 @@ class LearningServiceConfig(Config):
     """Weight of old rewards at each new one; below 1 the policy follows drift."""
     publish_every: int = Field(default=100, ge=1)
     """Rewards between two published versions."""
+    reward_quantiles: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    """Rewards beyond these quantiles of the latest 1,000 are learnt as the quantile, `[0.01, 0.99]` say; those that
+    equal `[join] default` are left out of the quantiles. None: no such bound."""
+
+    @field_validator("reward_quantiles")
+    @classmethod
+    def _ascending(cls, levels: list[float] | None) -> list[float] | None:
+        if levels is not None and not 0.0 <= levels[0] < levels[1] <= 1.0:
+            raise ValueError(f"needs two levels from 0 to 1, the lower one first, got {levels[0]:g} and {levels[1]:g}")
+        return levels
 
     def reward_model(self, arms: int, features: int, action_features: int) -> RewardModel:
         """The model: joint over the features of actions where there are some, else one for each of `arms` actions."""

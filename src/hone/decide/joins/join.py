@@ -69,7 +69,7 @@ def build_view(
     outcomes, outcomes_twice = _known_records(every[1], name)
     counts = ViewCounts(duplicates=twice + same_id + outcomes_twice)
     decisions, outcomes = _of_schema(decisions, outcomes, schema)
-    outcomes, counts = _of_kind(outcomes, rules.kind, counts)
+    outcomes, counts = _of_kind(outcomes, rules, counts)
     table = _decision_rows(decisions, columns.action_sets)
     return _with_rewards(table, _attach(outcomes, decisions, rules, table.at_s), rules, as_of_s, name, counts)
 
@@ -179,10 +179,16 @@ def _decision_rows(decisions: "pa.Table", sets: Sequence[ActionSet]) -> Decision
     )  # fmt: skip
 
 
-def _of_kind(outcomes: "pa.Table", kind: str, counts: ViewCounts) -> "tuple[pa.Table, ViewCounts]":
-    right, finite = text_equals(outcomes, "kind", kind), np.isfinite(column_floats(outcomes, "value"))
-    counts = replace(counts, other_kinds=int((~right).sum()), not_finite=int((right & ~finite).sum()))
-    return take_rows(outcomes, right & finite), counts
+def _of_kind(outcomes: "pa.Table", rules: JoinConfig, counts: ViewCounts) -> "tuple[pa.Table, ViewCounts]":
+    """The outcomes that may be rewards: of the right kind, finite, and in the declared range if others are refused."""
+    value, right = column_floats(outcomes, "value"), text_equals(outcomes, "kind", rules.kind)
+    finite, (low, high) = np.isfinite(value), rules.bounds
+    beyond = right & finite & ~((value >= low) & (value <= high))
+    counts = replace(
+        counts, other_kinds=int((~right).sum()), not_finite=int((right & ~finite).sum()),
+        out_of_range=int(beyond.sum()),
+    )  # fmt: skip
+    return take_rows(outcomes, right & finite & ~(beyond & (rules.beyond == "refuse"))), counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +209,7 @@ def _attach(outcomes: "pa.Table", decisions: "pa.Table", join: JoinConfig, at_s:
     row = rows_of_texts(outcomes["decision_id"], decisions["id"])
     owned = np.flatnonzero(row >= 0)
     owned = owned[np.argsort(row[owned], kind="stable")]
-    row, value = row[owned], column_floats(outcomes, "value")[owned]
+    row, value = row[owned], np.clip(column_floats(outcomes, "value")[owned], *join.bounds)
     delay = column_floats(outcomes, "at_s")[owned] - at_s[row]
     within = delay <= join.window_s
     first = _reduce(row, delay, "first", len(at_s))

@@ -250,9 +250,10 @@ delete from decided where rowid in (
     select rowid from decided qualify row_number() over (partition by id order by at_s, source, seq) > 1)
 """
 _TOLD: Final = """
-create temp table told as select r.decision_id, d.at_s as decided_s, r.at_s, r.value, r.source, r.seq
+create temp table told as select r.decision_id, d.at_s as decided_s, r.at_s,
+    case when r.value < {low} then {low} when r.value > {high} then {high} else r.value end as value, r.source, r.seq
 from read_parquet(?) r left join decided d on d.id = r.decision_id
-where r.at_s <= ? and r.kind = ? and isfinite(r.value)
+where r.at_s <= ? and r.kind = ? and isfinite(r.value) and ({clip} or (r.value >= {low} and r.value <= {high}))
 """
 _JOINED: Final = """
 create temp table joined as
@@ -363,22 +364,25 @@ class LargeJoin:
         """Attach outcomes to decisions -> their counts."""
         files = self._files(OUTCOMES)
         empty = "create temp table told (decision_id varchar, decided_s double, at_s double, value double, source "
+        low, high = (f"'{bound!r}'::double" for bound in self.join.bounds)
         if files:
-            connection.execute(_TOLD, [files, self.as_of_s, self.join.kind])
+            statement = _TOLD.format(low=low, high=high, clip=str(self.join.beyond == "clip").lower())
+            connection.execute(statement, [files, self.as_of_s, self.join.kind])
         else:
             connection.execute(empty + "varchar, seq bigint)")
         own, late, early, orphans = connection.execute(
             "select count(decided_s), count(*) filter (where at_s - decided_s > ?), count(*) filter (where at_s < "
             "decided_s), count(*) filter (where decided_s is null) from told", [self.join.window_s],
         ).fetchone()  # fmt: skip
-        others, not_finite = (0, 0) if not files else connection.execute(
-            "select count(*) filter (where kind <> ?), count(*) filter (where kind = ? and not isfinite(value)) "
-            "from read_parquet(?) where at_s <= ?", [self.join.kind, self.join.kind, files, self.as_of_s],
+        others, not_finite, beyond = (0, 0, 0) if not files else connection.execute(
+            "select count(*) filter (where kind <> $1), count(*) filter (where kind = $1 and not isfinite(value)), "
+            f"count(*) filter (where kind = $1 and isfinite(value) and not (value >= {low} and value <= {high})) "
+            "from read_parquet($2) where at_s <= $3", [self.join.kind, files, self.as_of_s],
         ).fetchone()  # fmt: skip
         repeated -= _number(connection, "select count(*) from decided")
         return {
             "outcomes": own, "late": late, "early": early, "orphans": orphans, "duplicates": repeated,
-            "other_kinds": others, "not_finite": not_finite,
+            "other_kinds": others, "not_finite": not_finite, "out_of_range": beyond,
         }  # fmt: skip
 
 

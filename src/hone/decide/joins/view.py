@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.decisions import DecisionTable
@@ -36,6 +36,33 @@ class JoinConfig(Config):
     """Reward of several outcomes: `sum`, `first`, `last` or `max`."""
     kind: str = Field(default="reward", min_length=1)
     """Kind of the outcomes that are rewards; others are counted and left out."""
+    low: float | None = None
+    """Least value of an outcome; None: no bound."""
+    high: float | None = None
+    """Greatest value of an outcome; None: no bound."""
+    beyond: Literal["refuse", "clip"] = "refuse"
+    """An outcome beyond them is refused, or counts as the nearest bound; both are counted."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "JoinConfig":
+        low, high = self.bounds
+        if not low < high:
+            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
+        if not low <= self.default <= high:
+            raise ValueError(f"default {self.default:g} is no value from low {low:g} to high {high:g}")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and greatest value of an outcome, infinite where there is no bound."""
+        return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+
+    def accepted(self, value: float) -> float | None:
+        """The value that an outcome counts as; None: it is refused."""
+        low, high = self.bounds
+        if low <= value <= high:
+            return value
+        return None if self.beyond == "refuse" else min(max(value, low), high)
 
 
 # ----------------------------------------------------------------------------------------------------------------- view
@@ -143,6 +170,8 @@ class ViewCounts:
     """Outcomes of other kinds."""
     not_finite: int = 0
     """Outcomes whose value is NaN or infinite: missing, not 0."""
+    out_of_range: int = 0
+    """Outcomes beyond the declared range: left out, or clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
