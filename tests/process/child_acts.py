@@ -40,6 +40,8 @@ def main() -> None:
     channel = connect_to_parent()
     for line in channel.lines():
         word = line.decode().strip()
+        if word == "fork" and (copy := os.fork()):  # the copy comes back too, and before this process
+            os.waitpid(copy, 0)
         if word == "unending line":
             while True:
                 channel.reply(b"a" * 65536)

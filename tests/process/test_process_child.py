@@ -164,3 +164,9 @@ def test_nobody_waiting_ends_a_wait() -> None:
     child.start()
     with pytest.raises(ChildLostError, match="the request was abandoned"):
         call(child, "hang")
+
+
+def test_a_forked_copy_of_a_child_does_not_answer() -> None:
+    child = child_of()
+    assert [call(child, "fork") for _ in range(3)] == ["fork"] * 3
+    assert call(child, "pid") == str(child.pid)

@@ -179,3 +179,29 @@ def busy(completion, path):
     """Says who it is, and never gives the interpreter back."""
     pathlib.Path(path).write_text(str(os.getpid()))
     ctypes.PyDLL(None).sleep(1000)
+
+
+def forks(completion):
+    """Returns twice: in this process, and in a copy of it."""
+    copy = os.fork()
+    if copy == 0:
+        return -1.0
+    os.waitpid(copy, 0)
+    return float(len(completion))
+
+
+def forks_late(completions, **kwargs):
+    """As `forks`; the copy is late, and comes back while a later call is answered."""
+    if os.fork() == 0:
+        time.sleep(0.05)
+        return [-1.0] * len(completions)
+    return by_length(completions)
+
+
+def forks_and_ends(completions, **kwargs):
+    """Leaves the scores to this process: the copy ends where it began."""
+    copy = os.fork()
+    if copy == 0:
+        os._exit(0)
+    os.waitpid(copy, 0)
+    return by_length(completions)

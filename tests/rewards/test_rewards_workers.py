@@ -17,7 +17,7 @@ from manual_clock import ManualClock
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, UserCodeError
 from hone.rewards.config import RewardsConfig, UserCodeConfig
-from hone.rewards.workers import RewardBatch, RewardWorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool, origin_fault
 
 HOSTILE = Path(__file__).with_name("hostile_functions.py")
 
@@ -342,3 +342,31 @@ def test_cheap_functions_are_not_held_up(module: Path) -> None:
     sizes = [int(line) for line in calls.read_text().splitlines()]
     assert sum(sizes) == 4096
     assert len(sizes) <= 32
+
+
+def test_a_function_that_forks_and_returns_twice_is_a_fault(module: Path) -> None:
+    fault = pytest.raises(UserCodeError, match=r"was answered by process \d+ instead of its worker")
+    with pool_of(module, "forks", workers=1) as pool, fault:
+        pool.score(batch_of(*"abcd"))
+
+
+def test_a_late_copy_of_a_worker_is_found_by_a_later_call(module: Path) -> None:
+    fault = pytest.raises(UserCodeError, match=r"end the forked one with os\._exit")
+    with pool_of(module, "forks_late", workers=1) as pool, fault:
+        for _ in range(1000):
+            assert pool.score(batch_of("a", "bcd")).score.tolist() == [1.0, 3.0]
+            time.sleep(0.01)
+
+
+def test_a_function_that_forks_and_ends_its_copy_is_served(module: Path) -> None:
+    with pool_of(module, "forks_and_ends", workers=2) as pool:
+        for _ in range(3):
+            assert pool.score(batch_of("a", "bcd", "ef")).score.tolist() == [1.0, 3.0, 2.0]
+
+
+def test_a_reply_names_its_job_its_call_and_its_process() -> None:
+    assert origin_fault({"pid": 7, "job": 3, "piece": 1}, 3, 1, 7) == ""
+    assert "process 8 instead of its worker 7" in origin_fault({"pid": 8, "job": 3, "piece": 1}, 3, 1, 7)
+    assert "process None" in origin_fault({"scores": [1.0], "reasons": [""]}, 3, 1, 7)
+    assert "call 0 of job 3 instead of 1 of 3" in origin_fault({"pid": 7, "job": 3, "piece": 0}, 3, 1, 7)
+    assert "call 1 of job 2 instead of 1 of 3" in origin_fault({"pid": 7, "job": 2, "piece": 1}, 3, 1, 7)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 READ_BYTES = 1 << 18
+FORKED_EXIT = 70
+"""Exit code of a forked copy that came back from user code, where only the original goes on."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -22,6 +24,8 @@ class ParentChannel:
     request_fd: int
     reply_fd: int
     arguments: tuple[str, ...]
+    pid: int
+    """The process that may answer: a copy of it that user code forked, and that came back from there, may not."""
 
     def chunks(self) -> Iterator[bytes]:
         """Bytes of requests as they come, until the parent closes its end."""
@@ -34,7 +38,10 @@ class ParentChannel:
             yield from requests
 
     def reply(self, data: bytes) -> None:
-        """Write an answer in full."""
+        """Write an answer in full. Ends a forked copy of the process, whose answer would be taken for another one's."""
+        if os.getpid() != self.pid:
+            os.write(2, b"a forked copy of the process came back from the user's code; it was ended\n")
+            os._exit(FORKED_EXIT)
         left = memoryview(data)
         while left:
             left = left[os.write(self.reply_fd, left) :]
@@ -55,4 +62,4 @@ def connect_to_parent() -> ParentChannel:
     for fd in (request_fd, reply_fd, life_fd):
         os.set_inheritable(fd, False)  # programs that user code starts must not hold the channel open
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    return ParentChannel(request_fd, reply_fd, tuple(sys.argv[4:]))
+    return ParentChannel(request_fd, reply_fd, tuple(sys.argv[4:]), os.getpid())

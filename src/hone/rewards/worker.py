@@ -1,8 +1,9 @@
 """The process that runs reward functions: `python -m hone.rewards.worker`, started by `process.child`.
 
 It reads one line for each job, calls the function piece by piece, and writes one line for each piece, at once, so that
-the trainer knows which piece a hang or a crash belongs to. It decides nothing: the trainer checks every score. Before
-it imports a function it gives up the right to signal the trainer, and before the first job that to write into the run.
+the trainer knows which piece a hang or a crash belongs to. A line names its job, its piece and the process, and the
+trainer checks these and every score: this process decides nothing. Before it imports a function it gives up the right
+to signal the trainer, and before the first job that to write into the run.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from hone.core.errors import UserCodeError
 from hone.process.confine import Confinement, confine
-from hone.process.parent import ParentChannel, connect_to_parent
+from hone.process.parent import FORKED_EXIT, ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode
 from hone.rewards.functions import LoadedFunction, RewardContractError
@@ -94,10 +95,15 @@ def _serve(
         prompts, completions = cast("list[object]", job["prompts"]), cast("list[object]", job["completions"])
         columns = cast("dict[str, list[object]]", job["columns"])
         start = 0
-        for size in cast("list[int]", job["sizes"]):
+        for place, size in enumerate(cast("list[int]", job["sizes"])):
             piece = slice(start, start + size)
             part = {name: values[piece] for name, values in columns.items()}
-            _reply(channel, _score_piece(loaded, prompts[piece], completions[piece], part, event_loop))
+            scored = _score_piece(loaded, prompts[piece], completions[piece], part, event_loop)
+            origin = {"job": job["job"], "piece": place, "pid": os.getpid()}
+            if os.getpid() != channel.pid:  # the function forked, and its copy came back too: the trainer is told
+                os.write(channel.reply_fd, json.dumps(origin).encode() + b"\n")
+                os._exit(FORKED_EXIT)
+            _reply(channel, {**scored, **origin})
             start += size
 
 

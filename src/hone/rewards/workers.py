@@ -9,6 +9,7 @@ is cut further: down to one unit (a sample, or a group), which has no score.
 """
 
 import contextlib
+import itertools
 import threading
 import traceback
 from collections import deque
@@ -180,6 +181,20 @@ def _parse_message(line: bytes) -> dict[str, object]:
     return cast("dict[str, object]", message) if isinstance(message, dict) else {}
 
 
+def origin_fault(reply: Mapping[str, object], job: int, place: int, pid: int) -> str:
+    """What is wrong with the origin of a reply that should be of this process, to this piece of this job; else
+    empty."""
+    if reply.get("pid") != pid:
+        return (
+            f"was answered by process {reply.get('pid')} instead of its worker {pid}, so no score is sure to belong to "
+            "its answer: the function forked and let both processes return; end the forked one with os._exit, or use "
+            "multiprocessing or subprocess"
+        )
+    if (reply.get("job"), reply.get("piece")) != (job, place):
+        return f"sent a reply to call {reply.get('piece')} of job {reply.get('job')} instead of {place} of {job}"
+    return ""
+
+
 def parse_results(
     reply: Mapping[str, object], count: int, *, source: str = "the function"
 ) -> list[RewardResult] | None:
@@ -239,6 +254,7 @@ class RewardWorkerPool:
         self._stats = [_FunctionStats() for _ in self._functions]
         self._changed = threading.Condition()
         self._jobs: deque[_RewardJob] = deque()
+        self._numbers = itertools.count(1)
         self._threads: list[threading.Thread] = []
         self._signatures: list[FunctionSignature] = []
         self._fatal: HoneError | None = None
@@ -471,21 +487,22 @@ class RewardWorkerPool:
     def _run(self, jobs: Sequence[_RewardJob], process: Worker) -> Worker | None:
         """Do jobs, which are sent together and answered in order; the worker, or None when it had to be killed (the
         rest is queued again)."""
-        sent = deque(job for job in jobs if self._send_job(job, process))
+        numbered = [(job, next(self._numbers)) for job in jobs]
+        sent = deque(one for one in numbered if self._send_job(*one, process))
         while sent:
-            if not self._read_answers(sent.popleft(), process):
+            if not self._read_answers(*sent.popleft(), process):
                 with self._changed:
-                    self._jobs.extendleft(reversed(sent))
+                    self._jobs.extendleft(job for job, _ in reversed(sent))
                     self._changed.notify_all()
                 process.kill()  # with all that it started
                 return None
         return process
 
-    def _send_job(self, job: _RewardJob, process: Worker) -> bool:
+    def _send_job(self, job: _RewardJob, number: int, process: Worker) -> bool:
         if job.ticket.fatal:
             return False
         try:
-            process.send(self._request(job))
+            process.send(self._request(job, number))
         except (TypeError, ValueError, RecursionError) as error:
             self._abort_ticket(
                 job, f"cannot be called: {error}; columns must be numbers, text, or lists and dicts of them"
@@ -493,27 +510,31 @@ class RewardWorkerPool:
             return False
         return True
 
-    def _read_answers(self, job: _RewardJob, process: Worker) -> bool:
-        """Take up the answers to a job; False when a piece of it took the worker down."""
-        for number, piece in enumerate(job.pieces):
+    def _read_answers(self, job: _RewardJob, number: int, process: Worker) -> bool:
+        """Take up the answers to a job; False when a piece of it took the worker down, or something else answered."""
+        for place, piece in enumerate(job.pieces):
             try:
-                reply = process.receive(self._limits.deadline_s)
+                reply = _parse_message(process.receive(self._limits.deadline_s))
             except ChildLostError as lost:
                 limit_s = self._limits.deadline_s
                 reason = f"no answer within user_code.deadline_s = {limit_s:g} s; the worker was killed"
                 slow = failed_result(ScoreStatus.TIMEOUT, reason, seconds=limit_s)
                 result = slow if lost.timeout else failed_result(ScoreStatus.ERROR, str(lost))
-                self._record_lost_worker(job, number, result)
+                self._record_lost_worker(job, place, result)
                 return False
-            self._record_reply(job, piece, _parse_message(reply))
+            if reply and (fault := origin_fault(reply, number, place, process.pid)):
+                self._abort_ticket(job, fault)
+                return False
+            self._record_reply(job, piece, reply)
         return True
 
-    def _request(self, job: _RewardJob) -> bytes:
+    def _request(self, job: _RewardJob, number: int) -> bytes:
         batch = job.ticket.batch
         samples = [index for piece in job.pieces for index in piece]
         columns = batch.columns_for(self._signatures[job.function])
         return encode(
             {
+                "job": number,
                 "function": job.function,
                 "prompts": [batch.prompts[index] for index in samples],
                 "completions": [batch.completions[index] for index in samples],
@@ -560,11 +581,11 @@ class RewardWorkerPool:
             self._changed.notify_all()
         return True
 
-    def _record_lost_worker(self, job: _RewardJob, number: int, result: RewardResult) -> None:
+    def _record_lost_worker(self, job: _RewardJob, place: int, result: RewardResult) -> None:
         """A piece took its worker down: the pieces after it are queued again, and it is cut or has no score."""
         if self._closing:
             return
-        piece, rest = job.pieces[number], job.pieces[number + 1 :]
+        piece, rest = job.pieces[place], job.pieces[place + 1 :]
         record = self._stats[job.function]
         with self._changed:
             record.workers_lost += 1

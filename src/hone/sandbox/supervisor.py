@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, cast
@@ -125,6 +126,7 @@ def watch(processes: Sequence[WatchedProcess]) -> None:
 
 def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits, folder: str) -> NoReturn:
     """Read a request, run it, answer, end."""
+    channel = replace(channel, pid=os.getpid())  # the zygote leaves the answer to this process
     sys.setrecursionlimit(_RECURSION)  # what is nested deeper than the caller can read is not read here either
     data = read_frame(channel.request_fd)
     if data is None:

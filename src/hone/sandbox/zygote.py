@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import cast
 
 from hone.process.linux import PR_SET_DUMPABLE, prctl
@@ -28,6 +29,7 @@ def main() -> None:
     limits = ProgramLimits(**{**values, "readable": tuple(cast("list[str]", values["readable"]))})  # pyright: ignore[reportArgumentType]
     missing = _import_libraries(cast("list[str]", hello["libraries"]))
     rung, reasons = choose_rung(limits, str(hello["rung"]), unsafe=bool(hello["unsafe"]))
+    channel = replace(channel, pid=os.getpid())  # a rung may have gone on in a fork
     prctl(PR_SET_DUMPABLE, 0)  # no program may look into this process; earlier, it could not have entered namespaces
     name = "" if rung is None else rung.name
     _reply(channel, {"rung": name, "reasons": reasons, "missing": missing})

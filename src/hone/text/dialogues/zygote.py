@@ -29,7 +29,7 @@ from hone.core.dialogue import PolicyTurn, ToolCall
 from hone.core.errors import UserCodeError
 from hone.process.child import kill_family
 from hone.process.confine import confine
-from hone.process.parent import READ_BYTES, ParentChannel, connect_to_parent
+from hone.process.parent import FORKED_EXIT, READ_BYTES, ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, pack
 from hone.text.dialogues.hosted import (
@@ -47,7 +47,7 @@ from hone.text.dialogues.hosted import (
 
 def _serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None:
     """Serve one dialogue until it is closed; then the process ends."""
-    dialogue = HostedDialogue(world.new)
+    dialogue, pid = HostedDialogue(world.new), os.getpid()
     with asyncio.Runner() as runner, os.fdopen(request_fd, "rb") as requests:
         for line in requests:
             verb, _, body = line.partition(b" ")
@@ -69,6 +69,8 @@ def _serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None
             else:
                 dialogue.close()
                 break
+            if os.getpid() != pid:  # the world forked, and its copy came back too
+                os._exit(FORKED_EXIT)
             _write(answer_fd, json.dumps(reply).encode() + b"\n")
     os._exit(0)
 
