@@ -9,6 +9,7 @@ inputs, outputs                        APPS, TACO: what a program reads and writ
 import builtins
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,7 @@ def extract_program(completion: str, pattern: str = "") -> str:
 _KEPT = 4096
 _kept: OrderedDict[tuple[str, _ProgramTests, str], list[HiddenTestOutcome]] = OrderedDict()
 """Outcomes of the programs that were tested last: answers repeat, the more so the better a policy gets."""
+_kept_lock = threading.Lock()
 
 
 def code_tests(  # noqa: PLR0913 - the columns of a row in their several shapes, then options
@@ -233,13 +235,15 @@ def _tested(
 ) -> list[HiddenTestOutcome]:
     """Outcomes of all tests; of a program that has just been tested, the earlier ones, unless time was short."""
     key = (code, tests, spaces)
-    if key in _kept:
-        _kept.move_to_end(key)
-        return _kept[key]
+    with _kept_lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
     outcomes = run_tests(sandbox, code, tests.calls, setup=tests.setup)
     outcomes += run_output_tests(sandbox, code, tests.outputs, spaces=spaces)
     if not any("timeout" in one.reason or "not run" in one.reason for one in outcomes):
-        _kept[key] = outcomes
-        if len(_kept) > _KEPT:
-            _kept.popitem(last=False)
+        with _kept_lock:
+            _kept[key] = outcomes
+            if len(_kept) > _KEPT:
+                _kept.popitem(last=False)
     return outcomes

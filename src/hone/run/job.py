@@ -257,6 +257,8 @@ class OpenedRun:
     """Closes the opened resources if no job is built; may be called twice."""
     memory: MemoryPlan | None = None
     """Memory of the networks where it is known before they are made; None: a job is built to count it."""
+    plan_checks: Callable[[], Sequence[str]] = no_notices
+    """Checks that only a plan makes, because they take long: what they saw, in lines. Raises HoneError."""
 
 
 def opened_run(

@@ -28,6 +28,7 @@ from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModel
 from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.text.memory import config_settings, text_memory
+from hone.text.program_check import check_reference_programs
 from hone.text.saved_optimizer import check_saved_optimizer
 from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
@@ -340,7 +341,18 @@ def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]],
         return build(config, inputs)
 
     opened = opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
-    return replace(opened, memory=_memory(inputs))
+    return replace(opened, memory=_memory(inputs), plan_checks=partial(_run_programs, inputs))
+
+
+def _run_programs(inputs: TextInputs[T]) -> list[str]:
+    """What the reference solutions and empty programs of the datasets score, for rewards that run programs."""
+    notes: list[str] = []
+    if inputs.rewards is not None and not inputs.waits_for_answers:
+        notes += check_reference_programs([inputs.examples], inputs.rewards)
+    evaluation = inputs.config.answers_evaluation()
+    if evaluation is not None and inputs.held_out is not None:
+        notes += [f"evaluation: {note}" for note in check_reference_programs([inputs.held_out], evaluation.rewards)]
+    return notes
 
 
 def _memory(inputs: TextInputs[T]) -> MemoryPlan:

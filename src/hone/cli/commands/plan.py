@@ -33,6 +33,7 @@ def run(call: CommandCall) -> int:
     train.require_stage_consent(stages, yes=call.switch("yes"))
     with train.opened_runs(stages) as opened:
         plans = [_figures(stage, request) for stage in opened]
+        train.plan_notes(opened)
     print(json.dumps(plans, indent=1, default=str))
     return 0
 

@@ -237,6 +237,8 @@ def run(call: CommandCall) -> int:
             screen.line(f"warning: {warning}")
         show_opened(screen, certified, build=planned_only and not absent, request=memory_request(call))
         if planned_only:
+            for note in plan_notes(opened):
+                screen.line(note)
             return 0
         if not seeds:
             root, resume = Path(call.text("runs")), call.switch("resume")
@@ -425,6 +427,15 @@ def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
         screen.line()
         screen.rows(list(derived.items()))
     screen.line()
+
+
+def plan_notes(stages: Sequence[PlannedRun]) -> list[str]:
+    """What the checks that only a plan makes saw. Raises HoneError."""
+    notes: list[str] = []
+    for stage in stages:
+        with _locating_errors(stage):
+            notes += [] if stage.opened is None else stage.opened.plan_checks()
+    return notes
 
 
 def _train_document(
