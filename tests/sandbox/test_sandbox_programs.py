@@ -10,7 +10,7 @@ from hone.sandbox.examination import HiddenTestOutcome, run_tests
 from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
-RIGHT, WRONG = read_programs("right.txt"), read_programs("wrong.txt")
+RIGHT, WRONG = [*read_programs("right.txt"), *read_programs("more_right.txt")], read_programs("wrong.txt")
 TO_THE_LIMIT = (
     "infinite loop at load",
     "infinite loop in a call",

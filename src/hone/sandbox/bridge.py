@@ -69,10 +69,12 @@ class Bridge:
 
     def _read_answer(self, name: str, answer: dict[str, Any]) -> mirrors.Value:
         try:
-            self.crossing.unseal(answer)
-            value = self.crossing.decode(answer["raised" if "raised" in answer else "value"])
-            self.crossing.release(answer)
-            self.take_surroundings(answer)
+            try:
+                self.crossing.unseal(answer)
+                value = self.crossing.decode(answer["raised" if "raised" in answer else "value"])
+                self.take_surroundings(answer)
+            finally:
+                self.crossing.release(answer)
         except _NONSENSE as error:
             if "cannot" in answer:
                 raise self.cannot(str(answer["cannot"])) from None

@@ -11,6 +11,7 @@ import builtins
 import os
 import sys
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -26,12 +27,13 @@ from hone.sandbox.decoys import change
 CALLS_FD, ANSWERS_FD = 4, 5
 _RECURSION = 4000
 _REASON_CHARACTERS = 200
-_DECOYS = 2
 _NUMBERS = (int, float, Decimal, Fraction)
 _STOPS = (StopIteration, StopAsyncIteration)
 """They would end a loop of the tests, and with it the rest of its checks."""
 _HIDDEN_PREFIXES = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 """Attributes of generators, frames and the like: a program that reads them on a callback could find the tests."""
+_UNSEEN = ("patch", "assertLogs")
+"""What tests say that reach for the program's process; they hold nothing against a program."""
 _SHOWN = frozenset(("__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__dataclass_fields__"))
 
 
@@ -53,6 +55,7 @@ class _TestsEnd(Bridge):
         self.streams = (sys.stdin, sys.stdout, sys.stderr, builtins.input)
         self._gone = ""
         self.ever_asked = False
+        self.raised_there: BaseException | None = None
         self.begin_test()
 
     def begin_test(self) -> None:
@@ -135,7 +138,8 @@ class _TestsEnd(Bridge):
     def raised(self, _name: str, error: BaseException) -> BaseException:
         """The program's exception; one that would silently end a loop of the tests only where they expect it."""
         if isinstance(error, _STOPS) and _name not in ("__next__", "__anext__") and not self.expects_stops:
-            return _ProgramRaisedError(f"{type(error).__name__}: {error}")
+            error = _ProgramRaisedError(f"{type(error).__name__}: {error}")
+        self.raised_there = error
         return error
 
     def perform(self, request: Mapping[str, Any], of: mirrors.Value, args: list[Any], named: dict[str, Any]) -> object:
@@ -170,7 +174,9 @@ class _TestsEnd(Bridge):
             streams["input"] = self.crossing.encode(builtins.input)
 
     def take_surroundings(self, answer: Mapping[str, Any]) -> None:
-        """Forget what the program bound again; write what it printed where the tests redirected it to."""
+        """Forget what the program bound again, warn as it did, and print where the tests redirected that to."""
+        for message, kind in self.crossing.decode(answer["warned"]) if "warned" in answer else ():
+            warnings.warn(message, kind, stacklevel=1)
         for name in answer.get("rebound", ()):
             self.values.pop(str(name), None)
         if "stdout" in answer:
@@ -201,12 +207,14 @@ class _TestsEnd(Bridge):
         return [answers[place] for place in sorted(places)]
 
     def decoys(self, value: object) -> list[Any]:
-        """Values that differ from a given one, of the same class where that can be told."""
+        """Values that differ from a given one, of the same class where that can be told. The differences are two
+        successive numbers, so that they are not both the same as nothing where numbers go round in a circle."""
+        step, sign = self._chance.randrange(1, 8), self._chance.choice((-1, 1))
+        steps = (sign * step, sign * (step + 1))
         if isinstance(value, mirrors.Mirror):
-            seeds = [self._chance.getrandbits(32) for _ in range(_DECOYS)]
-            others = [super(_TestsEnd, self).ask("decoy", value, (seed,)) for seed in seeds]
+            others = [super(_TestsEnd, self).ask("decoy", value, (one,)) for one in steps]
         else:
-            others = [change(value, self._chance) for _ in range(_DECOYS)]
+            others = [change(value, one) for one in steps]
         return [object() if one is None or one is value else one for one in others]
 
     def name_lie(self, of: object, what: str) -> None:
@@ -411,8 +419,11 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
         program.run_tree(examined_text.guard(tree), scope, "<test>")
     except BaseException as error:  # noqa: BLE001 - a test that did not come to its end has failed
         reason = f"{type(error).__name__}: {error}".rstrip(": ")[:_REASON_CHARACTERS]
-        ours = isinstance(error, ImportError) or not (end.ever_asked or isinstance(error, NameError | AssertionError))
-        if ours and not end.asked and "solution" not in test and examined_text.PROGRAM not in test:
+        if isinstance(error, OSError) and error is not end.raised_there:
+            end.cannot(f"the tests need a file or a device, which their process does not have: {reason}")
+        lacks_module = isinstance(error, ImportError) and error is not end.raised_there
+        ours = lacks_module or not (end.ever_asked or isinstance(error, NameError | AssertionError))
+        if ours and "solution" not in test and examined_text.PROGRAM not in test:
             return {"broken": reason}
     finally:
         sys.stdin, sys.stdout, sys.stderr, builtins.input = end.streams
@@ -420,8 +431,8 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
         return {"passed": False, "reason": end.gone, "lost": True, "asked": True}
     if end.lie:
         reason = end.lie
-    elif end.unsaid or (reason and "patch" in test):
-        why = end.unsaid or f"the tests patch what is in another process; {reason}"
+    elif end.unsaid or (reason and any(word in test for word in _UNSEEN)):
+        why = end.unsaid or f"the tests look into another process, by patch or assertLogs; {reason}"
         return {"passed": False, "reason": why[:_REASON_CHARACTERS], "missing": True, "asked": True}
     elif not reason and not end.asked and checks:
         reason = "the test asked the program for nothing"

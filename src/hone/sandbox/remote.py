@@ -6,8 +6,8 @@ import io
 import os
 import sys
 import types
+import warnings
 from collections.abc import Mapping
-from random import Random
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +37,8 @@ def serve_program(prelude: str, code: str) -> None:
         end.tell({"fault": program.fault(error)["error"]})
         return
     sys.set_int_max_str_digits(0)  # results may be long numbers
+    warnings.simplefilter("always")  # the tests' process has filters of its own
+    warnings.showwarning = lambda message, kind, *_: end.warned.append((message, kind))
     names = _names(code, module)
     end.tell({"loaded": True, **names, "values": end.functions(cast("dict[str, bool]", names["own"]))})
     while True:
@@ -74,6 +76,7 @@ class _ProgramEnd(Bridge):
         self._module = module
         self._derived: set[type] = set()
         self._told: dict[str, object] = {}
+        self.warned: list[tuple[object, type]] = []
         self._loop: "asyncio.AbstractEventLoop | None" = None
 
     def tell(self, message: dict[str, Any]) -> None:
@@ -112,7 +115,10 @@ class _ProgramEnd(Bridge):
                 builtins.input = self.crossing.decode(streams["input"])
 
     def add_printed(self, answer: dict[str, Any]) -> None:
-        """Add names that were bound again, and what was printed, to the answer."""
+        """Add names that were bound again, warnings, and what was printed, to the answer."""
+        if self.warned:
+            answer["warned"] = self.crossing.encode(self.warned[:_MOST_TOLD])
+            self.warned = []
         scope = self._module.__dict__
         if again := [name for name, value in self._told.items() if scope.get(name) is not value]:
             answer["rebound"] = again
@@ -142,7 +148,7 @@ class _ProgramEnd(Bridge):
                 self._derived.add(made)
                 return self.crossing.number(made)
             case "decoy":
-                other = change(of, Random(args[0]))
+                other = change(of, int(args[0]))
                 return None if other is of else other
             case "bind":
                 return self._module.__dict__.update({name: args[0]})
