@@ -13,7 +13,7 @@ other reward is NaN: no label.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,16 @@ from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
 from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.rewards.solutions import check_solution, run_solutions
+from hone.text.open_text import LanguageRunConfig
 from hone.text.tasks.collection import AnswerKind, PairRule, is_collection, read_collection, select_answers
 from hone.text.tasks.dataset import DatasetKind, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, SUFFIXES
-from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
+from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer, row_answer
 from hone.text.tasks.step_rewards import text_ends
 from hone.text.tasks.task import TaskConfig
-from hone.text.tasks.world import supervised_episodes
+from hone.text.trained_spans import DataConfig, TurnEncoder
 
 # ------------------------------------------------------------------------------------------------ examples to imitate
-
-
-_Tokens: TypeAlias = NDArray[np.int32]
 
 
 class SolutionConfig(Config):
@@ -67,26 +65,6 @@ def solved_examples(
     return build_examples(drafts, source=f"{examples.source}, worked by {solution.use}", warnings=examples.warnings)
 
 
-def _encode_answer(prompt: PromptContent, completion: PromptContent, tokenizer: Tokenizer) -> tuple[_Tokens, _Tokens]:
-    """Tokens of a question, and of its answer with the end of sequence; messages go through the chat template.
-
-    Raises DataError for a template that writes the question differently once an answer follows.
-    """
-    if isinstance(prompt, str) and isinstance(completion, str):
-        ended = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))
-        return tokenizer.encode(prompt), ended.astype(np.int32)
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-    asked = tokenizer.apply_chat(turns)
-    whole = tokenizer.apply_chat([*turns, *answer], add_generation_prompt=False)
-    if not np.array_equal(whole[: len(asked)], asked):
-        raise DataError(
-            "the chat template writes the prompt differently once an answer follows, so the answer's tokens cannot be "
-            "told apart; use a template that only appends"
-        )
-    return asked, whole[len(asked) :]
-
-
 # ---------------------------------------------------------------------------------------------------- tokens, episodes
 
 
@@ -97,16 +75,9 @@ def answer_tokens(
     step_ends: Sequence[int] = (),
     step_labels: Sequence[float] = (),
 ) -> AnswerTokens:
-    """Tokens of an encoded answer, whose log-probabilities nobody knows. `step_ends` `[k]` are places in `answer` of
-    the last token of each step, and `step_labels` `[k]` the steps' labels."""
-    labels = np.full(len(answer), np.nan, np.float32)
-    labels[np.asarray(step_ends, np.int64)] = step_labels
-    return AnswerTokens(
-        tokens=np.concatenate([prompt, answer]).astype(np.int32),
-        at=np.arange(len(prompt), len(prompt) + len(answer), dtype=np.int64),
-        logp=np.full(len(answer), np.nan, np.float32),
-        labels=labels,
-    )
+    """`row_answer` of a question and its answer. Steps end at places in `answer`."""
+    at = np.arange(len(prompt), len(prompt) + len(answer), dtype=np.int64)
+    return row_answer(np.concatenate([prompt, answer]), at, step_ends=step_ends, step_labels=step_labels)
 
 
 def answer_episodes(
@@ -185,6 +156,15 @@ class AnswerTaskConfig(TaskConfig):
         return self
 
 
+class AnswerRunConfig(LanguageRunConfig):
+    """A policy to train on answers of a dataset."""
+
+    task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
+    """The data."""
+    data: DataConfig = DataConfig()
+    """Use of the rows of the data."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLog:
     """Scored answers to learn from."""
@@ -214,9 +194,16 @@ def read_answers(task: AnswerTaskConfig, kind: AnswerKind) -> ExampleDataset:
 
 
 def encode_answers(
-    examples: ExampleDataset, task: AnswerTaskConfig, tokenizer: Tokenizer, *, context: int, kind: AnswerKind
+    examples: ExampleDataset,
+    task: AnswerTaskConfig,
+    tokenizer: Tokenizer,
+    *,
+    context: int,
+    kind: AnswerKind,
+    data: DataConfig | None = None,
 ) -> tuple[AnswerLog, list[str]]:
-    """Answers as episodes, and warnings. The end of sequence is part of an answer.
+    """Answers as episodes, and warnings. The token that ends an answer is part of it. `data`: the turns of an answer
+    whose tokens are learnt; None: only its last token counts, which is scored.
 
     Raises DataError naming the examples that do not fit in the `context`, unless `task.on_long_prompt` says what to do
     with them; an answer is never cut, and a pair is dropped as a whole.
@@ -226,8 +213,11 @@ def encode_answers(
             f"{examples.source}: the answers were collected as tokens of another vocabulary than the model's; collect "
             "with a policy of this vocabulary, or export them as text (`hone dataset`)"
         )
-    rows = examples.apply(lambda example: _encode(example, task, tokenizer))
+    encoder = TurnEncoder(tokenizer, "last" if data is None else data.train_on)
+    learnt = data is not None and examples.vocabulary is None
+    rows = examples.apply(lambda example: _encode(example, task, encoder, learnt=learnt))
     rows, notes = _fit(examples, rows, task, context)
+    notes += encoder.remarks(sum(len(row.answers) for row in rows))
     groups = [(group, answer, score) for group, row in enumerate(rows) for answer, score in row.answers]
     episodes = answer_episodes(
         [answer for _, answer, _ in groups],
@@ -239,18 +229,33 @@ def encode_answers(
 
 
 def imitation_episodes(
-    examples: ExampleDataset, task: AnswerTaskConfig, tokenizer: Tokenizer, *, context: int
+    examples: ExampleDataset, task: AnswerTaskConfig, tokenizer: Tokenizer, *, context: int, data: DataConfig
 ) -> tuple[Episodes, list[str]]:
     """Examples to imitate as episodes whose every decision was worth 1, and warnings; collected answers as they were
-    drawn. Raises DataError as `encode_answers`."""
-    if examples.vocabulary is None:
-        rows = examples.apply(lambda example: _encode_completion(example, task, tokenizer))
-        rows, notes = _fit(examples, rows, task, context, largest_first=False)
-        texts = [answer for row in rows for answer, _ in row.answers]
-        asked = [one.tokens[: one.at[0]] for one in texts]
-        return supervised_episodes(asked, [one.tokens[one.at[0] :] for one in texts]), notes
-    log, notes = encode_answers(examples, task, tokenizer, context=context, kind="imitation")
-    return replace(log.episodes, reward=np.ones_like(log.episodes.reward)), notes
+    drawn. Rows of one conversation have one `group`. Raises DataError as `encode_answers`."""
+    if examples.vocabulary is not None:
+        log, notes = encode_answers(examples, task, tokenizer, context=context, kind="imitation", data=data)
+        return replace(log.episodes, reward=np.ones_like(log.episodes.reward)), notes
+    encoder = TurnEncoder(tokenizer, data.train_on)
+
+    def encode(example: Example) -> _EncodedExample:
+        assert example.completion is not None
+        prompt = task.fill_template(example.prompt, example.columns)
+        answers = encoder.rows(prompt, example.completion)
+        if answers[0].at[0] == 0:  # plain text without a prompt: nothing stands before its first token
+            first = answers[0]
+            answers[0] = row_answer(first.tokens, first.at[1:])
+        return _EncodedExample(id=example.id, answers=tuple((answer, 1.0) for answer in answers))
+
+    rows = examples.apply(encode)
+    rows, notes = _fit(examples, rows, task, context, largest_first=False)
+    answers = [(group, answer) for group, row in enumerate(rows) for answer, _ in row.answers]
+    episodes = answer_episodes(
+        [answer for _, answer in answers],
+        scores=[float(len(answer.at)) for _, answer in answers],
+        groups=[group for group, _ in answers],
+    )
+    return replace(episodes, reward=np.ones_like(episodes.reward)), [*notes, *encoder.remarks(len(rows))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,38 +280,37 @@ class _EncodedExample:
         return replace(self, answers=cut)
 
 
-def _encode(example: Example, task: AnswerTaskConfig, tokenizer: Tokenizer) -> _EncodedExample:
+def _encode(example: Example, task: AnswerTaskConfig, encoder: TurnEncoder, *, learnt: bool) -> _EncodedExample:
     prompt = task.fill_template(example.prompt, example.columns)
     answers: list[tuple[AnswerTokens, float]] = []
     for answer in example.answers:
         tokens = answer.tokens
         if tokens is None and answer.steps:
-            tokens = _encode_steps(prompt, answer, task.answers.separator, tokenizer)
+            tokens = _encode_steps(prompt, answer, task.answers.separator, encoder)
         elif tokens is None:
-            tokens = answer_tokens(*_encode_answer(prompt, answer.content, tokenizer))
+            tokens = encoder.answer_row(prompt, answer.content, whole=learnt and encoder.train_on != "last")
         answers.append((tokens, answer.score))
+    if learnt and len({answer.tokens[: answer.at[0]].tobytes() for answer, _ in answers}) > 1:
+        raise DataError(
+            "the answers of a row do not have one prompt: their earlier turns differ, and only the last one is learnt; "
+            'set data.train_on = "all"'
+        )
     return _EncodedExample(id=example.id, answers=tuple(answers))
 
 
-def _encode_completion(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> _EncodedExample:
-    assert example.completion is not None
-    prompt = task.fill_template(example.prompt, example.columns)
-    tokens = answer_tokens(*_encode_answer(prompt, example.completion, tokenizer))
-    return _EncodedExample(id=example.id, answers=((tokens, 1.0),))
-
-
-def _encode_steps(prompt: PromptContent, answer: ScoredAnswer, separator: str, tokenizer: Tokenizer) -> AnswerTokens:
+def _encode_steps(prompt: PromptContent, answer: ScoredAnswer, separator: str, encoder: TurnEncoder) -> AnswerTokens:
     """Steps, joined and encoded as one text, with their labels; the last label stands at the end of sequence too."""
     last = len(answer.steps) - 1
     pieces = [
         step if step.endswith(separator) or place == last else step + separator
         for place, step in enumerate(answer.steps)
     ]
-    asked, written = _encode_answer(prompt, "".join(pieces), tokenizer)
-    ends = text_ends(written, tokenizer.decode, "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist())
+    row = encoder.answer_row(prompt, "".join(pieces))
+    written, decode = row.tokens[row.at], encoder.tokenizer.decode
+    ends = text_ends(written, decode, "".join(pieces), np.cumsum([len(piece) for piece in pieces]).tolist())
     ended = [*ends[:last], *(ends[last:] if pieces[last].endswith(separator) else []), len(written) - 1]
     labels = [*answer.labels, answer.labels[last]][: len(ended)]
-    return answer_tokens(asked, written, step_ends=ended, step_labels=labels)
+    return row_answer(row.tokens, row.at, step_ends=ended, step_labels=labels)
 
 
 def _fit(

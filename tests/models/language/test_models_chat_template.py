@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
+from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.tokenizers import (
-    DEFAULT_CHAT_TEMPLATE,
-    ROLE_TOKENS,
     Tokenizer,
     byte_tokenizer,
     character_tokenizer,
@@ -86,7 +85,7 @@ def test_role_tokens_follow_all_other_ids():
     [
         ({"role": "critic", "content": "1"}, "no role 'critic'; known: system, user, assistant, tool"),
         ({"role": "user", "content": None}, "messages of plain text"),
-        ({"role": "user", "content": [{"type": "text", "text": "1"}]}, "messages of plain text"),
+        ({"role": "user", "content": {"text": "1"}}, "messages of plain text"),
         ({"role": "assistant", "content": "1", "tool_calls": [{"id": "1"}]}, "without parts and tool calls"),
     ],
 )

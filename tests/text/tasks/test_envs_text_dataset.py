@@ -177,7 +177,7 @@ def test_bad_prompts_are_counted_by_kind_with_the_first_rows(tmp_path: Path) -> 
     assert "`prompt` is null or missing in 1 of 17 rows: 9" in text
     assert "`prompt` is a int, expected text or a list of messages in 1 of 17 rows: 12" in text
     assert "a message without a role" in text
-    assert "content is a list, not text" in text
+    assert "a message's content holds a part of type" in text
     assert 'on_bad_row = "drop"' in text
 
 

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, cast
@@ -19,86 +20,8 @@ from numpy.typing import NDArray
 from hone.core.conversation import Message
 from hone.core.errors import DataError, ErrorCollector
 from hone.core.strict_json import strict_json
+from hone.models.language.chat_template import ChatTemplate, RenderedChat, SpecialNames
 from hone.models.language.config import Json
-
-# -------------------------------------------------------------------------------------------------------- chat template
-# Chat templates: rendering with the users' text kept apart, and the default template.
-#
-# The default one belongs to tokenizers that hone builds for a new model and data with conversations. A message is its
-# role's token, its text, and `<eos>`: `<|user|>2+2?<eos><|assistant|>4<eos>`. It appends only, keeps all whitespace,
-# and needs no character beside those of the messages.
-
-
-ROLE_TOKENS: Final = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
-"""Special tokens of the roles, in the order of their ids, which follow all others."""
-DEFAULT_CHAT_TEMPLATE: Final = (
-    "{%- for message in messages -%}"
-    "{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}"
-    "{{- raise_exception('the default chat template has no role \\'' ~ message['role'] ~ '\\'; known: system, user, "
-    "assistant, tool') -}}"
-    "{%- endif -%}"
-    "{%- if message['content'] is not string or message['tool_calls'] -%}"
-    "{{- raise_exception('the default chat template takes messages of plain text, without parts and tool calls') -}}"
-    "{%- endif -%}"
-    "{{- '<|' ~ message['role'] ~ '|>' ~ message['content'] ~ '<eos>' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
-)
-
-
-def _chat_pieces(
-    template: str,
-    messages: Sequence[Message],
-    *,
-    protected: Sequence[str],
-    special: Mapping[str, str],
-    tools: Sequence[Mapping[str, object]],
-    add_generation_prompt: bool,
-) -> list[tuple[str, bool]]:
-    """Pieces of the rendered conversation, and whether a piece is the name of a special token (`protected`) in a user's
-    text, which is plain text there.
-
-    Raises DataError when the template does not take these messages.
-    """
-    from jinja2 import TemplateError  # noqa: PLC0415 - needed for chat templates only
-    from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - takes a second to import
-        render_jinja_template,
-    )
-
-    mark = _unused_character(messages)
-    guarded = [_guard(message, protected, mark) for message in messages]
-    try:
-        (rendered,), _ = render_jinja_template(
-            conversations=[guarded],
-            chat_template=template,
-            tools=[dict(tool) for tool in tools] or None,
-            add_generation_prompt=add_generation_prompt,
-            **special,  # pyright: ignore[reportArgumentType] - their names end in _token
-        )
-    except (ValueError, TypeError, KeyError, TemplateError) as error:
-        raise DataError(
-            f"the chat template does not take the messages {_shorten_text(str(messages))}: {error}"
-        ) from error
-    return [(piece, number % 2 == 1) for number, piece in enumerate(rendered.split(mark))]
-
-
-def _unused_character(messages: Sequence[Message]) -> str:
-    """A private-use character that no message contains."""
-    text = json.dumps(messages, ensure_ascii=False, default=str)
-    return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
-
-
-def _guard(message: Message, names: Sequence[str], mark: str) -> dict[str, object]:
-    """The message with special tokens' names in its content set between marks."""
-    content = message.get("content")
-    if not isinstance(content, str):
-        return dict(message)
-    for name in sorted(names, key=len, reverse=True):
-        parts = content.split(mark)
-        # Odd parts are marked already, by a longer name.
-        parts[::2] = [part.replace(name, f"{mark}{name}{mark}") for part in parts[::2]]
-        content = mark.join(parts)
-    return {**message, "content": content}
 
 
 def _shorten_text(text: str, limit: int = 80) -> str:
@@ -148,6 +71,10 @@ class Tokenizer:
     """`eos_token`, `bos_token` and the like -> text."""
     tools: tuple[Mapping[str, object], ...] = ()
     """Tools that the chat template is told about, in OpenAI's form (`ToolSchema.as_function`)."""
+    variables: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Further variables of the chat template, such as `enable_thinking`."""
+    added_stop: int | None = None
+    """The one of `eos_ids` that the folder does not name: the chat template ends turns in it."""
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     """Tokenizer files of a folder: file name -> content, written back unchanged."""
     plain_backend: hf.Tokenizer | None = None
@@ -182,7 +109,7 @@ class Tokenizer:
 
         Raises DataError naming the characters when some have no token.
         """
-        return self._encode(text, plain=True)
+        return self._encode(text, plain=True)[0]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer], *, special: bool = False) -> str:
         """Text of the ids; special tokens are left out unless `special`."""
@@ -191,21 +118,44 @@ class Tokenizer:
             return self.backend.decode_batch([numbers], skip_special_tokens=not special)[0]
         return self.backend.decode(numbers, skip_special_tokens=not special)
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as text, by the folder's chat template; `add_generation_prompt` begins an answer.
+    def chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, marks_generation: bool = False
+    ) -> RenderedChat:
+        """The conversation as the chat template writes it; `add_generation_prompt` begins an answer, and
+        `marks_generation` asks for the places of `{% generation %}` blocks.
 
         Raises DataError when there is no template or it does not take these messages.
         """
-        return "".join(text for text, _ in self._chat_parts(messages, add_generation_prompt=add_generation_prompt))
+        if self.chat_template is None:
+            raise DataError(
+                "the data holds conversations, but the model folder has no chat template; add a chat_template.jinja "
+                "to it, or give prompts as text"
+            )
+        template = ChatTemplate(
+            source=self.chat_template,
+            special=self.special,
+            names=_special_names(self.backend, self.eos_ids),
+            tools=self.tools,
+            variables=self.variables,
+        )
+        return template.render(messages, add_generation_prompt=add_generation_prompt, marks_generation=marks_generation)
+
+    def encode_chat(self, chat: RenderedChat, start: int = 0) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """`[n]` ids of a rendered conversation from character `start` on, and the character at which each begins."""
+        ids, places = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+        for place, text, plain in chat.pieces(start):
+            tokens, begins = self._encode(text, plain=plain)
+            ids.append(tokens)
+            places.append(begins + place)
+        return np.concatenate(ids), np.concatenate(places)
+
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """Text of `chat`."""
+        return self.chat(messages, add_generation_prompt=add_generation_prompt).text
 
     def apply_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> NDArray[np.int32]:
         """`[n]` ids of the rendered conversation: special tokens where the template writes them, and nowhere else."""
-        parts = [
-            self._encode(text, plain=plain)
-            for text, plain in self._chat_parts(messages, add_generation_prompt=add_generation_prompt)
-            if text
-        ]
-        return np.concatenate([np.zeros(0, np.int32), *parts])
+        return self.encode_chat(self.chat(messages, add_generation_prompt=add_generation_prompt))[0]
 
     def continue_chat(
         self, history: Sequence[Message], new: Sequence[Message], *, answer: NDArray[np.int32]
@@ -213,20 +163,23 @@ class Tokenizer:
         """`[n]` ids that the chat template writes between a sampled answer and the next one, `new` messages included.
 
         The template renders a sentinel in the place of the answer; the text after it is encoded. So sampled tokens are
-        never decoded and encoded again. An end-of-turn token that `answer` holds already is not repeated.
+        never decoded and encoded again. The token that ended the answer is not repeated, and neither is what the
+        template writes before it.
 
         Raises DataError when the template does not take these messages, or rewrites the text before the answer.
         """
         before, after = self._chat_around_answer(history, new)
-        if before != self.render_chat(history):
+        if before != (prompt := self.render_chat(history)):
             raise DataError(
                 "the chat template rewrites earlier messages once an answer follows: a conversation cannot go on "
-                f"token by token; it writes {_shorten_text(before)!r} after "
-                f"{_shorten_text(self.render_chat(history))!r}"
+                f"token by token; it writes {_shorten_text(before)!r} after {_shorten_text(prompt)!r}"
             )
-        tokens = np.concatenate([np.zeros(0, np.int32), *(self._encode(text, plain=plain) for text, plain in after)])
-        repeated = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0] and int(tokens[0]) in self.eos_ids
-        return tokens[1:] if repeated else tokens
+        tokens = self.encode_chat(after)[0]
+        if not len(answer) or int(answer[-1]) not in self.eos_ids:
+            return tokens
+        special = np.flatnonzero(np.isin(tokens, list(_special_ids(self.backend))))
+        ended = len(special) > 0 and tokens[special[0]] == answer[-1]
+        return tokens[special[0] + 1 :] if ended else tokens
 
     def continue_or_rewrite_chat(
         self, history: Sequence[Message], new: Sequence[Message], *, said: str, answer: NDArray[np.int32]
@@ -239,8 +192,8 @@ class Tokenizer:
         """
         before, after = self._chat_around_answer(history, new)
         whole = [*history, {"role": "assistant", "content": said}, *new]
-        appended = f"{before}{said}{''.join(text for text, _ in after)}"
-        if before == self.render_chat(history) and appended == self.render_chat(whole):
+        kept = before == self.render_chat(history) and f"{before}{said}{after.text}" == self.render_chat(whole)
+        if kept and (not len(answer) or self._ends_as_history(answer, after)):
             return self.continue_chat(history, new, answer=answer), None
         return np.zeros(0, np.int32), self.apply_chat(whole)
 
@@ -264,21 +217,38 @@ class Tokenizer:
         """Self-test of the chat template, without a model: a conversation that `continue_chat` appends to must be what
         the template renders as a whole, with new messages of these `roles`.
 
-        Raises DataError that shows both texts for each answer that the template rewrites.
+        Raises DataError that shows both texts for each answer that the template rewrites, and both end tokens where
+        answers in history end in another one than the last.
         """
         faults, history = ErrorCollector(DataError), [{"role": "user", "content": "a question"}]
         for role in roles:
             new = [{"role": role, "content": "a reply"}]
             for answer in _PROBES:
                 before, after = self._chat_around_answer(history, new)
-                appended = f"{before}{answer}{''.join(text for text, _ in after)}"
+                appended = f"{before}{answer}{after.text}"
                 whole = self.render_chat([*history, {"role": "assistant", "content": answer}, *new])
                 if before != self.render_chat(history) or appended != whole:
                     faults.add(
                         f"the chat template rewrites history: after the answer {answer!r} and a message of {role!r} it "
                         f"renders {whole!r}, and appending gives {appended!r}"
                     )
+            end = next((token for token in turn_ends(self).last if token in self.eos_ids), None)
+            if end is not None and not self._ends_as_history(
+                np.array([end]), self._chat_around_answer(history, new)[1]
+            ):
+                faults.add(
+                    "the chat template rewrites history: the last answer ends in "
+                    f"{self.backend.id_to_token(end)!r}, and one that a message of {role!r} follows does not"
+                )
         faults.raise_if_any()
+
+    def _ends_as_history(self, answer: NDArray[np.integer], after: RenderedChat) -> bool:
+        """True unless the answer's end token is another than the template writes there, before `after`'s messages."""
+        if int(answer[-1]) not in self.eos_ids:
+            return True
+        tokens = self.encode_chat(after)[0]
+        special = [token for token in tokens.tolist() if token in _special_ids(self.backend)]
+        return not special or special[0] == int(answer[-1]) or not turn_ends(self).last
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files for transformers to load; those of a loaded one byte for byte."""
@@ -297,7 +267,14 @@ class Tokenizer:
                 f"{vocab_size} in config.json); tokenizer and model do not belong together"
             )
 
-    def _encode(self, text: str, *, plain: bool) -> NDArray[np.int32]:
+    def _encode(self, text: str, *, plain: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ids of the text, and the character at which each begins (0 of a long text on a tokenizer for threads)."""
+        # The backend leaves only those added tokens as text that it calls special: others are cut in two.
+        ordinary = _special_names(self.backend, self.eos_ids).ordinary_pattern if plain else None
+        if ordinary is not None and (cut := ordinary.search(text)) is not None:
+            border = cut.start() + 1
+            first, second = (self._encode(part, plain=plain) for part in (text[:border], text[border:]))
+            return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1] + border])
         if self.plain_backend is not None:
             backend = self.plain_backend if plain else self.backend
             if len(text) < _LONG:
@@ -317,37 +294,105 @@ class Tokenizer:
                 f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {_shorten_text(text)!r}; build it "
                 "from texts that contain these characters, or use a byte tokenizer"
             )
-        return ids
+        return ids, np.array([begin for begin, _ in encoding.offsets], np.int64)
 
-    def _chat_around_answer(
-        self, history: Sequence[Message], new: Sequence[Message]
-    ) -> tuple[str, list[tuple[str, bool]]]:
-        """Text before an answer to `history`; pieces after it, up to the beginning of the answer to `new`."""
-        sentinel = _unused_character([*history, *new])
-        whole = [*history, {"role": "assistant", "content": sentinel}, *new]
-        parts = self._chat_parts(whole, add_generation_prompt=True)
-        places = [place for place, (text, _) in enumerate(parts) if sentinel in text]
-        if len(places) != 1 or parts[places[0]][0].count(sentinel) != 1:
+    def _chat_around_answer(self, history: Sequence[Message], new: Sequence[Message]) -> tuple[str, RenderedChat]:
+        """Text before an answer to `history`, and the text after it, up to the beginning of the answer to `new`."""
+        held = json.dumps([*history, *new], ensure_ascii=False, default=str)
+        sentinel = next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in held)
+        whole = self.chat([*history, {"role": "assistant", "content": sentinel}, *new])
+        if whole.text.count(sentinel) != 1:
             raise DataError("the chat template does not write an assistant's answer exactly once")
-        before, _, after = parts[places[0]][0].partition(sentinel)
-        pieces = [(after, False), *parts[places[0] + 1 :]]
-        return "".join(text for text, _ in parts[: places[0]]) + before, [one for one in pieces if one[0]]
+        place = whole.text.index(sentinel)
+        return whole.text[:place], whole.after(place + 1)
 
-    def _chat_parts(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[tuple[str, bool]]:
-        """Pieces of the rendered conversation, and whether a piece is plain text of a user."""
-        if self.chat_template is None:
-            raise DataError(
-                "the data holds conversations, but the model folder has no chat template; add a chat_template.jinja "
-                "to it, or give prompts as text"
-            )
-        return _chat_pieces(
-            self.chat_template,
-            messages,
-            protected=[token.content for token in self.backend.get_added_tokens_decoder().values()],
-            special=self.special,
-            tools=self.tools,
-            add_generation_prompt=add_generation_prompt,
-        )
+
+@lru_cache(maxsize=32)
+def _special_names(backend: hf.Tokenizer, eos_ids: tuple[int, ...]) -> SpecialNames:
+    """Names that no data may write as tokens: special tokens, and whatever ends a text."""
+    added = backend.get_added_tokens_decoder()
+    ends = {name: token for token in eos_ids if (name := backend.id_to_token(token)) is not None}
+    ordinary = frozenset(name for name, token in ends.items() if token in added and not added[token].special)
+    return SpecialNames(frozenset([*(one.content for one in added.values() if one.special), *ends]), ordinary)
+
+
+@lru_cache(maxsize=32)
+def _special_ids(backend: hf.Tokenizer) -> frozenset[int]:
+    return frozenset(token for token, one in backend.get_added_tokens_decoder().items() if one.special)
+
+
+# ---------------------------------------------------------------------------------------------------------- end of turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnds:
+    """Special tokens that a chat template writes behind an assistant's answer, up to the next text."""
+
+    last: tuple[int, ...]
+    """Behind the last answer of a conversation."""
+    middle: tuple[int, ...]
+    """Behind an answer that a user's message follows."""
+    headers: frozenset[int]
+    """Before a user's text: roles and the beginning of a conversation."""
+
+
+def turn_ends(tokenizer: Tokenizer) -> TurnEnds:
+    """End tokens of answers, measured by a conversation of three messages. Raises DataError where the template does not
+    take it."""
+    template, special = tokenizer.chat_template or "", tuple(tokenizer.special.items())
+    return _turn_ends(tokenizer.backend, tokenizer.eos_ids, template, special)
+
+
+_QUESTION, _ANSWER, _REPLY = "\ue0f0", "\ue0f1", "\ue0f2"
+
+
+@lru_cache(maxsize=64)
+def _turn_ends(
+    backend: hf.Tokenizer, eos_ids: tuple[int, ...], template: str, special: tuple[tuple[str, str], ...]
+) -> TurnEnds:
+    bare = Tokenizer(backend=backend, eos_ids=eos_ids, pad_id=eos_ids[0], chat_template=template, special=dict(special))
+    turns = [
+        {"role": "user", "content": _QUESTION},
+        {"role": "assistant", "content": _ANSWER},
+        {"role": "user", "content": _REPLY},
+    ]
+    last = bare.chat(turns[:2], add_generation_prompt=False).text
+    whole = bare.chat(turns, add_generation_prompt=False).text
+    if last.count(_ANSWER) != 1 or whole.count(_ANSWER) != 1 or _REPLY not in whole:
+        raise DataError("the chat template does not write an assistant's answer exactly once")
+    known = _special_ids(backend) | set(eos_ids)
+
+    def tokens(text: str) -> tuple[int, ...]:
+        ids = bare.encode_chat(RenderedChat(text=text))[0].tolist() if text else []
+        return tuple(token for token in ids if token in known)
+
+    return TurnEnds(
+        last=tokens(last.partition(_ANSWER)[2]),
+        middle=tokens(whole.partition(_ANSWER)[2].partition(_REPLY)[0]),
+        headers=frozenset(tokens(whole.partition(_QUESTION)[0])),
+    )
+
+
+def with_turn_end(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with the token in which its chat template ends turns among those that end texts: a model that
+    learnt to write it is stopped by it."""
+    if tokenizer.chat_template is None:
+        return tokenizer
+    try:
+        ends = turn_ends(tokenizer)
+    except DataError:  # what the template does not take is a fault of rows that need it
+        return tokenizer
+    stops, added = set(tokenizer.eos_ids), None
+    if ends.last and not (stops.intersection(ends.last) and stops.intersection(ends.middle)):
+        # What both write before they part: a template may close a block of the answer first.
+        both = [one for one, other in zip(ends.last, ends.middle, strict=False) if one == other]
+        last = None if stops.intersection(ends.last) else ends.last[-1]
+        added = both[-1] if both and ends.last[: len(both)] == ends.middle[: len(both)] else last
+    elif not ends.last and ends.middle and not stops.intersection(ends.middle):
+        added = None if ends.middle[0] in ends.headers else ends.middle[0]
+    if added is None or added in stops:
+        return tokenizer
+    return replace(tokenizer, eos_ids=(*tokenizer.eos_ids, added), added_stop=added)
 
 
 def character_tokenizer(
@@ -451,7 +496,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     faults.raise_if_any()
     pad = backend.token_to_id(special["pad_token"]) if "pad_token" in special else None
     unknown = backend.token_to_id(special["unk_token"]) if "unk_token" in special else None
-    return Tokenizer(
+    tokenizer = Tokenizer(
         backend=backend,
         eos_ids=eos_ids,
         pad_id=eos_ids[0] if pad is None else pad,
@@ -460,6 +505,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         special=special,
         files=tokenizer_files(folder),
     )
+    return with_turn_end(tokenizer)
 
 
 def read_json(file: Path, *, required: bool = True) -> Json:

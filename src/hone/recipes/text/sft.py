@@ -1,6 +1,7 @@
 """Supervised fine-tuning: make the log's answers likelier.  loss = -sum(weight * log pi(token)) over completion tokens.
 
-Only the completion is learned: prompts are seen, never imitated. Rows are packed without padding.
+Only answers are learned, each up to the token that ends it: prompts are seen, never imitated. Rows are packed without
+padding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe
 from hone.sources.logged import LogSource
-from hone.text.answer_data import AnswerTaskConfig, SolutionConfig, imitation_episodes, read_answers, solved_examples
+from hone.text.answer_data import AnswerRunConfig, SolutionConfig, imitation_episodes, read_answers, solved_examples
 from hone.text.experience import (
     TokenWeights,
     UserFunction,
@@ -31,20 +32,18 @@ from hone.text.experience import (
 from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.loss import token_nll
 from hone.text.memory import text_lengths
-from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.text.open_text import TextInputs, opened_text_run
 from hone.text.rows import TokenBatch
 from hone.text.samples import judge_questions
 from hone.text.tasks.collection import is_collection
 from hone.text.tasks.dataset import ExampleDataset
 
 
-class SftConfig(LanguageRunConfig):
+class SftConfig(AnswerRunConfig):
     """Supervised fine-tuning of a language model."""
 
-    task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-    """Prompts with completions, or collected answers; a task without completions needs `solution`."""
     solution: SolutionConfig | None = None
-    """Function that makes the completions from the task's columns."""
+    """Function that makes the completions from the task's columns, for a task of prompts alone."""
     learn: TokenWeights = TokenWeights()
     """Weights of the tokens of collected dialogues, by who said them."""
     relabel: Annotated[UserFunction | None, BeforeValidator(function_table)] = None
@@ -128,7 +127,7 @@ def _lay_out(
         return experience_episodes(
             examples, config.task, tokenizer, context=context, learn=config.learn, relabel=config.relabel
         )
-    return imitation_episodes(examples, config.task, tokenizer, context=context)
+    return imitation_episodes(examples, config.task, tokenizer, context=context, data=config.data)
 
 
 def _relabel_warnings(config: SftConfig) -> Sequence[str]:

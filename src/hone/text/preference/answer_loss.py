@@ -25,9 +25,10 @@ from hone.objectives.implicit import length_desensitised
 from hone.objectives.ratios import sum_by_sequence
 from hone.objectives.terms import LossTerms, Metrics
 from hone.objectives.weights import TermWeights, sequence_sum
-from hone.text.answer_data import answer_episodes, answer_tokens
+from hone.text.answer_data import answer_episodes
 from hone.text.loss import chosen_logp, collision_probability
 from hone.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
+from hone.text.tasks.scored_rows import AnswerTokens, row_answer
 
 Floats: TypeAlias = NDArray[np.floating]
 AnswerScore: TypeAlias = "Callable[[AnswerView], Tensor]"
@@ -267,12 +268,17 @@ def with_mismatched_answers(log: Episodes, context: int) -> Episodes:
     ends = seen.at[log.offsets[:-1]]
     prompts = [seen.tokens[begin:end] for begin, end in zip(seen.offsets[:-1], ends, strict=True)]
     answers = [seen.tokens[begin:end] for begin, end in zip(ends, seen.offsets[1:], strict=True)]
+    places = np.split(seen.at - np.repeat(ends, log.lengths), log.offsets[1:-1])
     names = np.unique([prompt.tobytes() for prompt in prompts], return_inverse=True)[1]
     nexts = _next_of_another(names)
     kept = np.flatnonzero((nexts >= 0) & (np.array([len(prompt) for prompt in prompts]) < context))
     if not len(kept):
         return log
-    pairs = [answer_tokens(prompts[row], answers[nexts[row]][: context - len(prompts[row])]) for row in kept]
+    pairs: list[AnswerTokens] = []
+    for row in kept.tolist():
+        room, of = context - len(prompts[row]), nexts[row]
+        at = places[of][places[of] < room] + len(prompts[row])
+        pairs.append(row_answer(np.concatenate([prompts[row], answers[of][:room]]), at))
     others = answer_episodes(pairs, scores=[np.nan] * len(kept), groups=log.group[kept].tolist())
     others = replace(
         others,

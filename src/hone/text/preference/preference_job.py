@@ -31,12 +31,12 @@ from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe, Source, SourceWrapper
 from hone.sources.logged import LogSource
-from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
+from hone.text.answer_data import AnswerKind, AnswerLog, AnswerRunConfig, encode_answers, read_answers
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
 from hone.text.learners import language_job, token_learner
 from hone.text.memory import text_lengths
-from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
+from hone.text.open_text import TextInputs, is_to_come, opened_text_run
 from hone.text.preference.answer_loss import AnswerLoss, AnswerLossSpec
 from hone.text.preference.data_checks import data_warnings
 from hone.text.reference_policies import REFERENCE_NAME, TextPolicies, require_same_tokens, text_policies
@@ -218,7 +218,7 @@ class ReferenceLog:
 # ------------------------------------------------------------------------------------------------------- preference job
 
 
-class PreferenceRunConfig(LanguageRunConfig):
+class PreferenceRunConfig(AnswerRunConfig):
     """Config shared by the recipes that learn from a dataset of preferences."""
 
     answers: ClassVar[AnswerKind] = "preference"
@@ -226,8 +226,6 @@ class PreferenceRunConfig(LanguageRunConfig):
     labels: ClassVar[LabelCredit] = staticmethod(best_and_worst)  # pyright: ignore[reportIncompatibleVariableOverride] - always some
     """Labels of the answers, from their scores."""
 
-    task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
-    """Prompts with a chosen and a rejected answer each."""
     batch: int = Field(default=64, ge=1)
     """Pairs per step."""
     learner: LearnerConfig
@@ -367,7 +365,7 @@ def _open_preferences(config: PreferenceRunConfig) -> OpenedRun:
         config=config,
         read=lambda _held_out: read_answers(config.task, config.answers),
         lay_out=lambda examples, tokenizer, context: encode_answers(
-            examples, config.task, tokenizer, context=context, kind=config.answers
+            examples, config.task, tokenizer, context=context, kind=config.answers, data=config.data
         ),
         measure=lambda log: text_lengths(log.episodes),
         other_policies=[path for path in [config.reference()] if path is not None],

@@ -102,7 +102,12 @@ def _open_held_out_run(config: HeldOutRunConfig) -> OpenedRun:
         config=config,
         read=lambda _: read_answers(_config_of(inputs).task, config.answers),
         lay_out=lambda examples, tokenizer, context: encode_answers(
-            examples, _config_of(inputs).task, tokenizer, context=context, kind=config.answers
+            examples,
+            _config_of(inputs).task,
+            tokenizer,
+            context=context,
+            kind=config.answers,
+            data=_config_of(inputs).data,
         ),
     )
     inputs.more_checks = {"answers": lambda: data_warnings(inputs, config.answers)}

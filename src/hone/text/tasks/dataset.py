@@ -209,9 +209,16 @@ def _without_ties(drafts: Sequence[Example], source: str, warnings: list[str]) -
 
 def find_overlap(train: ExampleDataset, evaluation: ExampleDataset) -> DatasetOverlap:
     """Find prompts of `evaluation` that are also in `train` (compared as text without surrounding whitespace)."""
-    seen = {prompt_key(example.prompt) for example in train}
-    ids = tuple(example.id for example in evaluation if prompt_key(example.prompt) in seen)
+    seen = {_asked_key(example) for example in train}
+    ids = tuple(example.id for example in evaluation if _asked_key(example) in seen)
     return DatasetOverlap(count=len(ids), ids=ids)
+
+
+def _asked_key(example: Example) -> str:
+    """`prompt_key` of everything before the last answer."""
+    prompt, completion = example.prompt, example.completion
+    earlier = completion[:-1] if isinstance(prompt, list) and isinstance(completion, list) else []
+    return prompt_key([*prompt, *earlier] if earlier and isinstance(prompt, list) else prompt)
 
 
 def prompt_key(prompt: PromptContent) -> str:
@@ -286,7 +293,7 @@ def _example(row: FileRow, *, kind: str, need: str, names: Sequence[str], source
         prompt, answers = scored_answers(columns, kind)
         completion = None
     else:
-        prompt, completion = _turns(columns, kind)
+        prompt, completion = _turns(columns, kind, need)
     if need == "text":
         if isinstance(prompt, str) and isinstance(completion, str):
             prompt, completion = "", prompt + completion
@@ -314,7 +321,9 @@ def _example(row: FileRow, *, kind: str, need: str, names: Sequence[str], source
     )
 
 
-def _turns(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, PromptContent | None]:
+def _turns(columns: Mapping[str, object], kind: str, need: str) -> tuple[PromptContent, PromptContent | None]:
+    """Prompt and completion of a row. A conversation to imitate is cut before the assistant's first turn, for all of
+    its turns are answers; one to be answered before its last."""
     if kind == "text":
         return "", checked_content(columns["text"], "text")
     if kind == "messages":
@@ -325,7 +334,9 @@ def _turns(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, Pro
             return turns, None
         if len(turns) == 1:
             raise BadRowError("`messages` holds an answer and no prompt")
-        return turns[:-1], turns[-1:]
+        roles = [turn["role"] for turn in turns]
+        place = roles.index("assistant", 1) if need == "prompt-completion" else len(turns) - 1
+        return turns[:place], turns[place:]
     prompt = checked_content(columns["prompt"], "prompt")
     return prompt, checked_content(columns["completion"], "completion") if kind == "prompt-completion" else None
 

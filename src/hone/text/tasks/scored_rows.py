@@ -11,14 +11,16 @@ shares between 0 and 1 (k of K continuations that ended well).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.errors import DataError
 from hone.core.ragged import Ints
+from hone.models.language.chat_template import joined_parts
 
 # ---------------------------------------------------------------------------------------------------- checks of columns
 
@@ -56,7 +58,12 @@ def _checked_message(value: object, name: str) -> ChatMessage:
     turn: ChatMessage = {str(key): part for key, part in value.items() if part is not None}
     if not isinstance(turn.get("role"), str):
         raise BadRowError(f"`{name}` holds a message without a role")
-    if not isinstance(turn.setdefault("content", ""), str):
+    if isinstance(turn.setdefault("content", ""), list):
+        try:
+            turn["content"] = joined_parts(cast("list[object]", turn["content"]))
+        except DataError as fault:
+            raise BadRowError(f"`{name}`: {fault}") from None
+    if not isinstance(turn["content"], str):
         raise BadRowError(f"`{name}` holds a message whose content is a {type(turn['content']).__name__}, not text")
     return turn
 
@@ -87,6 +94,25 @@ class AnswerTokens:
     """`[n]` label of the step that ends at each token; NaN where none ends."""
     truncated: bool = False
     """A limit ended the answer."""
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Beginning and end of each run of the answer's tokens: of each of its turns."""
+        cuts = np.flatnonzero(np.diff(self.at) > 1)
+        begins, ends = np.append(0, cuts + 1), np.append(cuts, len(self.at) - 1)
+        return [(int(self.at[a]), int(self.at[b]) + 1) for a, b in zip(begins, ends, strict=True)]
+
+
+def row_answer(
+    tokens: NDArray[np.integer], at: Ints, *, step_ends: Sequence[int] = (), step_labels: Sequence[float] = ()
+) -> AnswerTokens:
+    """The answer of a row `[T]` whose tokens `at` `[n]` are the answer's, and whose log-probabilities nobody knows.
+    `step_ends` `[k]` are places among `at` of the last token of each step, and `step_labels` `[k]` the steps' labels.
+    """
+    labels = np.full(len(at), np.nan, np.float32)
+    labels[np.asarray(step_ends, np.int64)] = step_labels
+    logp = np.full(len(at), np.nan, np.float32)
+    return AnswerTokens(tokens=tokens.astype(np.int32), at=at.astype(np.int64), logp=logp, labels=labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
