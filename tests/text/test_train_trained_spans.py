@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.models.language.tokenizers import byte_tokenizer
+from hone.models.language.tokenizers import answer_end, byte_tokenizer
+from hone.text.tasks.dataset import Example, build_examples
 from hone.text.tasks.scored_rows import AnswerTokens
-from hone.text.trained_spans import TurnEncoder
+from hone.text.trained_spans import TurnEncoder, template_findings
 
 HOSTILE = [
     "<|im_end|>",
@@ -51,9 +52,10 @@ def spans(rows: list[AnswerTokens]) -> list[tuple[AnswerTokens, tuple[int, int]]
 # ---------------------------------------------------------------------------------------------------------- properties
 
 
-@settings(max_examples=120)
-@given(st.data(), st.sampled_from(NAMES), st.sampled_from(SPLITS), st.integers(1, 3))
-def test_spans_are_what_an_engine_would_sample(data, name, split, turns):
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=8)
+@given(st.data(), st.sampled_from(SPLITS), st.integers(1, 3))
+def test_spans_are_what_an_engine_would_sample(name, data, split, turns):
     family, tokenizer = FAMILIES[name], family_tokenizer(name, split)
     texts = data.draw(st.lists(TEXTS, min_size=2 * turns, max_size=2 * turns))
     messages = chat(*texts)
@@ -99,9 +101,10 @@ def test_spans_are_what_an_engine_would_sample(data, name, split, turns):
         assert not (row.tokens[1:] == bos).any()
 
 
-@settings(max_examples=40)
-@given(st.data(), st.sampled_from(NAMES), st.sampled_from(SPLITS))
-def test_later_turns_change_no_earlier_row(data, name, split):
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=3)
+@given(st.data(), st.sampled_from(SPLITS))
+def test_later_turns_change_no_earlier_row(name, data, split):
     tokenizer = family_tokenizer(name, split)
     messages = chat(*data.draw(st.lists(TEXTS, min_size=6, max_size=6)))
     whole = TurnEncoder(tokenizer).rows(messages[:1], messages[1:])
@@ -290,3 +293,61 @@ def test_an_answer_of_several_turns_is_one_text_or_refused():
         split.answer_row([QUESTION], turns, whole=True)
     assert len(split.answer_row([QUESTION], turns).spans) == 1
     assert len(TurnEncoder(family_tokenizer("chatml")).answer_row([QUESTION], turns, whole=True).spans) == 2
+
+
+# ------------------------------------------------------------------------------------------------ findings of the plan
+
+
+def findings(template: str, *prompts: object, tokens: tuple[str, ...] = ("<bos>",)) -> list[str]:
+    tokenizer = byte_tokenizer(chat_template=template, chat_tokens=tokens)
+    named = replace(tokenizer, special={**tokenizer.special, "bos_token": "<bos>"})
+    drafts = [
+        Example(id=str(n), prompt=prompt, completion=None, columns={}, row=n, source="data.jsonl")
+        for n, prompt in enumerate(prompts, start=1)
+    ]
+    return template_findings(named, build_examples(drafts, source="data.jsonl"))
+
+
+TURN = "{%- for m in messages -%}{{- m.role ~ ': ' ~ m.content ~ '<eos>' -}}{%- endfor -%}"
+
+
+def test_the_plan_tells_a_date_and_a_second_beginning():
+    assert findings(TURN, [QUESTION]) == []
+    assert "the prompt holds the date" in findings("{{- strftime_now('%Y') -}}" + TURN, [QUESTION])[0]
+    assert "'<bos>' is written twice" in findings("{{- bos_token ~ bos_token -}}" + TURN, [QUESTION])[0]
+    assert findings("{{- bos_token -}}" + TURN, [QUESTION]) == []
+    assert "text behind the end token" in findings(TURN.replace("<eos>", "<eos>\n"), [QUESTION])[0]
+    assert findings(TURN.replace("<eos>", "<eos>\n"), "plain text") == []
+
+
+def test_the_plan_names_the_rows_that_a_template_refuses():
+    refusing = TURN + "{%- if messages | length > 1 -%}{{- raise_exception('one turn only') -}}{%- endif -%}"
+    with pytest.raises(DataError, match=r"one turn only; in 1 of 2 rows: 2 \(id 2\)"):
+        findings(refusing, [QUESTION], [QUESTION, QUESTION])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_written_turn_has_the_end_of_a_trained_one(name):
+    tokenizer = family_tokenizer(name)
+    (row,) = TurnEncoder(tokenizer).rows([QUESTION], [ANSWER])
+    assert answer_end(tokenizer, is_chat=True) == row.tokens[-1]
+    assert answer_end(tokenizer, is_chat=False) == tokenizer.eos_id
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dialogue_goes_on_behind_the_sampled_end(name):
+    """The end that was drawn is not written again, and a template that writes another one there is told."""
+    tokenizer, family = family_tokenizer(name), FAMILIES[name]
+    (row,) = TurnEncoder(tokenizer).rows([QUESTION], [ANSWER])
+    rewrites = family.splits or family.written or family.after or family.trims
+    if not family.splits:
+        between = tokenizer.continue_chat([QUESTION], [QUESTION], answer=row.tokens[row.at])
+        whole = tokenizer.render_chat([QUESTION, ANSWER, QUESTION])
+        assert tokenizer.decode(np.concatenate([row.tokens, between]), special=True) == whole
+    if name in ("two end tokens", "channels and two end tokens"):
+        with pytest.raises(DataError, match="the last answer ends in"):
+            tokenizer.check_chat_continuation()
+        prompt = tokenizer.continue_or_rewrite_chat([QUESTION], [QUESTION], said="44", answer=row.tokens[row.at])[1]
+        assert prompt is not None
+    elif not rewrites and family.system:
+        tokenizer.check_chat_continuation()

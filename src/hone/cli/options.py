@@ -438,11 +438,14 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="show",
-        summary="show a run: its settings, metrics and checkpoints",
+        summary="show a run: its settings, metrics and checkpoints; or the tokens of a dataset's rows",
         module="hone.cli.commands.show",
-        positionals=(("run", "a run's name or folder"),),
+        positionals=(("run", "a run's name or folder; with --tokens a config, or a file of data"),),
         options=(
             RUNS,
+            CommandOption(flag="--tokens", help="first rows of the data: context, trained and end tokens, in colour"),
+            CommandOption(flag="--model", metavar="DIR", help="with --tokens: the model's folder, for a file of data"),
+            CommandOption(flag="--rows", metavar="N", default="4", help="with --tokens: number of rows (default: 4)"),
             CommandOption(flag="--config", help="every setting with its origin"),
             CommandOption(flag="--verify", help="hash every file of every checkpoint; exit code 3 for a damaged one"),
             CommandOption(flag="--map", help="control on a grid: action and value of the policy in each cell"),

@@ -9,10 +9,12 @@ earlier reasoning, ends the last answer in another token), each turn has a row o
 engine would be given.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -23,6 +25,7 @@ from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.models.language.chat_template import REASONING, RenderedChat, template_message
 from hone.models.language.tokenizers import Tokenizer
+from hone.text.tasks.dataset import Example, ExampleDataset
 from hone.text.tasks.scored_rows import AnswerTokens, ChatMessage, PromptContent, row_answer
 
 TrainOn: TypeAlias = Literal["all", "last", "generation"]
@@ -299,6 +302,73 @@ def _finish(row: _OpenRow) -> AnswerTokens:
     """The row up to its last trained token."""
     at, tokens = np.concatenate([np.zeros(0, np.int64), *row.at]), np.concatenate(row.pieces)
     return row_answer(tokens[: int(at[-1]) + 1] if len(at) else tokens, at)
+
+
+# --------------------------------------------------------------------------------------- templates and rows, for people
+
+_TESTED_ROWS: Final = 8
+"""First rows of a dataset on which its chat template is tested."""
+
+
+def template_findings(tokenizer: Tokenizer, examples: ExampleDataset) -> list[str]:
+    """What the chat template does to the first conversations of a dataset, in words: ends that the folder does not
+    name, a date in the prompt, a beginning that is written twice, and the row of an answer to prompts that have none.
+
+    Raises DataError where the template does not take a row.
+    """
+    chats = [example for example in examples.rows if example.is_conversation][:_TESTED_ROWS]
+    if not chats:
+        return []
+    findings: list[str] = []
+    if tokenizer.added_stop is not None:
+        name = tokenizer.backend.id_to_token(tokenizer.added_stop)
+        findings.append(
+            f"chat template: turns end in {name!r} ({tokenizer.added_stop}), which the model's folder does not name as "
+            "an end: hone stops there"
+        )
+    probe = TurnEncoder(tokenizer)
+    begin = tokenizer.backend.token_to_id(tokenizer.special.get("bos_token", ""))
+    seen: set[str] = set()
+
+    def look(example: Example) -> None:
+        turns: list[ChatMessage] = example.prompt if isinstance(example.prompt, list) else []
+        if not turns:
+            return
+        asked = tokenizer.chat(turns)
+        if asked.dated:
+            seen.add("the prompt holds the date of the day, so that runs of two days differ")
+        ids = tokenizer.encode_chat(asked)[0]
+        if begin is not None and len(ids) > 1 and ids[0] == ids[1] == begin:
+            seen.add(f"{tokenizer.special['bos_token']!r} is written twice at the beginning")
+        if example.completion is None and not example.answers:
+            with contextlib.suppress(DataError):  # an answer that cannot be learnt can be drawn all the same
+                probe.rows(turns, "44")
+
+    replace(examples, rows=tuple(chats)).apply(look)
+    return [*findings, *(f"chat template: {one}" for one in sorted(seen)), *probe.remarks(len(chats))]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Tokens of a row that stand together."""
+
+    kind: Literal["context", "trained", "end"]
+    tokens: int
+    text: str
+    """Special tokens by their names."""
+
+
+def token_spans(row: AnswerTokens, tokenizer: Tokenizer) -> list[TokenSpan]:
+    """A row, cut into context, trained tokens and the token that ends each trained turn."""
+    kinds = np.zeros(len(row.tokens), np.int64)
+    kinds[row.at] = 1
+    kinds[row.at[np.isin(row.tokens[row.at], tokenizer.eos_ids)]] = 2
+    borders = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
+    names: tuple[Literal["context", "trained", "end"], ...] = ("context", "trained", "end")
+    return [
+        TokenSpan(names[kinds[begin]], end - begin, tokenizer.decode(row.tokens[begin:end], special=True))
+        for begin, end in pairwise(borders)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- parts of a turn

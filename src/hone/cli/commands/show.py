@@ -5,8 +5,9 @@ Belongs here: the layout. The content comes from `hone.run.store` and the recipe
 
 import math
 from pathlib import Path
+from typing import Final
 
-from hone.cli.options import CommandCall
+from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.resolve import format_value
@@ -23,7 +24,9 @@ def run(call: CommandCall) -> int:
     """Show a run, or list runs or recipes; returns the exit code."""
     screen = standard_screen()
     runs = Path(call.text("runs"))
-    if call.command == "show":
+    if call.command == "show" and call.switch("tokens"):
+        _show_tokens(screen, call)
+    elif call.command == "show":
         folder = find_run(call.text("run"), runs)
         if call.switch("map"):
             # print the newest policy's action in each grid cell; on a terminal the background shows the value
@@ -58,6 +61,24 @@ def run(call: CommandCall) -> int:
     return 0
 
 
+_STYLES: Final = {"context": "dim", "trained": "green", "end": "bold magenta"}
+
+
+def _show_tokens(screen: TerminalScreen, call: CommandCall) -> None:
+    """Print the first rows of a dataset as the tokens that a run would train. Raises ConfigError or DataError."""
+    from hone.text.show_tokens import shown_rows  # noqa: PLC0415 - torch
+
+    count = int(parse_number(call.text("rows"), "--rows", least=1))
+    shown = shown_rows(Path(call.text("run")), call.text("model"), count)
+    for title, spans in shown.rows:
+        screen.title(title)
+        for span in spans:
+            text = span.text.replace("\n", "\u21b5")
+            screen.line(f"  {span.kind:<8}{span.tokens:>5}  {text}", style=_STYLES[span.kind])
+    for note in shown.notes:
+        screen.line(note)
+
+
 def find_run(text: str, runs: Path) -> RunFolder:
     """Find a run by its folder, or by its name under `runs`. Raises DataError with the nearest name."""
     for path in (Path(text), runs / text):
@@ -79,6 +100,7 @@ def _misnamed(text: str) -> str:
         return f"{path} is a part of the run {owner.name}: name the run, hone show {owner.name}"
     if path.is_file():
         use = f"; hone plan {path} checks it" if path.suffix == ".toml" else ""
+        use += f"; hone show {path} --tokens shows the tokens of its rows"
         return f"{path} is a file, not a run{use}"
     inside = [one.name for one in list_runs(path)]
     if inside:

@@ -50,9 +50,9 @@ class TerminalScreen:
 
     console: Console
 
-    def line(self, text: str = "") -> None:
-        """Print one line without wrapping, so that a path can be copied."""
-        self.console.print(Text(printable(text)), soft_wrap=True)
+    def line(self, text: str = "", *, style: str = "") -> None:
+        """Print one line without wrapping, so that a path can be copied; `style` is a colour of rich's."""
+        self.console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def title(self, text: str) -> None:
         """Print a line in bold."""

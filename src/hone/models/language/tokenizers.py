@@ -169,7 +169,11 @@ class Tokenizer:
         Raises DataError when the template does not take these messages, or rewrites the text before the answer.
         """
         before, after = self._chat_around_answer(history, new)
-        if before != (prompt := self.render_chat(history)):
+        prompt = self.render_chat(history)
+        # Behind the prompt a template may write what the policy has said itself, such as an empty thought.
+        own = before.removeprefix(prompt) if before.startswith(prompt) else None
+        spoken = "".join(self.decode(answer, special=True).split()) if own else ""  # spaces are a decoder's, too
+        if own is None or not spoken.startswith("".join(own.split())):
             raise DataError(
                 "the chat template rewrites earlier messages once an answer follows: a conversation cannot go on "
                 f"token by token; it writes {_shorten_text(before)!r} after {_shorten_text(prompt)!r}"
@@ -246,9 +250,8 @@ class Tokenizer:
         """True unless the answer's end token is another than the template writes there, before `after`'s messages."""
         if int(answer[-1]) not in self.eos_ids:
             return True
-        tokens = self.encode_chat(after)[0]
-        special = [token for token in tokens.tolist() if token in _special_ids(self.backend)]
-        return not special or special[0] == int(answer[-1]) or not turn_ends(self).last
+        written = _written_tokens(self, after)
+        return not written or written[0] == int(answer[-1]) or not turn_ends(self).last
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files for transformers to load; those of a loaded one byte for byte."""
@@ -324,6 +327,13 @@ def _special_ids(backend: hf.Tokenizer) -> frozenset[int]:
 # ---------------------------------------------------------------------------------------------------------- end of turn
 
 
+def _written_tokens(tokenizer: Tokenizer, chat: RenderedChat) -> tuple[int, ...]:
+    """Special tokens, and those that end texts, which a template wrote; the text around them is not encoded."""
+    pattern = _special_names(tokenizer.backend, tokenizer.eos_ids).pattern
+    names = [] if pattern is None else [one[0] for one in pattern.finditer(chat.text) if one.span() not in chat.plain]
+    return tuple(token for name in names if (token := tokenizer.backend.token_to_id(name)) is not None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnds:
     """Special tokens that a chat template writes behind an assistant's answer, up to the next text."""
@@ -360,17 +370,21 @@ def _turn_ends(
     whole = bare.chat(turns, add_generation_prompt=False).text
     if last.count(_ANSWER) != 1 or whole.count(_ANSWER) != 1 or _REPLY not in whole:
         raise DataError("the chat template does not write an assistant's answer exactly once")
-    known = _special_ids(backend) | set(eos_ids)
-
-    def tokens(text: str) -> tuple[int, ...]:
-        ids = bare.encode_chat(RenderedChat(text=text))[0].tolist() if text else []
-        return tuple(token for token in ids if token in known)
-
+    behind = whole.partition(_ANSWER)[2].partition(_REPLY)[0]
     return TurnEnds(
-        last=tokens(last.partition(_ANSWER)[2]),
-        middle=tokens(whole.partition(_ANSWER)[2].partition(_REPLY)[0]),
-        headers=frozenset(tokens(whole.partition(_QUESTION)[0])),
+        last=_written_tokens(bare, RenderedChat(text=last.partition(_ANSWER)[2])),
+        middle=_written_tokens(bare, RenderedChat(text=behind)),
+        headers=frozenset(_written_tokens(bare, RenderedChat(text=whole.partition(_QUESTION)[0]))),
     )
+
+
+def answer_end(tokenizer: Tokenizer, *, is_chat: bool) -> int:
+    """The token that ends an answer: of a conversation the one that the chat template writes, where it ends texts."""
+    if not is_chat or tokenizer.chat_template is None:
+        return tokenizer.eos_id
+    ends = turn_ends(tokenizer)
+    written = [*ends.last, *ends.middle[:1]] if not ends.last else ends.last
+    return next((token for token in written if token in tokenizer.eos_ids), tokenizer.eos_id)
 
 
 def with_turn_end(tokenizer: Tokenizer) -> Tokenizer:

@@ -18,7 +18,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, GenerationSession, Request
 from hone.core.state import State
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer
+from hone.models.language.tokenizers import Tokenizer, answer_end
 from hone.sources.live import LiveSource
 from hone.text.live import LiveText
 from hone.text.tasks.dataset import Example, ExampleDataset
@@ -139,12 +139,13 @@ def _expert_turns(examples: ExampleDataset, column: str) -> dict[str, list[str]]
 def _encode_turns(
     turns: Mapping[str, Sequence[str]], prompts: Sequence[Prompt], tokenizer: Tokenizer, stop: Sequence[str]
 ) -> dict[str, list[Tokens]]:
-    """Tokens of the expert's turns by prompt; the end of sequence ends a turn that no stop string ends."""
+    """Tokens of the expert's turns by prompt; the token that ends answers ends a turn that no stop string ends."""
     known = {prompt.id for prompt in prompts}
+    end = answer_end(tokenizer, is_chat=any(not isinstance(prompt.content, str) for prompt in prompts))
 
     def encode(text: str) -> Tokens:
         tokens = tokenizer.encode(text)
         ended = any(text.endswith(one) for one in stop)
-        return tokens if ended else np.append(tokens, np.int32(tokenizer.eos_id)).astype(np.int32)
+        return tokens if ended else np.append(tokens, np.int32(end)).astype(np.int32)
 
     return {name: [encode(text) for text in own] for name, own in turns.items() if name in known}

@@ -15,7 +15,7 @@ import numpy as np
 from hone.core.conversation import Turn, split_turns
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
-from hone.models.language.tokenizers import Tokenizer
+from hone.models.language.tokenizers import Tokenizer, answer_end
 from hone.rewards.solutions import run_on_rows
 from hone.text.evaluate.judges.revise import AnswerReviser, AnswerRevision
 from hone.text.experience import UserFunction
@@ -175,7 +175,8 @@ class CollectionReviser:
     def _revised(self, row: CollectedAnswer, text: str, samples: int, faults: list[str]) -> CollectedAnswer | None:
         """The revision as an answer of its own, with the end token that a finished answer has."""
         try:
-            tokens = [*self.tokenizer.encode(text).tolist(), self.tokenizer.eos_id]
+            is_chat = not isinstance(json.loads(row.prompt), str)
+            tokens = [*self.tokenizer.encode(text).tolist(), answer_end(self.tokenizer, is_chat=is_chat)]
         except DataError as error:
             faults.append(str(error))
             return None

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from hone.core.errors import DataError, did_you_mean
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, FileRow, read_rows
@@ -171,6 +171,17 @@ def read_examples(
             warnings.append(f"{path}: {len(drafts) - len(kept)} of {len(drafts)} rows repeat an id and were dropped")
         drafts = kept
     return build_examples(drafts, source=str(path), warnings=warnings, ids_given=has_ids)
+
+
+def dataset_kind(path: str | Path) -> DatasetKind:
+    """The kind of a file by its columns, prompts to be answered where it has no answers. Raises DataError."""
+    rows = read_rows(Path(path), max_row_bytes=MAX_ROW_BYTES)
+    kind = _kind(rows, tuple(dict.fromkeys(name for row in rows for name in row.columns)))
+    if kind in SCORED_COLUMNS:
+        return cast("DatasetKind", kind)
+    ends = [turns[-1] for row in rows if isinstance(turns := row.columns.get("messages"), list) and turns]
+    spoken = kind == "messages" and all(isinstance(one, dict) and one.get("role") == "assistant" for one in ends)
+    return "prompt-completion" if spoken or kind == "prompt-completion" else "prompt"
 
 
 def build_examples(
