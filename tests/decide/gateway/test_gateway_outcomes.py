@@ -71,9 +71,7 @@ RANGE = "low = 0.0\nhigh = 1.0\n"
     [
         (RANGE, "", "first", "linucb"),
         (f'{RANGE}beyond = "clip"', "", "sum", "squarecb"),
-        (f'{RANGE}beyond = "clip"', "", "first", "thompson"),
         ("", "reward_quantiles = [0.05, 0.95]", "first", "linucb"),
-        ("", "reward_quantiles = [0.05, 0.95]", "sum", "squarecb"),
         ("", "", "first", "linucb"),  # the fault that a contract prevents
         ("", "", "sum", "squarecb"),
     ],

@@ -3,6 +3,6 @@
 import sys
 from pathlib import Path
 
-BENCHMARKS = str(Path(__file__).resolve().parents[3] / "benchmarks")
+BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 if BENCHMARKS not in sys.path:
     sys.path.append(BENCHMARKS)
