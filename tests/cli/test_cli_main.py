@@ -250,8 +250,9 @@ EVAL_OPTIONS = [
 
 
 SERVE_OPTIONS = [
-    "--api-key", "--context", "--deadline", "--device", "--dry-run", "--follow", "--host", "--model", "--port",
-    "--queue", "--runs", "--seed", "--slots", "--strict", "--tool-format",
+    "--api-key", "--api-key-file", "--context", "--deadline", "--device", "--dry-run", "--follow", "--host",
+    "--max-body", "--model", "--per-client", "--port", "--queue", "--runs", "--seed", "--slots", "--strict",
+    "--tool-format",
 ]  # fmt: skip
 
 
@@ -314,6 +315,7 @@ def test_the_options_are_these() -> None:
         "list": ["--runs"],
         "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
+        "service": ["--backup", "--prune", "--restore", "--verify"],
         "shield": ["--html", "--out", "--registry", "--version", "--with"],
         "retrain": ["--json", "--once", "--status"],
         "ship": SHIP_OPTIONS,

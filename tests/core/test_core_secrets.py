@@ -3,8 +3,9 @@
 import pytest
 
 from hone.config.resolve import format_value, load
-from hone.core.config import Config
+from hone.core.config import Config, ConfigSetting
 from hone.core.errors import SECRET_KEY, ConfigError, hide_passwords, variable_name
+from hone.run.report import run_page
 
 
 @pytest.mark.parametrize(
@@ -71,3 +72,9 @@ def test_no_fault_of_a_config_shows_a_secret(tmp_path, text):
 def test_values_are_formatted_without_passwords():
     assert format_value("http://a:b@c/v1") == '"http://a:***@c/v1"'
     assert format_value({"api_key": "abc", "url": "d"}) == '{api_key = a value that is not shown, url = "d"}'
+
+
+def test_the_page_of_a_run_shows_no_password():
+    for value in ("http://u:hunter2@h/v1", ["http://u:hunter2@h/v1"]):
+        shown = run_page._value(ConfigSetting(value=value, origin="a.toml:1"))
+        assert "hunter2" not in shown and "h/v1" in shown

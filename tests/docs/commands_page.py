@@ -28,6 +28,7 @@ MORE = {
     "log": "[The decision log](../production/decision_log.md)",
     "retrain": "[Drift](../production/drift.md#the-answer)",
     "ship": "[Staged rollout](../production/rollout.md)",
+    "service": "[Operations](../production/operations.md#back-up-and-restore)",
     "shield": "[Shield](../production/shield.md)",
     "lab": "[The lab](../project/lab.md)",
     "doctor": "[Troubleshooting](../howto/troubleshooting.md)",

@@ -7,7 +7,7 @@ import inspect
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import annotated_types
 from pages import anchor, made_by, slug, table, write
@@ -192,6 +192,11 @@ def default(field: FieldInfo) -> str:
             ", ".join(f"`{key} = {toml(own[key])}`" for key in type(value).model_fields if key in own)
             or "see the table"
         )
+    if isinstance(value, list):
+        entries = cast("list[object]", value)
+        value = [
+            one.model_dump(mode="json", exclude_unset=True) if isinstance(one, BaseModel) else one for one in entries
+        ]
     return "unset" if value is None else f"`{toml(value)}`"
 
 

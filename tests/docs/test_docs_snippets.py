@@ -40,6 +40,7 @@ WITHOUT_CODE = (
     "docs/reference/configuration/",
     "docs/reference/metrics.md",
     "docs/reference/glossary.md",
+    "docs/reference/service_file.md",
 )
 """Pages and folders that only describe or lead on."""
 SMALLER = {

@@ -12,6 +12,7 @@ import commands_page
 import config_tables
 import metrics_page
 import presets_page
+import service_page
 from pages import DOCS, write
 from planned_recipes import planned_recipes
 
@@ -26,6 +27,7 @@ GENERATORS = {
     "metrics_page.py": metrics_page.pages,
     "api_page.py": api_page.pages,
     "presets_page.py": presets_page.pages,
+    "service_page.py": service_page.pages,
 }
 FOLDERS = ("reference/configuration", "reference/algorithms")
 """Folders in which every page is generated."""

@@ -115,6 +115,9 @@ def test_a_signal_ends_the_server_after_its_requests(shop: Path) -> None:
     with serving(shop) as server:
         assert server.post("/v1/decide", {"unit": "u", "context": {"age": 1, "country": "fr"}})[0] == 200
         assert answered_in_one_packet(server, b'{"unit": "v", "context": {"age": 1, "country": "fr"}}')
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.stdout is not None
+        assert "no key has changed; tokens were read again" in server.process.stdout.readline()
         server.process.send_signal(signal.SIGTERM)
         output, _ = server.process.communicate(timeout=60)
         assert server.process.returncode == 0

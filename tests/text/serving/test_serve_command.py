@@ -51,6 +51,8 @@ def test_a_process_serves_until_sigterm_and_ends_its_requests_first(folder):
         asking.start()
         while "hone_answers_in_progress 2" not in httpx2.get(f"{url}/metrics").text and not replies:
             time.sleep(0.01)
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "reloaded; no newer checkpoint\n"
         process.send_signal(signal.SIGTERM)
         asking.join()
         assert replies[0].status_code == 200

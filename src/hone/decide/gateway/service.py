@@ -100,12 +100,12 @@ class _GatewayCounters:
             self.responses[path, status] += 1
             self.latency.add(seconds)
 
-    def text(self, gauges: Sequence[tuple[str, str, float]]) -> str:
-        """Prometheus's text format; `gauges`: name, help and value of what is measured now."""
+    def text(self, lines: Counter[str], gauges: Sequence[tuple[str, str, float]]) -> str:
+        """Prometheus's text format; `lines`: faults by code; `gauges`: name, help and value of what is measured now."""
         with self._lock:
-            return "\n".join(self._lines(gauges)) + "\n"
+            return "\n".join(self._lines(lines, gauges)) + "\n"
 
-    def _lines(self, gauges: Sequence[tuple[str, str, float]]) -> Iterator[str]:
+    def _lines(self, lines: Counter[str], gauges: Sequence[tuple[str, str, float]]) -> Iterator[str]:
         families = (
             ("hone_gateway_responses_total", "Responses by path and status.", ("path", "status"), self.responses),
             ("hone_decisions_total", "Decisions by tenant and version.", ("tenant", "version"), self.decisions),
@@ -125,6 +125,7 @@ class _GatewayCounters:
                 self.fallbacks,
             ),
             ("hone_refused_total", "Refused requests by code.", "code", self.faults),
+            ("hone_faults_total", "Log lines of faults by code, those left out included.", "code", lines),
         ):
             yield from _head(name, "counter", words)
             yield from (f'{name}{{{label}="{_escaped(key)}"}} {count}' for key, count in sorted(counted.items()))
@@ -141,11 +142,14 @@ class FaultLines:
 
     tell: Callable[[str], None]
     clock: Clock
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """Faults by code, those without a line included."""
     _told: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
     """Code -> begin of its minute, lines in it."""
 
     def fault(self, code: str, message: str, fields: Mapping[str, str | int]) -> None:
         """Write a line, unless the code had too many in this minute."""
+        self.counts[code] += 1
         now_s = self.clock.monotonic_s()
         began_s, count = self._told.get(code, (now_s, 0))
         suppressed = max(0, count - _MOST_LINES)
@@ -341,13 +345,18 @@ class DecisionService:
 
     def counters_text(self, gauges: Sequence[tuple[str, str, float]] = ()) -> str:
         """Prometheus's text."""
-        own = [("hone_log_waiting", "Records that are not in the log yet.", float(self.parts.writer.waiting()))]
+        writer = self.parts.writer
+        failing = float(writer.failed_s() > float("-inf"))
+        own = [
+            ("hone_log_waiting", "Records that are not in the log yet.", float(writer.waiting())),
+            ("hone_log_failing", "1 if the latest append to the log failed.", failing),
+        ]
         if (learner := self.parts.learner) is not None:
             leads = float(learner.lease is not None)
             own.append(("hone_learner", "1 if this gateway learns, 0 if it serves what another one learnt.", leads))
             words = "Rewards that the learner clipped to their range or quantiles."
             own.append(("hone_learner_clipped", words, float(learner.clipped)))
-        return self.parts.counters.text([*own, *gauges])
+        return self.parts.counters.text(self.parts.lines.counts, [*own, *gauges])
 
     def close(self) -> None:
         """Write the records that wait, learn from them, and let the learner go."""

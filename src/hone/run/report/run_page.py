@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.core.config import ConfigSetting
+from hone.core.errors import hide_passwords
 from hone.estimators.means import wilson_interval
 from hone.run.report.dialogue_section import (
     dialogue_section,
@@ -435,11 +436,11 @@ def _settings(config: dict[str, ConfigSetting]) -> Html:
 def _value(setting: ConfigSetting) -> str:
     match setting.value:
         case str(words):
-            return words
+            return hide_passwords(words)
         case None:
             return MISSING
         case other:
-            return json.dumps(other)
+            return hide_passwords(json.dumps(other))
 
 
 def _log(stage: RunData, level: str) -> Html:

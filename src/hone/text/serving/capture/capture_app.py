@@ -29,6 +29,7 @@ from hone.text.serving.capture.capture_world import AgentAnswer, AgentRequest, C
 from hone.text.serving.completions.app import IGNORED, error_response
 from hone.text.serving.completions.asked import AskedPrompt, asked_answers, chat_messages
 from hone.text.serving.completions.fields import ApiError, ChatFields
+from hone.text.serving.completions.limits import BODY_S, MOST_BODY_BYTES, BodyReader
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 
@@ -98,6 +99,7 @@ class CaptureRoutes:
     desk: CaptureDesk
     clock: Clock
     served: ServedModel
+    bodies: BodyReader = field(default_factory=lambda: BodyReader(most_bytes=MOST_BODY_BYTES, within_s=BODY_S))
 
     def app(self) -> Starlette:
         chat, models = "/v1/chat/completions", "/v1/models"
@@ -114,7 +116,7 @@ class CaptureRoutes:
 
     async def chat(self, call: Request) -> Response:
         """Answer a chat completion with what the policy draws."""
-        fields = ChatFields.read(await call.body())
+        fields = await self.bodies.prepared(call, ChatFields.read)
         session, role = _session(call)
         asked = [_agent_request(fields, session, role) for _ in range(fields.n or 1)]
         for one in asked:
@@ -131,7 +133,8 @@ class CaptureRoutes:
         return JSONResponse(reply.whole(), headers=headers)
 
     async def reward(self, call: Request) -> Response:
-        reported = ReportedSession(_report(await call.body(), call.path_params["session"]))
+        session = str(call.path_params["session"])
+        reported = ReportedSession(await self.bodies.prepared(call, lambda raw: _report(raw, session)))
         self.desk.put(reported)
         await asyncio.wrap_future(reported.taken)
         return JSONResponse({"session": reported.report.session, "reward": reported.report.score})

@@ -27,7 +27,7 @@ from hone.text.serving.completions.fields import (
     TextFields,
     TokenizeFields,
 )
-from hone.text.serving.completions.limits import CLOSED, BodyReader, client_of
+from hone.text.serving.completions.limits import BODY_S, CLOSED, MOST_BODY_BYTES, BodyReader, client_of
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.service import AnswerDesk
@@ -61,8 +61,8 @@ class ServingRules:
     """Bearer token that requests must bring; empty: none."""
     strict: bool = False
     """Refuse requests with unknown fields."""
-    most_body_bytes: int = 4 << 20
-    body_s: float = 30.0
+    most_body_bytes: int = MOST_BODY_BYTES
+    body_s: float = BODY_S
     """Seconds for a body to arrive."""
 
 

@@ -13,6 +13,8 @@ from hone.text.serving.completions.fields import ApiError
 
 CLOSED: Final = 499
 """Status that is counted for a client that went away."""
+MOST_BODY_BYTES: Final = 4 << 20
+BODY_S: Final = 30.0
 BODIES: Final = 16
 """Bodies of the largest size that are held at the same time."""
 LONG_BODY: Final = 64 << 10
