@@ -454,16 +454,17 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
 
 async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int, within_s: float) -> bytes:
     """The body. Raises RequestError: 413 as soon as it is known to be too long, 408 if it does not arrive."""
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > most:
+        raise RequestError(f"the body has {int(length)} bytes, at most {most} are read", status=413, code="too_large")
     try:
-        return await asyncio.wait_for(_arrived(headers, receive, most), within_s)
+        async with asyncio.timeout(within_s):
+            return await _arrived(receive, most)
     except TimeoutError:
         raise RequestError(f"the body did not arrive within {within_s:g} s", status=408, code="slow_body") from None
 
 
-async def _arrived(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
-    length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > most:
-        raise RequestError(f"the body has {int(length)} bytes, at most {most} are read", status=413, code="too_large")
+async def _arrived(receive: Receive, most: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
