@@ -18,10 +18,10 @@ from peers import require_peer
 from tables import Row
 
 from decision_systems import AcceptanceLine, cpu_seconds, slack
-from hone.core.decisions import Floats
+from hone.core.decisions import Bools, Floats
 from hone.core.random import generator
-from hone.decide.estimators.sequential import asymptotic_width, matched_scores, mixture_paths, ratio_paths
-from hone.decide.rollout.controller import ROLLED_BACK, begin
+from hone.decide.estimators.sequential import asymptotic_width, ratio_paths
+from hone.decide.rollout.controller import ROLLED_BACK, begin, no_evidence
 from hone.decide.rollout.plan import RolloutPlan, stage_name
 from hone.decide.rollout.router import BUCKETS, ExposureBatch, RolloutRouter, RolloutSlice, make_router
 from hone.decide.simulators.drifting import StagedTraffic
@@ -40,8 +40,8 @@ OUTCOMES = {
 POWER = (
     ("reward", -0.05, 0.95, 14_000.0),
     ("reward", -0.10, 0.995, None),
-    ("conversions of 30%", -0.10, 0.55, None),
-    ("conversions of 2%", -0.50, 0.80, None),
+    ("conversions of 30%", -0.10, 0.82, None),
+    ("conversions of 2%", -0.50, 0.90, None),
 )
 """Outcome, its change, the least share that is found, and the most requests at the median."""
 
@@ -52,6 +52,7 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
         yield from false_alarm_lines(outcome, runs=200 if fast else 2000)
     for outcome, change, share, requests in POWER:
         yield from power_lines(outcome, change, share, requests, runs=100 if fast else 1000, fast=fast)
+    yield from covariate_lines(runs=100 if fast else 500)
     yield ratio_line(runs=60 if fast else 400)
     yield controller_line(runs=10 if fast else 50)
     yield from assignment_lines(units=3_000 if fast else 100_000)
@@ -67,11 +68,47 @@ def changed(traffic: StagedTraffic, change: float) -> StagedTraffic:
 def rolled_back_at(traffic: StagedTraffic, random: np.random.Generator) -> float:
     """Requests until one rollout is rolled back; infinite: it reaches 100%."""
     requests, is_new = traffic.exposures(random)
-    e_values = mixture_paths(matched_scores(traffic.values(is_new, random), is_new))
+    e_values = evidence_path(traffic.values(is_new, random), is_new)
     ratios = ratio_paths(is_new.astype(np.int64), (0.5, 0.5))
     alarms = (e_values >= -math.log(PLAN.guardrail_alpha)) | (ratios >= -math.log(PLAN.ratio_alpha))
     first = np.flatnonzero(alarms)
     return float(requests[first[0]]) + 1 if len(first) else math.inf
+
+
+def evidence_path(values: Floats, is_new: Bools, covariates: Floats | None = None) -> Floats:
+    """log e of one rollout after each exposed unit `[n]`."""
+    (begun,) = no_evidence(PLAN).guardrails
+    _, scores = begun.arms.advance(values, is_new, covariates)
+    return begun.process.advance(scores)[1]
+
+
+def explained_rollouts(change: float, runs: int, *, slope: float) -> tuple[float, float]:
+    """Share of rollouts of 30% conversions that are rolled back, and the part of the variance that a covariate of the
+    unit explains: the rate is that of a logistic curve of it."""
+    back, explained = 0, list[float]()
+    for run in range(runs):
+        random = generator(SEED, "rollout", "covariate", f"{change:g} {slope:g}", run)
+        _, is_new = OUTCOMES["conversions of 30%"].exposures(random)
+        covariate = random.standard_normal(len(is_new))
+        odds = 1 / (1 + np.exp(slope * covariate + 0.85 * np.sqrt(1 + slope**2 / 3)))
+        values = (random.random(len(is_new)) < odds * np.where(is_new, 1 + change, 1.0)).astype(np.float64)
+        explained.append(float(np.corrcoef(covariate, values)[0, 1] ** 2))
+        path = evidence_path(values, is_new, covariate[:, None])
+        back += bool((path >= -math.log(PLAN.guardrail_alpha)).any())
+    return back / runs, float(np.mean(explained))
+
+
+def covariate_lines(*, runs: int) -> Iterator[AcceptanceLine]:
+    """Conversions of 30% with a covariate in the units' contexts: equal versions, and one that is worse."""
+    for change, slope in ((0.0, 1.5), (-0.1, 1.5), (-0.1, 0.0)):
+        with cpu_seconds() as spent:
+            share, explained = explained_rollouts(change, runs, slope=slope)
+        name = "equal versions rolled back" if not change else f"conversions of 30% {change:+.0%} found"
+        yield AcceptanceLine(
+            figure=f"{name}, a covariate explains {explained:.0%} of the variance", value=share, seeds=runs,
+            at_most=None if change else ALPHA + 2 * math.sqrt(ALPHA / runs),
+            at_least=None if not change else 0.9 if slope else 0.8, cpu_s=spent.spent,
+        )  # fmt: skip
 
 
 def rollouts(outcome: str, change: float, runs: int) -> Floats:

@@ -78,8 +78,13 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
                 flag="--policy", metavar="DIR", repeated=True, help="a candidate: a policy's folder, checkpoint or run"
             ),
             CommandOption(
-                flag="--estimator", metavar="NAME", default="dr",
-                help="it decides: ips, snips, clipped, dm, dr (default), sndr, switch or mrdr; others stand beside it",
+                flag="--estimator", metavar="NAME", default="",
+                help="it decides: ips, snips, clipped, dm, dr (default), sndr, switch or mrdr, of trajectories pdis "
+                "(default), wpdis, tis or wtis; others stand beside it",
+            ),
+            CommandOption(flag="--trajectories", help="the decisions of a unit are one episode, in the order of time"),
+            CommandOption(
+                flag="--discount", metavar="G", default="1", help="discount factor of trajectories (default: 1)"
             ),
             CommandOption(flag="--compare", help="differences of all candidates, and their order"),
             CommandOption(

@@ -14,9 +14,9 @@ from hone.decide.estimators.estimate import (
     STREAMED,
     EstimateSettings,
     StreamedEstimates,
-    StreamedRewardModel,
     estimate_values,
 )
+from hone.decide.estimators.reward_models import StreamedRewardModel
 from hone.decide.evaluate import off_policy as off_policy_stream
 from hone.decide.evaluate.off_policy import estimate_parquet, logged_feedback
 from hone.decide.joins.join import build_view

@@ -4,8 +4,9 @@ Belongs here: options, the layout on the screen, files. `hone.decide.evaluate.of
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
@@ -14,7 +15,7 @@ from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
-from hone.core.decisions import DecisionPolicy
+from hone.core.decisions import DecisionPolicy, DecisionTable
 from hone.core.errors import ConfigError, DataError, did_you_mean, run_all_checks
 from hone.core.strict_json import Json
 from hone.decide.bandits.saving import open_decision_policy
@@ -24,15 +25,16 @@ from hone.decide.estimators.estimate import (
     EstimateSettings,
     EstimatorName,
     OffPolicyEstimate,
-    RewardModelKind,
-    RewardModelSettings,
 )
+from hone.decide.estimators.reward_models import RewardModelKind, RewardModelSettings
 from hone.decide.estimators.terms import IntervalKind
+from hone.decide.estimators.trajectories import TRAJECTORY_ESTIMATORS
 from hone.decide.evaluate.off_policy import (
     DEFAULT_ESTIMATORS,
     OffPolicyReport,
     PolicyEstimates,
     estimate_policies,
+    estimate_trajectories,
     read_decision_table,
 )
 from hone.decide.evaluate.off_policy_page import write_off_policy_page
@@ -46,28 +48,18 @@ _SHOWN_SEGMENTS = 8
 def run(call: CommandCall) -> int:
     """Estimate policies and show the judgement; 3 if a candidate is refused."""
     settings, join = _settings(call), join_of(call)
-    first = call.text("estimator")
-    if first not in ESTIMATORS:
-        raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
-    sums = call.text("interval") == "bernstein"
-    others: list[EstimatorName] = [
-        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
-    ]
-    estimators: tuple[EstimatorName, ...] = (first, *others)
     as_of_s, address = moment_of(call.text("as_of")), call.text("log")
     since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
+    estimate = _trajectories(call, settings) if call.switch("trajectories") else _decisions(call, settings)
     policies = _policies(call)
-    behaviour = open_decision_policy(Path(call.text("behaviour"))) if call.text("behaviour") else None
     table = read_decision_table(
         address, as_of_s=as_of_s, since_s=since_s, join=join, tenant=call.text("tenant"), schema=call.text("schema")
     )
-    report = estimate_policies(
-        table, policies, estimators=estimators, settings=settings, segment=call.text("segment"), behaviour=behaviour
-    )
+    report = estimate(table, policies)
     source = log_name(address)
     if call.text("registry"):
         since = f" --since {call.text('since')}" if call.text("since") else ""
-        made_by = f"hone estimate {source} --estimator {estimators[0]}{since}"
+        made_by = f"hone estimate {source} --estimator {report.policies[0].deciding.estimator}{since}"
         registry = open_registry(Path(call.text("registry")))
         evidence = report.policies[0].evidence(report, made_by=made_by, at_s=SystemClock().now_s())
         registry.add_evidence(call.text("version"), evidence)
@@ -111,7 +103,8 @@ def _show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bo
             screen.line(f"  {reason.verdict}, {reason.rule}: {reason.words}")
         screen.line()
     count = f"{report.used:,} of {report.rows:,} decisions used, {report.logged.units:,} units"
-    screen.line(f"{count}; mean reward of the log {_interval(report.logged)}")
+    paid = "return" if report.policies[0].deciding.estimator in TRAJECTORY_ESTIMATORS else "reward"
+    screen.line(f"{count}; mean {paid} of the log {_interval(report.logged)}")
     screen.line()
     heads = ("policy", "estimator", f"value ({report.logged.level:.0%} interval)", "effective rows", "largest weight",
              "overlap", "verdict")  # fmt: skip
@@ -177,6 +170,40 @@ def _policies(call: CommandCall) -> dict[str, DecisionPolicy]:
         {name: lambda name=name: open_decision_policy(Path(name)) for name in folders}
     )
     return dict(opened)
+
+
+_Estimate = Callable[[DecisionTable, Mapping[str, DecisionPolicy]], OffPolicyReport]
+
+
+def _decisions(call: CommandCall, settings: EstimateSettings) -> _Estimate:
+    """Estimates of single decisions. Raises ConfigError for options that are wrong."""
+    first = call.text("estimator") or DEFAULT_ESTIMATORS[0]
+    if first not in ESTIMATORS:
+        raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
+    if call.text("discount") != "1":
+        raise ConfigError("--discount belongs to --trajectories: a single decision has nothing to discount")
+    sums = settings.interval == "bernstein"
+    others: list[EstimatorName] = [
+        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
+    ]
+    behaviour = open_decision_policy(Path(call.text("behaviour"))) if call.text("behaviour") else None
+    return partial(
+        estimate_policies, estimators=(first, *others), settings=settings, segment=call.text("segment"),
+        behaviour=behaviour,
+    )  # fmt: skip
+
+
+def _trajectories(call: CommandCall, settings: EstimateSettings) -> _Estimate:
+    """Estimates of episodes. Raises ConfigError for options that are wrong, and for those of single decisions."""
+    first = call.text("estimator") or "pdis"
+    if first not in TRAJECTORY_ESTIMATORS:
+        raise ConfigError(f"--estimator {first}{did_you_mean(first, tuple(TRAJECTORY_ESTIMATORS))}")
+    others = {"--behaviour": call.text("behaviour"), "--segment": call.text("segment").replace("choice", "")}
+    if wrong := [flag for flag, value in others.items() if value]:
+        raise ConfigError(*(f"{flag} belongs to single decisions: leave it out with --trajectories" for flag in wrong))
+    discount = parse_number(call.text("discount"), "--discount", least=0.0, whole=False)
+    names = tuple(dict.fromkeys((first, *TRAJECTORY_ESTIMATORS)))
+    return partial(estimate_trajectories, estimators=names, settings=settings, discount=discount)
 
 
 def _settings(call: CommandCall) -> EstimateSettings:

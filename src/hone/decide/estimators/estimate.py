@@ -1,10 +1,5 @@
 """Off-policy estimates: a value with its interval, its diagnostics, its assumptions and a verdict.
 
-Cross-fitted models of the reward: each row is predicted by a model that was fitted on other units.
-
-A model has a common part, fitted on all rows, and a part of each action, fitted on what the common part leaves over. An
-action without rows is predicted by the common part alone.
-
 Off-policy estimates of a stream of rows, in memory that does not grow: sums by bucket of units.
 
 Units fall into a fixed number of buckets by a hash. A unit is in one bucket as a whole, so that sums by bucket give
@@ -13,18 +8,17 @@ reward model: first its sums are taken, then every row is predicted by the model
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
 from hone.core.decisions import Bools, Floats, Ints, Verdict
-from hone.core.errors import ConfigError, DataError
-from hone.core.random import permutation
+from hone.core.errors import ConfigError
 from hone.decide.estimators import terms as forms
+from hone.decide.estimators.reward_models import RewardModelSettings, cross_fitted_rewards
 from hone.decide.estimators.rules import (
     RefusalRules,
     VerdictReason,
@@ -43,159 +37,6 @@ from hone.decide.estimators.terms import (
     normal_interval,
     standard_error,
 )
-
-# -------------------------------------------------------------------------------------------------------- reward models
-
-
-_NEWTON_STEPS = 30
-_NEWTON_TOLERANCE = 1e-10
-_LARGEST_LOGIT = 30.0
-
-RewardModelKind = Literal["ridge", "logistic"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardModelSettings:
-    """Form of a reward model and of its cross-fitting."""
-
-    kind: RewardModelKind = "ridge"
-    """`ridge`: least squares; `logistic`: for rewards within 0 and 1."""
-    penalty: float = 1.0
-    """Weight of the squared coefficients, the common intercept aside: as much as this many rows of unit features."""
-    folds: int = 5
-    """Parts that the units are divided into; at least 2."""
-
-
-def cross_fitted_rewards(
-    logged: LoggedFeedback, settings: RewardModelSettings, *, seed: int = 0, row_weight: Floats | None = None
-) -> Floats:
-    """Predicted rewards `[n, K]` of all actions, each row by the model of the other folds.
-
-    `row_weight` `[n]` weighs the rows of the fit (MRDR), None: all alike. Folds divide units, not rows. Raises
-    DataError for fewer than 2 units, or rewards outside 0 and 1 with `logistic`.
-    """
-    units = int(logged.unit.max()) + 1 if len(logged) else 0
-    if units < 2:
-        raise DataError(f"a cross-fitted reward model needs at least 2 units, the log has {units}: use ips or snips")
-    if settings.kind == "logistic" and not ((logged.reward >= 0) & (logged.reward <= 1)).all():
-        row = int(np.flatnonzero(~((logged.reward >= 0) & (logged.reward <= 1)))[0])
-        raise DataError(f"row {row}: reward {logged.reward[row]:g} is not within 0 and 1: use the reward model `ridge`")
-    weight = np.ones(len(logged)) if row_weight is None else row_weight
-    features = np.column_stack([np.ones(len(logged)), logged.contexts])
-    fold = permutation(seed, "off-policy folds", count=units)[logged.unit] % settings.folds
-    actions = logged.target_logp.shape[1]
-    if settings.kind == "ridge":
-        return _ridge_predictions(features, logged, weight, fold, settings, actions)
-    return _logistic_predictions(features, logged, weight, fold, settings, actions)
-
-
-def ridge_fit(features: Floats, reward: Floats, weight: Floats, penalty: Floats) -> Floats:
-    """Coefficients `[f]` that minimise sum w (r - x b)^2 + sum penalty b^2, for features `[n, f]`, penalties `[f]`."""
-    weighted = features * weight[:, None]
-    return _solved(weighted.T @ features + np.diag(penalty), weighted.T @ reward)
-
-
-def logistic_fit(features: Floats, reward: Floats, weight: Floats, penalty: Floats, offset: Floats) -> Floats:
-    """Coefficients `[f]` that minimise the weighted cross-entropy of sigmoid(offset + x b) plus sum penalty b^2 / 2, by
-    Newton's method with halved steps. Rewards `[n]` lie within 0 and 1, `offset` `[n]`."""
-    coefficients = np.zeros(features.shape[1])
-    cost = _logistic_cost(features, reward, weight, penalty, offset, coefficients)
-    for _ in range(_NEWTON_STEPS):
-        mean = _sigmoid(offset + features @ coefficients)
-        slope = features.T @ (weight * (mean - reward)) + penalty * coefficients
-        curvature = (features * (weight * mean * (1 - mean))[:, None]).T @ features + np.diag(penalty)
-        step = _solved(curvature + 1e-12 * np.eye(len(penalty)), slope)
-        size, lower = 1.0, cost
-        while size > 1e-6:
-            lower = _logistic_cost(features, reward, weight, penalty, offset, coefficients - size * step)
-            if lower <= cost:
-                break
-            size /= 2
-        coefficients, gain, cost = coefficients - size * step, cost - lower, lower
-        if gain <= _NEWTON_TOLERANCE * (1 + abs(cost)):
-            break
-    return coefficients
-
-
-def _ridge_predictions(
-    features: Floats, logged: LoggedFeedback, weight: Floats, fold: Ints, settings: RewardModelSettings, actions: int
-) -> Floats:
-    """Sums over each fold and action give every fold's model without a second pass over the rows."""
-    grams, sides = _ridge_sums(features, logged, weight, fold, settings.folds, actions)
-    coefficients = _ridge_coefficients(grams, sides, settings.penalty)
-    predicted = np.empty((len(logged), actions))
-    for number in range(settings.folds):
-        held = np.flatnonzero(fold == number)
-        predicted[held] = features[held] @ coefficients[number].T
-    return predicted
-
-
-def _ridge_coefficients(grams: Floats, sides: Floats, penalty: float) -> Floats:
-    """Coefficients `[folds, K, f]` of each fold's model, from the sums of the other folds; feature 0 is a constant."""
-    folds, actions, size = sides.shape
-    shrunk = np.full(size, penalty)
-    common_penalty = shrunk.copy()
-    common_penalty[0] = 1e-9
-    made = np.empty((folds, actions, size))
-    for number in range(folds):
-        used = [other for other in range(folds) if other != number]
-        gram, side = grams[used].sum(axis=0), sides[used].sum(axis=0)
-        common = _solved(gram.sum(axis=0) + np.diag(common_penalty), side.sum(axis=0))
-        made[number] = common + _solved(gram + np.diag(shrunk), (side - gram @ common)[..., None])[..., 0]
-    return made
-
-
-def _ridge_sums(
-    features: Floats, logged: LoggedFeedback, weight: Floats, fold: Ints, folds: int, actions: int
-) -> tuple[Floats, Floats]:
-    """Sums of w x x' `[folds, K, f, f]` and of w x r `[folds, K, f]`."""
-    size = features.shape[1]
-    grams, sides = np.zeros((folds * actions, size, size)), np.zeros((folds * actions, size))
-    cell = fold * actions + logged.action
-    order = np.argsort(cell, kind="stable")
-    ends = np.searchsorted(cell[order], np.arange(folds * actions + 1))
-    for number in np.flatnonzero(np.diff(ends)):
-        rows = order[ends[number] : ends[number + 1]]
-        weighted = features[rows] * weight[rows, None]
-        grams[number], sides[number] = weighted.T @ features[rows], weighted.T @ logged.reward[rows]
-    return grams.reshape(folds, actions, size, size), sides.reshape(folds, actions, size)
-
-
-def _logistic_predictions(
-    features: Floats, logged: LoggedFeedback, weight: Floats, fold: Ints, settings: RewardModelSettings, actions: int
-) -> Floats:
-    shrunk = np.full(features.shape[1], settings.penalty)
-    common_penalty = shrunk.copy()
-    common_penalty[0] = 1e-9
-    predicted = np.empty((len(logged), actions))
-    for number in range(settings.folds):
-        held, used = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        common = logistic_fit(features[used], logged.reward[used], weight[used], common_penalty, np.zeros(len(used)))
-        for action in range(actions):
-            own, rows = common, used[logged.action[used] == action]
-            if len(rows):
-                offset = features[rows] @ common
-                own = common + logistic_fit(features[rows], logged.reward[rows], weight[rows], shrunk, offset)
-            predicted[held, action] = _sigmoid(features[held] @ own)
-    return predicted
-
-
-def _solved(matrix: Floats, right: Floats) -> Floats:
-    """Solution of each linear system; symmetric, positive definite matrices `[..., f, f]`."""
-    return np.asarray(np.linalg.solve(matrix, right), np.float64)
-
-
-def _sigmoid(logits: Floats) -> Floats:
-    return 1.0 / (1.0 + np.exp(-np.clip(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT)))
-
-
-def _logistic_cost(
-    features: Floats, reward: Floats, weight: Floats, penalty: Floats, offset: Floats, coefficients: Floats
-) -> float:
-    logits = offset + features @ coefficients
-    losses = np.logaddexp(0.0, logits) - reward * logits
-    return float((weight * losses).sum() + 0.5 * (penalty * coefficients**2).sum())
-
 
 # ------------------------------------------------------------------------------------------------------------- estimate
 
@@ -276,21 +117,25 @@ class EstimatedTerms:
     influence: Floats
     """`[n]`."""
 
-    def paired_difference(self, second: "EstimatedTerms", unit: Ints, *, level: float) -> OffPolicyEstimate:
+    def paired_difference(
+        self, second: "EstimatedTerms", unit: Ints, *, level: float, rules: RefusalRules | None = None
+    ) -> OffPolicyEstimate:
         """Estimate of `second` - `self` on the same rows, by unit: rows that both count the same way cancel.
 
-        Its verdict is the worse one of the two.
+        Its verdict is the worst one of the two and of its own tail.
         """
-        difference = second.influence - self.influence
-        error = standard_error(difference, unit)
-        half = NormalDist().inv_cdf(0.5 + level / 2) * error
-        centre = float(difference.mean())
-        reasons = tuple(dict.fromkeys((*self.estimate.reasons, *second.estimate.reasons)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = second.influence - self.influence
+            rounding = 1e-12 * np.maximum(np.abs(second.influence), np.abs(self.influence))
+            difference = np.where(np.abs(difference) <= rounding, 0.0, difference)
+            error, interval = standard_error(difference, unit), normal_interval(difference, unit, level=level)
+            tails = (rules or RefusalRules()).tails(difference, unit)
+        reasons = tuple(dict.fromkeys((*self.estimate.reasons, *second.estimate.reasons, *tails)))
         return replace(
             second.estimate,
-            value=centre,
-            low=centre - half,
-            high=centre + half,
+            value=float(difference.mean()),
+            low=interval.low,
+            high=interval.high,
             standard_error=error,
             interval="normal",
             ess=min(self.estimate.ess, second.estimate.ess),
@@ -306,10 +151,29 @@ def _assumptions_of(name: EstimatorName) -> tuple[str, ...]:
     return (MODEL_ASSUMPTION if name == "dm" else SUPPORT_ASSUMPTION, UNITS_ASSUMPTION)
 
 
+def _bounded(settings: EstimateSettings) -> bool:
+    """True for an empirical Bernstein bound of a known range: it holds whatever the tail is."""
+    return settings.interval == "bernstein" and settings.weight_bound > 0 and settings.reward_range is not None
+
+
 def _bounds(settings: EstimateSettings) -> tuple[str, ...]:
     """The assumption of an empirical Bernstein bound whose range is taken from the log."""
-    known = settings.interval != "bernstein" or (settings.weight_bound > 0 and settings.reward_range is not None)
+    known = settings.interval != "bernstein" or _bounded(settings)
     return () if known else ("no weight and no reward can be beyond those of the log",)
+
+
+def _not_finite(name: str, influence: Floats, figures: tuple[float, float, float, float], units: int) -> VerdictReason:
+    """The reason against an estimate that is no finite number with a finite interval."""
+    value, low, high, error = figures
+    bad = ~np.isfinite(influence)
+    if units < 2:
+        cause = f"the log has {units} unit, and a standard error needs two"
+    elif bad.any():
+        cause = f"the contribution of row {int(bad.argmax())} is {influence[int(bad.argmax())]:g}"
+    else:
+        cause = f"contributions of up to {float(np.abs(influence).max()):.3g} have no variance in floating point"
+    words = f"{name} is {value:.3g} ({low:.3g} to {high:.3g}), standard error {error:.3g}: {cause}; look at that row"
+    return VerdictReason(rule="not finite", verdict="refuse", words=words)
 
 
 def _model_reasons(name: EstimatorName) -> list[VerdictReason]:
@@ -376,20 +240,22 @@ def estimate_values(
     """
     if not len(logged):
         raise ValueError("no rows to estimate from")
-    reasons, overlap = settings.rules.audit_weights(logged, version=version)
-    common = [*log_reasons, *reasons, *settings.rules.rewards(logged.reward)]
-    return {
-        name: _judged(name, parts, logged, settings, common, overlap)
-        for name, parts in estimator_terms(logged, names, settings).items()
-    }
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused by its rule
+        reasons, overlap = settings.rules.audit_weights(logged, version=version)
+        common = [*log_reasons, *reasons, *settings.rules.rewards(logged.reward)]
+        return {
+            name: _judged(name, parts, logged, settings, common, overlap)
+            for name, parts in estimator_terms(logged, names, settings).items()
+        }
 
 
 def terms_estimate(
     name: EstimatorName, parts: EstimatorTerms, logged: LoggedFeedback, settings: EstimateSettings
 ) -> EstimatedTerms:
     """Estimate from terms that exist: those of a segment's rows, say. `logged` holds the same rows."""
-    reasons, overlap = settings.rules.audit_weights(logged)
-    return _judged(name, parts, logged, settings, [*reasons, *settings.rules.rewards(logged.reward)], overlap)
+    with np.errstate(over="ignore", invalid="ignore"):
+        reasons, overlap = settings.rules.audit_weights(logged)
+        return _judged(name, parts, logged, settings, [*reasons, *settings.rules.rewards(logged.reward)], overlap)
 
 
 def logged_value(
@@ -424,29 +290,59 @@ def _judged(
     reasons: Sequence[VerdictReason],
     overlap: float,
 ) -> EstimatedTerms:
-    influence, own = parts.influence, list(reasons)
-    if np.isfinite(influence).all():
-        own += settings.rules.halves(influence, logged.unit)
-    own += _model_reasons(name)
-    interval = _interval_of(name, parts, logged, settings)
-    weight = logged.weight
-    estimate = OffPolicyEstimate(
-        estimator=name,
-        value=parts.value,
-        low=interval.low,
-        high=interval.high,
-        standard_error=standard_error(influence, logged.unit),
-        level=settings.level,
-        interval=settings.interval,
-        n=len(logged),
-        units=len(np.unique(logged.unit)),
-        ess=effective_sample_size(weight),
-        largest_weight=float(weight.max()),
-        overlap=overlap,
+    own = [*reasons, *_model_reasons(name)]
+    if name == "clipped":
+        bound = settings.max_weight or math.sqrt(len(logged))
+        left_out = float((np.maximum(logged.weight - bound, 0.0) * logged.reward).mean())
+        own += settings.rules.clipping(left_out, standard_error(parts.influence, logged.unit))
+    rows = EstimateRows(
+        unit=logged.unit, weight=logged.weight, overlap=overlap, decisions=len(logged),
         assumptions=(*_assumptions_of(name), *_bounds(settings)),
-        verdict=worst_verdict(own),
-        reasons=tuple(own),
-    )
+    )  # fmt: skip
+    return judged_terms(name, parts, partial(_interval_of, name, parts, logged, settings), rows, settings, own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRows:
+    """Rows that an estimate stands on, decisions or episodes, in the order of time."""
+
+    unit: Ints
+    """`[n]`."""
+    weight: Floats
+    """`[n]` importance weights."""
+    overlap: float
+    decisions: int
+    assumptions: tuple[str, ...]
+
+
+def judged_terms(
+    name: str,
+    parts: EstimatorTerms,
+    make_interval: Callable[[], ValueInterval],
+    rows: EstimateRows,
+    settings: EstimateSettings,
+    reasons: Sequence[VerdictReason],
+) -> EstimatedTerms:
+    """Estimate with its verdict: the rules on drift, tails and finite figures beside the `reasons` that are known.
+
+    `make_interval` is asked only for finite contributions.
+    """
+    unit, weight = rows.unit, rows.weight
+    influence, own = parts.influence, list(reasons)
+    error, finite = standard_error(influence, unit), bool(np.isfinite(influence).all())
+    interval = make_interval() if finite else ValueInterval(low=math.nan, high=math.nan)
+    figures, units = (parts.value, interval.low, interval.high, error), len(np.unique(unit))
+    if finite and all(map(math.isfinite, figures)):
+        own += settings.rules.halves(influence, unit)
+        own += settings.rules.tails(influence, unit) if not _bounded(settings) else []
+    else:
+        own.append(_not_finite(name, influence, figures, units))
+    estimate = OffPolicyEstimate(
+        estimator=name, value=parts.value, low=interval.low, high=interval.high, standard_error=error,
+        level=settings.level, interval=settings.interval, n=rows.decisions, units=units,
+        ess=effective_sample_size(weight), largest_weight=float(weight.max()), overlap=rows.overlap,
+        assumptions=rows.assumptions, verdict=worst_verdict(own), reasons=tuple(own),
+    )  # fmt: skip
     return EstimatedTerms(estimate=estimate, terms=parts, influence=influence)
 
 
@@ -475,38 +371,6 @@ def _interval_of(
 BUCKETS = 4096
 STREAMED: tuple[EstimatorName, ...] = ("ips", "snips", "clipped", "dm", "dr", "sndr", "switch")
 """Estimators whose rows need no fit of their own."""
-
-
-@dataclass
-class StreamedRewardModel:
-    """Cross-fitted ridge model of a stream; a bucket's fold is its number modulo the folds."""
-
-    actions: int
-    settings: RewardModelSettings
-    grams: Floats = field(default_factory=lambda: np.zeros(0))
-    sides: Floats = field(default_factory=lambda: np.zeros(0))
-    coefficients: Floats = field(default_factory=lambda: np.zeros(0))
-
-    def observe(self, logged: LoggedFeedback) -> None:
-        """Add rows to the sums; `logged.unit` holds buckets."""
-        fold = logged.unit % self.settings.folds
-        weight = np.ones(len(logged))
-        grams, sides = _ridge_sums(_with_constant(logged), logged, weight, fold, self.settings.folds, self.actions)
-        self.grams = self.grams + grams if self.grams.size else grams
-        self.sides = self.sides + sides if self.sides.size else sides
-
-    def fit(self) -> None:
-        """Solve for every fold's coefficients."""
-        self.coefficients = _ridge_coefficients(self.grams, self.sides, self.settings.penalty)
-
-    def predict(self, logged: LoggedFeedback) -> Floats:
-        """Predicted rewards `[n, K]`, each row by the model of the other folds."""
-        fold, features = logged.unit % self.settings.folds, _with_constant(logged)
-        predicted = np.empty((len(logged), self.actions))
-        for number in range(self.settings.folds):
-            held = np.flatnonzero(fold == number)
-            predicted[held] = features[held] @ self.coefficients[number].T
-        return predicted
 
 
 @dataclass
@@ -576,9 +440,17 @@ class StreamedEstimates:
             spread = math.hypot(*(error for _, error in halves))
             reasons += self.settings.rules.drift(halves[0][0], halves[1][0], spread)
         value, error = whole
-        half_width = NormalDist().inv_cdf(0.5 + self.settings.level / 2) * error
+        counts, total = self.counts.sum(axis=0), sums.sum(axis=0)
+        influence = _bucket_terms(counts, total[:, 0], total[:, 1], total[:, 2]).influence
+        buckets = np.arange(len(influence))
+        interval = normal_interval(influence, buckets, level=self.settings.level)
+        figures = (value, interval.low, interval.high, error)
+        if all(map(math.isfinite, figures)):
+            reasons += self.settings.rules.tails(influence, buckets)
+        else:
+            reasons.append(_not_finite(name, influence, figures, len(buckets)))
         return OffPolicyEstimate(
-            estimator=name, value=value, low=value - half_width, high=value + half_width, standard_error=error,
+            estimator=name, value=value, low=interval.low, high=interval.high, standard_error=error,
             level=self.settings.level, interval="normal", n=summary.n, units=int((self.counts.sum(axis=0) > 0).sum()),
             ess=summary.ess, largest_weight=summary.largest, overlap=overlap, assumptions=_assumptions_of(name),
             verdict=worst_verdict(reasons), reasons=tuple(reasons),
@@ -600,7 +472,3 @@ def _value_and_error(counts: Floats, sums: Floats) -> tuple[float, float]:
         return math.nan, math.inf
     terms = _bucket_terms(counts, sums[:, 0], sums[:, 1], sums[:, 2])
     return terms.value, standard_error(terms.influence, np.arange(len(terms.base)))
-
-
-def _with_constant(logged: LoggedFeedback) -> Floats:
-    return np.column_stack([np.ones(len(logged)), logged.contexts])

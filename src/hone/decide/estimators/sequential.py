@@ -31,8 +31,10 @@ slices of a hash. With a value y in [0, 1], more is better, and a centre c that 
     z = -A (y - c) / (1 + m/2) - (m/2) / (1 + m/2),      E[z | past] = (E[y | control] - E[y | new] - m) / (2 + m)
 
 so E[z] <= 0 as long as the new version is worse by no more than the tolerance m. The coin makes it hold for *every*
-predictable c and for values that drift together; a centre near the mean makes z small, which is where the power comes
-from. Here c is the running mean of both arms, beginning at 1/2.
+predictable c and for values that drift together; a centre near the value makes z small, which is where the power comes
+from. Here c is the running mean of both arms, beginning at 1/2, or a regression of earlier values on covariates that
+are known before the coin falls (CUPED: Deng, Xu, Kohavi and Walker, 2013). A covariate that says nothing costs next to
+nothing, one that explains the part R^2 of the variance saves that part of the units.
 
 One score a unit: the arm of a unit that returns is known, and no coin falls any more.
 
@@ -63,7 +65,7 @@ and the power is that of the best stake. Approximate: within about 5 points of s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Final
 
@@ -71,9 +73,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_NORMAL = NormalDist()
 
 STAKES: Final = tuple(float(f"{stake:.6g}") for stake in np.geomspace(0.02, 0.9, 8))
 """Eight fixed stakes from .02 (small effects, long rollouts) to .9 (a version that fails at once)."""
+
+
+DEADLINE_PART: Final = 0.6
+"""Part of the wealth that plays for the deadline."""
+_BLOCKS: Final = 256
+"""Times that its stake is set until the deadline."""
+_MOST_STAKE: Final = 0.9
+_FIRST_VARIANCE: Final = 0.1
+_FIRST_SCORES: Final = 10
+"""Variance of a score that is assumed at first, with the weight of this many scores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineBet:
+    """Gambler who wants 1/level by a deadline. Immutable: `advance` returns the next one."""
+
+    horizon: int
+    """Scores until the deadline; nothing is staked afterwards."""
+    level: float
+    """alpha of the whole process."""
+    log_wealth: float = 0.0
+    """nats."""
+    seen: int = 0
+    squares: float = 0.0
+    """Sum of squared scores."""
+    stake: float = 0.0
+    """Of the block that has begun."""
+
+    def advance(self, scores: Floats, mixture: Floats) -> tuple["DeadlineBet", Floats]:
+        """Take scores `[n]`, beside the log e-values of the fixed stakes before each of them `[n]` -> the next bet, and
+        its log-wealth after each score `[n]`."""
+        block, path = max(1, self.horizon // _BLOCKS), np.empty(len(scores))
+        wealth, seen, squares, stake = self.log_wealth, self.seen, self.squares, self.stake
+        done = 0
+        while done < len(scores):
+            if seen % block == 0:
+                stake = self._stake(wealth, seen, squares, float(mixture[done]))
+            end = min(len(scores), done + block - seen % block)
+            part = scores[done:end]
+            path[done:end] = wealth + np.cumsum(np.log1p(stake * part))
+            wealth, squares = float(path[end - 1]), squares + float((part**2).sum())
+            seen, done = seen + len(part), end
+        return replace(self, log_wealth=wealth, seen=seen, squares=squares, stake=stake), path
+
+    def _stake(self, log_wealth: float, seen: int, squares: float, mixture: float) -> float:
+        variance = (squares + _FIRST_SCORES * _FIRST_VARIANCE) / (seen + _FIRST_SCORES)
+        left = variance * (self.horizon - seen)
+        goal = (1 / self.level - (1 - DEADLINE_PART) * math.exp(min(mixture, 100.0))) / DEADLINE_PART
+        held = math.exp(min(log_wealth, 100.0))
+        if left <= 0 or held >= goal:
+            return 0.0
+        share = max(held / goal, 1e-12)
+        return min(_MOST_STAKE, _NORMAL.pdf(_NORMAL.inv_cdf(share)) / (share * math.sqrt(left)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +139,36 @@ class MixtureProcess:
     log_wealth: tuple[float, ...] = (0.0,) * len(STAKES)
     """nats: log-wealth of each stake."""
     count: int = 0
+    deadline: DeadlineBet | None = None
+    """None: all of the wealth is with the fixed stakes."""
 
     @property
     def log_e(self) -> float:
         """nats: logarithm of the e-value now."""
-        return float(log_mean_exp(np.array(self.log_wealth)))
+        fixed = log_mean_exp(np.array([self.log_wealth]))
+        return float(_with_deadline(fixed, None if self.deadline is None else np.array([self.deadline.log_wealth]))[0])
 
     def advance(self, scores: Floats) -> tuple["MixtureProcess", Floats]:
-        """Take scores `[n]` in [-1, 1] -> the next process, and log e after each of them `[n]`."""
+        """Take scores `[n]` in [-1, 1] -> the next process, and log e after each of them `[n]`. A score of 0 changes no
+        wealth, and brings the deadline nearer."""
         if not len(scores):
             return self, np.zeros(0)
         wealth = mixture_wealth(scores, start=np.array(self.log_wealth))
+        fixed = log_mean_exp(wealth)
+        deadline, path = self.deadline, None
+        if deadline is not None:
+            first = log_mean_exp(np.array([self.log_wealth]))
+            deadline, path = deadline.advance(scores, np.concatenate([first, fixed[:-1]]))
         last = tuple(float(value) for value in wealth[-1])
-        return MixtureProcess(log_wealth=last, count=self.count + len(scores)), log_mean_exp(wealth)
+        following = MixtureProcess(log_wealth=last, count=self.count + len(scores), deadline=deadline)
+        return following, _with_deadline(fixed, path)
+
+
+def _with_deadline(fixed: Floats, deadline: Floats | None) -> Floats:
+    """log of the mixture of the fixed stakes' e-values and the deadline's wealth `[n]`, both in nats."""
+    if deadline is None:
+        return fixed
+    return np.logaddexp(math.log(1 - DEADLINE_PART) + fixed, math.log(DEADLINE_PART) + deadline)
 
 
 def mixture_wealth(scores: Floats, *, start: Floats | float = 0.0) -> Floats:
@@ -189,6 +262,69 @@ def ratio_paths(arms: Ints, shares: tuple[float, ...], counts: tuple[int, ...] |
 Bools = NDArray[np.bool_]
 
 
+_REFIT: Final = 50
+"""Values after which the regression is fitted again."""
+_RIDGE: Final = 20.0
+"""Weight of the squared coefficients of covariates of unit variance, in values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeRegression:
+    """Ridge regression of values on covariates by its sums. Immutable: `advance` returns the next one."""
+
+    count: int = 0
+    products: tuple[float, ...] = ()
+    """Upper triangle of the sum of x x', x a constant and the covariates."""
+    sides: tuple[float, ...] = ()
+    """Sum of x y."""
+    coefficients: tuple[float, ...] = ()
+    """Fitted at the last multiple of 50 values; empty: not yet."""
+
+    def advance(self, covariates: Floats, values: Floats) -> tuple["OutcomeRegression", Floats]:
+        """Take covariates `[n, d]` and values `[n]` -> the next regression, and the prediction of each value by those
+        before it `[n]`; NaN: none, as there were too few, or a covariate is not finite."""
+        x = np.column_stack([np.ones(len(values)), covariates])
+        size = x.shape[1]
+        upper = np.triu_indices(size)
+        products, sides = np.zeros((size, size)), np.zeros(size)
+        if self.sides:
+            products[upper], sides = self.products, np.array(self.sides)
+        fitted = np.array(self.coefficients) if self.coefficients else None
+        predicted, usable = np.full(len(values), np.nan), np.isfinite(x.sum(axis=1))
+        count, done = self.count, 0
+        while done < len(values):
+            end = min(len(values), done + _REFIT - count % _REFIT)
+            rows = done + np.flatnonzero(usable[done:end])
+            if fitted is not None:
+                predicted[rows] = x[rows] @ fitted
+            products += np.triu(x[rows].T @ x[rows])
+            sides = sides + values[rows] @ x[rows]
+            count, done = count + end - done, end
+            if count % _REFIT == 0 and products[0, 0] > 0:
+                fitted = _ridge_coefficients(products, sides)
+        following = OutcomeRegression(
+            count=count, products=tuple(products[upper].tolist()), sides=tuple(sides.tolist()),
+            coefficients=() if fitted is None else tuple(fitted.tolist()),
+        )  # fmt: skip
+        return following, predicted
+
+
+def _ridge_coefficients(products: Floats, sides: Floats) -> Floats:
+    """Coefficients `[1 + d]` from the upper triangle of the sums; a covariate that never varies has none."""
+    whole, rows = products + np.triu(products, 1).T, products[0, 0]
+    mean = whole[0] / rows
+    variance = np.maximum(np.diag(whole) / rows - mean**2, 0.0)
+    varies = variance > 1e-12 * (1 + mean**2)
+    slopes = np.zeros(len(sides))
+    if varies.any():
+        spread = np.sqrt(variance[varies])
+        centred = (whole - rows * np.outer(mean, mean))[np.ix_(varies, varies)] / np.outer(spread, spread)
+        side = (sides - mean * sides[0])[varies] / spread
+        slopes[varies] = np.linalg.solve(centred + _RIDGE * np.eye(len(side)), side) / spread
+    slopes[0] = sides[0] / rows - float(slopes[1:] @ mean[1:])
+    return slopes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedArms:
     """Counts and sums of both arms after some events. Immutable: `advance` returns the next one."""
@@ -199,6 +335,8 @@ class MatchedArms:
     new_sum: float = 0.0
     control_count: int = 0
     control_sum: float = 0.0
+    regression: OutcomeRegression = field(default_factory=OutcomeRegression)
+    """Of the values on the units' covariates."""
 
     @property
     def count(self) -> int:
@@ -215,10 +353,15 @@ class MatchedArms:
         """Mean value of the control slice; NaN without events."""
         return self.control_sum / self.control_count if self.control_count else float("nan")
 
-    def advance(self, values: Floats, is_new: Bools) -> tuple["MatchedArms", Floats]:
-        """Take values `[n]` in [0, 1] and their arms `[n]` -> the next counts, and the scores `[n]`."""
+    def advance(self, values: Floats, is_new: Bools, covariates: Floats | None = None) -> tuple["MatchedArms", Floats]:
+        """Take values `[n]` in [0, 1], their arms `[n]` and covariates `[n, d]`, known before the arm was drawn -> the
+        next counts, and the scores `[n]`."""
+        regression, predicted = self.regression, None
+        if covariates is not None and covariates.shape[1]:
+            regression, predicted = regression.advance(covariates, values)
+        total = self.new_sum + self.control_sum
         scores = matched_scores(
-            values, is_new, count=self.count, total=self.new_sum + self.control_sum, tolerance=self.tolerance
+            values, is_new, count=self.count, total=total, tolerance=self.tolerance, predicted=predicted
         )
         following = MatchedArms(
             tolerance=self.tolerance,
@@ -226,17 +369,24 @@ class MatchedArms:
             new_sum=self.new_sum + float(values[is_new].sum()),
             control_count=self.control_count + int((~is_new).sum()),
             control_sum=self.control_sum + float(values[~is_new].sum()),
+            regression=regression,
         )
         return following, scores
 
 
 def matched_scores(
-    values: Floats, is_new: Bools, *, count: int = 0, total: float = 0.0, tolerance: float = 0.0
+    values: Floats,
+    is_new: Bools,
+    *,
+    count: int = 0,
+    total: float = 0.0,
+    tolerance: float = 0.0,
+    predicted: Floats | None = None,
 ) -> Floats:
     """Scores of many runs at once: values in [0, 1] and arms `[..., n]` -> `[..., n]` in [-1, 1].
 
-    `count` events with the sum `total` came before. Raises ValueError beyond [0, 1], and for a tolerance that is not
-    between 0 and 1.
+    `count` events with the sum `total` came before. `predicted` `[..., n]`: centres from covariates, NaN for the
+    running mean. Raises ValueError beyond [0, 1], and for a tolerance that is not between 0 and 1.
     """
     if not 0 <= tolerance <= 1:
         raise ValueError(f"the tolerance is a part of the value's range, 0 to 1, got {tolerance}")
@@ -245,6 +395,8 @@ def matched_scores(
     before = total + np.cumsum(values, axis=-1) - values
     seen = np.arange(count + 1, count + 1 + values.shape[-1], dtype=np.float64)
     centre = (0.5 + before) / seen
+    if predicted is not None:
+        centre = np.where(np.isnan(predicted), centre, np.clip(predicted, 0.0, 1.0))
     signed = np.where(is_new, centre - values, values - centre)
     return (signed - tolerance / 2) / (1 + tolerance / 2)
 
@@ -355,16 +507,24 @@ class BernsteinSequence:
 # ----------------------------------------------------------------------------------------------------------- detectable
 
 
-_NORMAL = NormalDist()
 _COST = 1.2
 """nats: price of eight stakes instead of the best one; set so that the power of simulated rollouts is met."""
 
 
-def detection_power(fall: float, *, sd: float, events: int, alpha: float) -> float:
-    """Probability that a fall of the mean is found within `events` events of both arms together."""
+def detection_power(fall: float, *, sd: float, events: int, alpha: float, deadline: int = 0) -> float:
+    """Probability that a fall of the mean is found within `events` events of both arms together.
+
+    `deadline`: events of the process with a deadline; 0: fixed stakes alone. At the deadline its gambler wins where a
+    test of the level 3/5 alpha would, that is with probability Phi(fall sqrt(events) / (2 sd) - z).
+    """
     if fall <= 0 or events < 1 or sd <= 0:
         return alpha if events >= 1 else 0.0
-    return max(_crossing(stake, fall, sd, events, alpha) for stake in STAKES)
+    part = 1 - DEADLINE_PART if deadline else 1.0
+    early = max(_crossing(stake, fall, sd, events, alpha * part) for stake in STAKES)
+    if not deadline or events < deadline:
+        return early
+    late = _NORMAL.cdf(fall * math.sqrt(deadline) / (2 * sd) + _NORMAL.inv_cdf(DEADLINE_PART * alpha))
+    return max(early, late)
 
 
 def _crossing(stake: float, fall: float, sd: float, events: int, alpha: float) -> float:
@@ -376,30 +536,40 @@ def _crossing(stake: float, fall: float, sd: float, events: int, alpha: float) -
     return _NORMAL.cdf((drift - barrier) / spread) + (math.exp(min(reflected, 700)) * tail if tail > 0 else 0.0)
 
 
-def detectable_fall(*, sd: float, events: int, alpha: float, power: float = 0.8, most: float = 1.0) -> float | None:
+def detectable_fall(
+    *, sd: float, events: int, alpha: float, power: float = 0.8, most: float = 1.0, deadline: int = 0
+) -> float | None:
     """Smallest fall of the mean that is found with probability `power`; None: not even one of size `most`."""
-    if detection_power(most, sd=sd, events=events, alpha=alpha) < power:
+
+    def found(fall: float) -> bool:
+        return detection_power(fall, sd=sd, events=events, alpha=alpha, deadline=deadline) >= power
+
+    if not found(most):
         return None
     low, high = 0.0, most
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if detection_power(middle, sd=sd, events=events, alpha=alpha) >= power else (middle, high)
-        )
+        low, high = (low, middle) if found(middle) else (middle, high)
     return high
 
 
-def events_to_detect(fall: float, *, sd: float, alpha: float, power: float = 0.8) -> int | None:
-    """Events of both arms after which a fall is found with probability `power`; None: more than 1e12."""
+def events_to_detect(
+    fall: float, *, sd: float, alpha: float, power: float = 0.8, by_deadline: bool = False
+) -> int | None:
+    """Events of both arms after which a fall is found with probability `power`, the last of them the deadline if there
+    is one; None: more than 1e12."""
+
+    def found(events: int) -> bool:
+        deadline = events if by_deadline else 0
+        return detection_power(fall, sd=sd, events=events, alpha=alpha, deadline=deadline) >= power
+
     high = 1
-    while detection_power(fall, sd=sd, events=high, alpha=alpha) < power:
+    while not found(high):
         high *= 2
         if high > 10**12:
             return None
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (low, middle) if detection_power(fall, sd=sd, events=middle, alpha=alpha) >= power else (middle, high)
-        )
+        low, high = (low, middle) if found(middle) else (middle, high)
     return high

@@ -15,7 +15,10 @@ Iterates q <- fit of r + g * [not terminated] * sum over a of pi(a|s') q(s', a) 
 Yue, 2019; Ernst, Geurts and Wehenkel, 2005, with the target's expectation instead of the maximum).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -44,6 +47,20 @@ class LoggedTrajectories:
         """Number of episodes."""
         return len(self.offsets) - 1
 
+    @property
+    def weights(self) -> Floats:
+        """Product of the target / behaviour probabilities of each whole episode `[E]`."""
+        return _ratios(self)[1][:, -1]
+
+    @property
+    def returns(self) -> Floats:
+        """Discounted sum of each episode's rewards `[E]`."""
+        there, _ = _ratios(self)
+        return (_discounts(self, there) * _table(self.reward, there)).sum(axis=1)
+
+
+TrajectoryEstimatorName = Literal["pdis", "wpdis", "tis", "wtis"]
+
 
 def trajectory_wise(logged: LoggedTrajectories, *, normalised: bool = False) -> EstimatorTerms:
     """Importance sampling by whole trajectories: the discounted return times the product of all ratios."""
@@ -59,6 +76,13 @@ def per_decision(logged: LoggedTrajectories, *, normalised: bool = False) -> Est
     there, ratio = _ratios(logged)
     paid = _discounts(logged, there) * _table(logged.reward, there)
     return _trajectory_terms(np.zeros(logged.episodes), ratio * paid, ratio, normalised=normalised)
+
+
+TRAJECTORY_ESTIMATORS: dict[TrajectoryEstimatorName, Callable[[LoggedTrajectories], EstimatorTerms]] = {
+    "pdis": per_decision, "wpdis": partial(per_decision, normalised=True),
+    "tis": trajectory_wise, "wtis": partial(trajectory_wise, normalised=True),
+}  # fmt: skip
+"""Estimators that need no model: per decision and by whole trajectories, `w` for self-normalised."""
 
 
 def doubly_robust_trajectories(

@@ -33,20 +33,32 @@ from hone.decide.estimators.estimate import (
     ESTIMATORS,
     MODEL_BASED,
     SELF_NORMALISED,
+    SUPPORT_ASSUMPTION,
+    UNITS_ASSUMPTION,
     EstimatedTerms,
+    EstimateRows,
     EstimateSettings,
     EstimatorName,
     OffPolicyEstimate,
     StreamedEstimates,
-    StreamedRewardModel,
     WeightTail,
     estimate_values,
+    judged_terms,
     logged_value,
     terms_estimate,
     weight_tail,
 )
-from hone.decide.estimators.rules import VerdictReason, usable_rows
-from hone.decide.estimators.terms import LoggedFeedback
+from hone.decide.estimators.reward_models import StreamedRewardModel
+from hone.decide.estimators.rules import VerdictReason, WeightSummary, usable_rows
+from hone.decide.estimators.terms import (
+    LoggedFeedback,
+    ValueInterval,
+    bootstrap_interval,
+    effective_sample_size,
+    normal_interval,
+    standard_error,
+)
+from hone.decide.estimators.trajectories import TRAJECTORY_ESTIMATORS, LoggedTrajectories, TrajectoryEstimatorName
 from hone.decide.joins.columns import log_columns
 from hone.decide.joins.join import build_view
 from hone.decide.joins.parquet import read_view, view_action_sets
@@ -176,6 +188,10 @@ def logged_feedback(
     distribution, with the row's id.
     """
     executed, places, width = _catalogue_columns(table)
+    offered = np.zeros((len(table), width), np.bool_)
+    for number, place in enumerate(places):
+        rows = np.flatnonzero(table.action_set == number)
+        offered[rows[:, None], place] = True
     numbers: dict[str, int] = {}
     return LoggedFeedback(
         contexts=table.contexts,
@@ -185,6 +201,7 @@ def logged_feedback(
         target_logp=_distribution(table, policy, places, width, name),
         unit=np.array([numbers.setdefault(unit, len(numbers)) for unit in table.units], np.int64),
         behaviour_logp=None if behaviour is None else _distribution(table, behaviour, places, width, LOGGED),
+        offered=offered,
     )
 
 
@@ -239,17 +256,128 @@ def estimate_policies(
                 segments=_segments(labels, estimators[0], deciding[name], logged, chosen),
             )
         )
-    probability = np.exp(np.minimum(used.logp, 0.0))
     return OffPolicyReport(
         logged=own.estimate,
         policies=tuple(made),
-        differences=_differences(own, deciding, unit, chosen.level),
+        differences=_differences(own, deciding, unit, chosen),
         ranking=_ranking(deciding),
         rows=len(table),
         used=len(used),
         versions=tuple(sorted(set(used.versions))),
-        propensity_counts=tuple(np.histogram(probability, bins=_BINS, range=(0.0, 1.0))[0].tolist()),
+        propensity_counts=_propensity_counts(used),
     )
+
+
+# ----------------------------------------------------------------------------------------------- trajectories
+
+
+EPISODES_ASSUMPTION = "an episode is all decisions of a unit in the log, in the order of time"
+
+
+def logged_trajectories(
+    table: DecisionTable, policy: DecisionPolicy, *, discount: float, name: str = "policy"
+) -> tuple[LoggedTrajectories, LoggedFeedback]:
+    """Episodes of a table's units beside a policy's probabilities, and the same decisions one by one, both episode by
+    episode in the order of their first decisions. Raises UserCodeError for a policy that gives no distribution."""
+    logged = logged_feedback(table, policy, name=name)
+    order = np.argsort(logged.unit, kind="stable")  # units are numbered by their first row
+    rows = logged.rows(order)
+    offsets = np.concatenate([[0], np.bincount(rows.unit).cumsum()]).astype(np.int64)
+    target = rows.target_logp[np.arange(len(rows)), rows.action]
+    return LoggedTrajectories(
+        offsets=offsets, logp=rows.logp, target_logp=target, reward=rows.reward, discount=discount
+    ), rows
+
+
+def estimate_trajectories(
+    table: DecisionTable,
+    policies: Mapping[str, DecisionPolicy],
+    *,
+    estimators: Sequence[TrajectoryEstimatorName] = tuple(TRAJECTORY_ESTIMATORS),
+    settings: EstimateSettings | None = None,
+    discount: float = 1.0,
+) -> OffPolicyReport:
+    """Estimate the discounted return of candidates; a unit's decisions are an episode. The first estimator decides.
+
+    An episode with a decision that cannot be read (an open reward, no probability) is left out as a whole. Raises
+    ConfigError for unknown names, a discount outside (0, 1] and `bernstein`, DataError for a log without an episode.
+    """
+    chosen = settings or EstimateSettings()
+    known = tuple(TRAJECTORY_ESTIMATORS)
+    unknown = [name for name in estimators if name not in known]
+    faults = [f"no estimator of trajectories {name!r}{did_you_mean(name, known)}" for name in unknown]
+    faults += ["an estimate needs at least one policy and one estimator"] if not policies or not estimators else []
+    faults += [f"a discount is above 0 and at most 1, got {discount:g}"] if not 0 < discount <= 1 else []
+    faults += ["trajectories have normal and bootstrap intervals"] if chosen.interval == "bernstein" else []
+    if faults:
+        raise ConfigError(*faults)
+    log_reasons = chosen.rules.audit_table(table)
+    usable = usable_rows(table)
+    broken = {unit for unit, sound in zip(table.units, usable, strict=True) if not sound}
+    used = take_decisions(table, np.flatnonzero([unit not in broken for unit in table.units]))
+    if not len(used):
+        words = f"none of the {len(set(table.units))} units' episodes can be used"
+        raise DataError(words, *(reason.words for reason in log_reasons))
+    made: dict[str, tuple[PolicyEstimates, EstimatedTerms]] = {}
+    own: EstimatedTerms | None = None
+    unit = np.arange(len(set(used.units)))
+    for name, policy in policies.items():
+        logged, rows = logged_trajectories(used, policy, discount=discount, name=name)
+        own = own or logged_value(logged.returns, unit, chosen, log_reasons=log_reasons)
+        values = {one: _judged_trajectories(one, logged, rows, chosen, log_reasons) for one in estimators}
+        estimates = tuple(one.estimate for one in values.values())
+        tail = weight_tail(logged.weights)
+        made[name] = (
+            PolicyEstimates(policy=name, estimates=estimates, tail=tail, segments=()), values[estimators[0]],
+        )  # fmt: skip
+    assert own is not None
+    deciding = {name: one for name, (_, one) in made.items()}
+    return OffPolicyReport(
+        logged=own.estimate, policies=tuple(one for one, _ in made.values()),
+        differences=_differences(own, deciding, unit, chosen), ranking=_ranking(deciding), rows=len(table),
+        used=len(used), versions=tuple(sorted(set(used.versions))),
+        propensity_counts=_propensity_counts(used),
+    )  # fmt: skip
+
+
+def _judged_trajectories(
+    name: TrajectoryEstimatorName,
+    logged: LoggedTrajectories,
+    rows: LoggedFeedback,
+    settings: EstimateSettings,
+    log_reasons: Sequence[VerdictReason],
+) -> EstimatedTerms:
+    """Estimate of one target from episodes: the rules on single decisions, on the products of their weights, and on the
+    episodes' contributions."""
+    unit, rules = np.arange(logged.episodes), settings.rules
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight, parts = logged.weights, TRAJECTORY_ESTIMATORS[name](logged)
+        reasons, overlap = rules.audit_weights(rows)
+        summary = WeightSummary(
+            n=len(weight), mean=float(weight.mean()), error=standard_error(weight, unit),
+            ess=effective_sample_size(weight), largest=float(weight.max()), rows="episodes",
+        )  # fmt: skip
+        own = [one for one in reasons if one.rule not in ("sample size", "largest weight")]
+        own = [*log_reasons, *own, *summary.reasons(rules), *rules.rewards(logged.returns)]
+        missing = 1 - summary.mean
+        if missing > rules.support_deviations * summary.error:
+            own += rules.support(missing, f"about {missing:.1%} of the target's episodes have no support in the log")
+
+        def interval() -> ValueInterval:
+            if settings.interval == "bootstrap":
+                return bootstrap_interval(parts, unit, level=settings.level, draws=settings.draws, seed=settings.seed)
+            return normal_interval(parts.influence, unit, level=settings.level)
+
+        judged = EstimateRows(
+            unit=unit, weight=weight, overlap=overlap, decisions=len(rows),
+            assumptions=(SUPPORT_ASSUMPTION, UNITS_ASSUMPTION, EPISODES_ASSUMPTION),
+        )  # fmt: skip
+        return judged_terms(name, parts, interval, judged, settings, own)
+
+
+def _propensity_counts(table: DecisionTable) -> tuple[int, ...]:
+    probability = np.exp(np.minimum(table.logp, 0.0))
+    return tuple(np.histogram(probability, bins=_BINS, range=(0.0, 1.0))[0].tolist())
 
 
 # --------------------------------------------------------------------------------------------------- parts
@@ -347,10 +475,10 @@ def _segments(
 
 
 def _differences(
-    own: EstimatedTerms, deciding: Mapping[str, EstimatedTerms], unit: Ints, level: float
+    own: EstimatedTerms, deciding: Mapping[str, EstimatedTerms], unit: Ints, settings: EstimateSettings
 ) -> tuple[_PolicyDifference, ...]:
     def between(first: EstimatedTerms, second: EstimatedTerms) -> OffPolicyEstimate:
-        return first.paired_difference(second, unit, level=level)
+        return first.paired_difference(second, unit, level=settings.level, rules=settings.rules)
 
     names = list(deciding)
     against = [_PolicyDifference(first=LOGGED, second=name, estimate=between(own, deciding[name])) for name in names]

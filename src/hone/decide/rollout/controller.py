@@ -23,6 +23,7 @@ from hone.core.decisions import Evidence, VersionStage
 from hone.decide.estimators.sequential import (
     AsymptoticSequence,
     BernsteinSequence,
+    DeadlineBet,
     MatchedArms,
     MixtureProcess,
     SampleRatio,
@@ -90,7 +91,7 @@ class RolloutEvidence:
         following: list[GuardrailEvidence] = []
         paths: list[Floats] = []
         for column, (guardrail, before) in enumerate(zip(plan.guardrails, self.guardrails, strict=True)):
-            after, path = _advance(guardrail, before, batch.values[:, column], batch.is_new)
+            after, path = _advance(guardrail, before, batch, batch.values[:, column])
             following.append(after)
             paths.append(path)
         shared = log_mean_exp(np.stack(paths, axis=-1))
@@ -104,21 +105,27 @@ class RolloutEvidence:
 
 
 def no_evidence(plan: RolloutPlan) -> RolloutEvidence:
-    """Evidence before the first unit."""
+    """Evidence before the first unit; the deadline of its e-processes is the end of the last stage."""
+    bet = DeadlineBet(horizon=plan.exposures, level=plan.guardrail_alpha / len(plan.guardrails))
     arms = [MatchedArms(tolerance=one.relative_tolerance) for one in plan.guardrails]
-    return RolloutEvidence(guardrails=tuple(GuardrailEvidence(arms=one) for one in arms))
+    return RolloutEvidence(
+        guardrails=tuple(GuardrailEvidence(arms=one, process=MixtureProcess(deadline=bet)) for one in arms)
+    )
 
 
 def _advance(
-    guardrail: RolloutGuardrail, before: GuardrailEvidence, given: Floats, is_new: Bools
+    guardrail: RolloutGuardrail, before: GuardrailEvidence, batch: ExposureBatch, given: Floats
 ) -> tuple[GuardrailEvidence, Floats]:
-    """Evidence of one outcome after a batch, and its log e after each unit `[n]`; a missing value changes nothing."""
+    """Evidence of one outcome after a batch, and its log e after each unit `[n]`; nothing is staked on a missing value,
+    and the unit counts towards the deadline."""
     known = np.isfinite(given)
     raw = (given[known] - guardrail.low) / (guardrail.high - guardrail.low)
     values = np.clip(raw if guardrail.higher_is_better else 1 - raw, 0.0, 1.0)
-    arms, scores = before.arms.advance(values, is_new[known])
-    process, path = before.process.advance(scores)
-    everywhere = np.concatenate([[before.process.log_e], path])[np.cumsum(known)]
+    covariates = None if batch.covariates is None else batch.covariates[known]
+    arms, scores = before.arms.advance(values, batch.is_new[known], covariates)
+    all_scores = np.zeros(len(given))
+    all_scores[known] = scores
+    process, path = before.process.advance(all_scores)
     after = GuardrailEvidence(
         arms=arms,
         process=process,
@@ -127,7 +134,7 @@ def _advance(
         clipped=before.clipped + int(((raw < 0) | (raw > 1)).sum()),
         missing=before.missing + int((~known).sum()),
     )
-    return after, everywhere
+    return after, path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +176,7 @@ def _effect(guardrail: RolloutGuardrail, one: GuardrailEvidence) -> EffectReport
         bounded_low=bounded_low,
         bounded_high=bounded_high,
         log_e=one.process.log_e,
-        count=one.process.count,
+        count=one.arms.count,
         clipped=one.clipped,
         missing=one.missing,
     )

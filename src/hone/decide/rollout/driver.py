@@ -29,8 +29,10 @@ from hone.core.strict_json import Json
 from hone.decide.estimators.sequential import (
     AsymptoticSequence,
     BernsteinSequence,
+    DeadlineBet,
     MatchedArms,
     MixtureProcess,
+    OutcomeRegression,
     SampleRatio,
 )
 from hone.decide.evaluate.off_policy import LOGGED, estimate_policies
@@ -189,12 +191,17 @@ def _evidence(table: _Table) -> RolloutEvidence:
 
 
 def _guardrail(table: _Table) -> GuardrailEvidence:
-    process = table["process"]
+    process, arms = table["process"], table["arms"]
+    bet, regression = process.get("deadline"), arms.get("regression", {})  # neither was in journals of hone 0.1
+    sums: _Table = {name: one if name == "count" else tuple(one) for name, one in regression.items()}
+    following = {
+        "log_wealth": tuple(process["log_wealth"]), "deadline": None if bet is None else DeadlineBet(**bet),
+    }  # fmt: skip
     return GuardrailEvidence(
         **table
         | {
-            "arms": MatchedArms(**table["arms"]),
-            "process": MixtureProcess(**process | {"log_wealth": tuple(process["log_wealth"])}),
+            "arms": MatchedArms(**arms | {"regression": OutcomeRegression(**sums)}),
+            "process": MixtureProcess(**process | following),
             "effect": AsymptoticSequence(**table["effect"]),
             "bounded": BernsteinSequence(**table["bounded"]),
         }

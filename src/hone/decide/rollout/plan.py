@@ -84,6 +84,11 @@ class RolloutPlan:
         share = self.share(stage)
         return 0 if share == 1 else math.ceil(2 * share * self.requests)
 
+    @property
+    def exposures(self) -> int:
+        """Exposed units of all stages, both arms together."""
+        return sum(self.units_needed(stage_name(share)) for share in self.stages)
+
     def preview(self, history: "GuardrailHistory") -> "tuple[_StagePreview, ...]":
         """The stages of a plan with the effects that they can find in one outcome."""
         done: list[_StagePreview] = []
@@ -91,7 +96,7 @@ class RolloutPlan:
         guardrail = next(one for one in self.guardrails if one.kind == history.kind)
         for number, share in enumerate(self.stages, start=1):
             exposed += self.units_needed(stage_name(share))
-            fall = detectable_fall(**_scaled(self, history), events=exposed, power=POWER)
+            fall = detectable_fall(**_scaled(self, history), events=exposed, power=POWER, deadline=self.exposures)
             loss = None if fall is None else (fall * _width(guardrail) + guardrail.tolerance) / abs(history.mean)
             done.append(
                 _StagePreview(
@@ -113,11 +118,10 @@ class RolloutPlan:
                 "nothing will stop it; lower the tolerance"
             ]
         scaled = _scaled(self, history)
-        exposed = sum(self.units_needed(stage_name(share)) for share in self.stages)
-        power = detection_power(fall, **scaled, events=exposed)
+        power = detection_power(fall, **scaled, events=self.exposures, deadline=self.exposures)
         if power >= POWER:
             return []
-        needed = events_to_detect(fall, **scaled, power=POWER)
+        needed = events_to_detect(fall, **scaled, power=POWER, by_deadline=True)
         a_stage = "no number of" if needed is None else f"{math.ceil(needed / (2 * sum(self.stages))):,}"
         total = len(self.stages) * self.requests
         return [

@@ -179,6 +179,8 @@ def split_label(label: str) -> tuple[str, str, str]:
 _PAGE: Final = 5000
 _MOST_EARLY: Final = 100_000
 """Outcomes without a known exposure that are kept, as their decision may follow."""
+COVARIATES: Final = 12
+"""Features of a unit's context that its outcome is regressed on: the first ones."""
 _RecordKey = tuple[str, str]
 """Tenant, and a unit or decision id."""
 
@@ -188,6 +190,7 @@ class _OpenExposure:
     at_s: float
     is_new: bool
     stage: str
+    covariates: tuple[float, ...]
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
 
 
@@ -199,6 +202,8 @@ class ExposureBatch:
     """`[n]` the unit is served by the new version."""
     values: Floats
     """`[n, G]` outcomes of each guardrail; NaN: missing, nothing is staked on it."""
+    covariates: Floats | None = None
+    """`[n, d]` features of the units' first contexts, known before their arm; None: none."""
     both_arms: int = 0
     """Units of this look that had been in the other arm before."""
     in_stage: int = 0
@@ -263,7 +268,9 @@ class ExposureFeed:
             return
         self._arms[unit] = is_new
         key = (decision.tenant, decision.id)
-        self._open[key] = _OpenExposure(decision.at_s, is_new, stage)
+        features = decision.context[:COVARIATES].tolist()
+        covariates = (*features, *[0.0] * (COVARIATES - len(features)))
+        self._open[key] = _OpenExposure(decision.at_s, is_new, stage, covariates)
         for outcome in self._early.pop(key, ()):
             self._learnt(outcome)
 
@@ -300,6 +307,7 @@ class ExposureFeed:
         return ExposureBatch(
             is_new=np.array([one.is_new for one in ready], dtype=np.bool_),
             values=np.array(values, dtype=np.float64).reshape(len(ready), len(self.plan.guardrails)),
+            covariates=np.array([one.covariates for one in ready], dtype=np.float64).reshape(len(ready), COVARIATES),
             both_arms=both_arms,
             in_stage=shadow if stage == "shadow" else sum(one.stage == stage for one in ready),
         )

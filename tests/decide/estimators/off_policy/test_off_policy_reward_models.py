@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from hone.core.errors import DataError
 from hone.core.random import permutation
-from hone.decide.estimators.estimate import RewardModelSettings, cross_fitted_rewards, logistic_fit, ridge_fit
+from hone.decide.estimators.reward_models import RewardModelSettings, cross_fitted_rewards, logistic_fit, ridge_fit
 from hone.decide.estimators.terms import LoggedFeedback
 
 

@@ -14,10 +14,9 @@ from hone.decide.estimators import terms as forms
 from hone.decide.estimators.estimate import (
     ESTIMATORS,
     EstimateSettings,
-    RewardModelSettings,
-    cross_fitted_rewards,
     estimator_terms,
 )
+from hone.decide.estimators.reward_models import RewardModelSettings, cross_fitted_rewards
 from hone.decide.estimators.terms import LoggedFeedback, effective_sample_size
 
 GOLDEN = Path(__file__).resolve().parents[3] / "fixtures" / "off_policy" / "obp.json"
