@@ -311,6 +311,7 @@ def test_the_options_are_these() -> None:
         "export": ["--adapter", "--runs"],
         "dataset": ["--kind", "--max-per-prompt", "--min-score", "--pairs", "--runs"],
         "show": ["--config", "--map", "--runs", "--verify"],
+        "chaos": ["--count", "--device", "--faults", "--name", "--runs", "--seed", "--yes"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],
         "estimate": ESTIMATE_OPTIONS,

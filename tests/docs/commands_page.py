@@ -22,6 +22,7 @@ MORE = {
     "dataset": "[Data](../howto/data.md#collected-answers)",
     "show": "[Runs](../howto/runs.md)",
     "sweep": "[Sweeps](../howto/sweep.md)",
+    "chaos": "[Does my run survive?](../howto/chaos.md)",
     "compare": "[Evaluate and compare](../howto/compare.md)",
     "list": "[Algorithms](algorithms/index.md)",
     "estimate": "[Offline estimates](../production/offline_estimates.md)",

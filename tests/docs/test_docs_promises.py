@@ -1,8 +1,10 @@
 """Pages and help promise only what exists: make targets, commands, options, folders, extras."""
 
+import ast
 import importlib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,59 @@ def test_the_help_of_a_command_names_options_and_commands_that_exist(command) ->
         assert set(re.findall(r"(?<!\S)(--[a-z-]+)", text)) <= flags
         assert set(re.findall(r"\bhone ([a-z]+)", text)) <= {one.name for one in COMMANDS}
     assert importlib.import_module(command.module).run
+
+
+# ------------------------------------------------------------------------------------------------- names in docstrings
+
+SOURCE = ROOT / "src" / "hone"
+FOREIGN = {"mpmath", "jaxtyping", "ns", "file", "my_recipe", "episodes_00000000", "tests"}
+"""First words of dotted names in docstrings that are none of hone's: of libraries, of examples, of data."""
+
+
+def _known_names(trees: dict[str, ast.Module]) -> set[str]:
+    """Modules, definitions, attributes, arguments and short strings of the source."""
+    names = {part for module in trees for part in module.split(".")}
+    for node in (node for tree in trees.values() for node in ast.walk(tree)):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef() | ast.AsyncFunctionDef():
+                names.add(node.name)
+            case ast.Name():
+                names.add(node.id)
+            case ast.arg() | ast.keyword() if node.arg:
+                names.add(node.arg)
+            case ast.Attribute():
+                names.add(node.attr)
+            case ast.alias():
+                names.update(node.name.split("."))
+            case ast.Constant(value=str(text)) if len(text) < 60 and "\n" not in text:
+                names.update(re.findall(r"\w+", text))
+    return names
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def names_that_are_gone(trees: dict[str, ast.Module]) -> list[str]:
+    """Dotted names and files in docstrings, and classes in their examples, that the source does not have."""
+    known, gone = _known_names(trees) | {"hone"}, list[str]()
+    for module, text in ((module, text) for module, tree in trees.items() for text in _docstrings(tree)):
+        dotted = re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)`", text)
+        words = {name: name.removesuffix(".py").split(".") for name in dotted}
+        gone += [
+            f"{module}: {name}" for name, parts in words.items() if parts[0] not in FOREIGN and not known >= {*parts}
+        ]
+        gone += [f"{module}: {name}" for name in re.findall(r">>> .*?\b([A-Z]\w+)\(", text) if name not in known]
+    return gone
+
+
+def test_docstrings_name_nothing_that_is_gone() -> None:
+    paths = sorted(SOURCE.rglob("*.py"))
+    trees = {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts): ast.parse(path.read_text("utf-8")) for path in paths
+    }
+    assert names_that_are_gone(trees) == []
+    planted = ast.parse('"""Reads what `run_curves.read_runs` left.\n\n>>> Faulty()\n"""')
+    assert names_that_are_gone({**trees, "planted": planted}) == ["planted: run_curves.read_runs", "planted: Faulty"]

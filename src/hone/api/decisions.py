@@ -33,7 +33,7 @@ def estimate_decisions(
     `log`: a log's address, a saved view, or a table. `policies`: folders, or opened policies by name. The first of
     `estimators` decides. `as_of_s` and `since_s` are seconds since the epoch, of the join (None: now) and of the first
     decision. Raises DataError for a log or policy that cannot be read and for a log of several tenants, of which
-    `hone.decide.evaluate.decision_tables` reads one; ConfigError for unknown names.
+    `hone.decide.evaluate.off_policy.read_decision_table` reads one; ConfigError for unknown names.
     """
     table = log
     if not isinstance(table, DecisionTable):

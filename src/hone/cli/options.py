@@ -223,6 +223,31 @@ SWEEP_COMMAND: Final = CommandSpec(
 )
 
 
+# -------------------------------------------------------------------------------------------------------- chaos options
+
+
+CHAOS_COMMAND: Final = CommandSpec(
+    name="chaos",
+    summary="train a config whole and under faults, and compare the two bit by bit",
+    module="hone.cli.commands.chaos",
+    positionals=(("file", "the config, a TOML file"),),
+    options=(
+        CommandOption(flag="--count", metavar="N", default="6", help="number of faults (default: 6)"),
+        CommandOption(
+            flag="--faults",
+            metavar="KINDS",
+            help="kill, disk, replica, stall (default: kill,disk, and replica where the config has replicas)",
+        ),
+        CommandOption(flag="--seed", metavar="N", default="0", help="draws the events of the faults (default: 0)"),
+        CommandOption(flag="--device", metavar="DEVICE", help="cpu, cuda or cuda:N; the same as run.device=DEVICE"),
+        CommandOption(flag="--name", metavar="NAME", help="folder under --runs (default: the run's name and _chaos)"),
+        CommandOption(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)"),
+        CommandOption(flag="--yes", help="accept settings that look like a mistake"),
+    ),
+    overrides=True,
+)
+
+
 # --------------------------------------------------------------------------------------------------------- plan options
 
 
@@ -361,6 +386,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         overrides=True,
     ),
     SWEEP_COMMAND,
+    CHAOS_COMMAND,
     CommandSpec(
         name="plan",
         summary="check a config and print its derived numbers, without training",

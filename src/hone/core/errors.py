@@ -81,7 +81,7 @@ class InterruptedRun(HoneError):  # noqa: N818 - it is an outcome the user asked
 class ErrorCollector:
     """Collects problems so that a user sees all of them in one answer, before any work starts.
 
-    >>> faults = Faults(ConfigError)
+    >>> faults = ErrorCollector(ConfigError)
     >>> faults.add("learner.lr must be > 0, got -1")
     >>> faults.raise_if_any()
     Traceback (most recent call last):

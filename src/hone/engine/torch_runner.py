@@ -284,7 +284,7 @@ def _output(drawn: Tensor, count: int) -> SamplerOutput:
 def _draw_tokens(logits: Tensor, *, uniform: Tensor, temperature: Tensor, given: Tensor, greedy: Tensor) -> Tensor:
     """`[3, R]` float64: tokens, and their log-probabilities in nats under the policy and under what was drawn from.
 
-    The draw of `sampler.sample_tokens` without truncation, up to rounding: the first token at which the cumulative
+    The draw of `_sample_tokens` without truncation, up to rounding: the first token at which the cumulative
     probability exceeds `uniform` `[R]`. `logits` `[R, vocab]` in float32 are read three times, and sums are float64:
     of blocks first, then within the block that holds the draw. `given` `[R]`: DRAW, or a token that takes the place of
     the draw. `greedy` `[R]`: 0, or 1 for the likeliest token.

@@ -1,6 +1,6 @@
 """Evaluation and samples of a saved policy on the task of its run.
 
-Belongs here: from a policy folder and its run's config to an evaluation. `text/text_eval.py` scores answers.
+Belongs here: from a policy folder and its run's config to an evaluation. `hone.text.evaluate.text_eval` scores answers.
 """
 
 import os

@@ -321,7 +321,7 @@ class _RunGroup:
 
 
 def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: float | None = None) -> Comparison:
-    """Compare the runs that `asked` names (`run_curves.read_runs`) by their final score, or by `metric`.
+    """Compare the runs that `asked` names (`read_runs`) by their final score, or by `metric`.
 
     `threshold`: score for the time-to-threshold; by default the one that Gymnasium registers for a task.
     Raises DataError for runs that are missing, unreadable, or without any score.

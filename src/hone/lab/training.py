@@ -42,7 +42,7 @@ _LogitDistortion = Callable[[Tensor, Tensor, int], Tensor]
 
 @dataclass(slots=True)
 class DelayedActor:
-    """Acts by the policy of `delay` publications ago; implements `sources.Actor`."""
+    """Acts by the policy of `delay` publications ago; implements `hone.sources.live.Actor`."""
 
     delay: int = 0
     policies: deque[tuple[nn.Module, int]] = field(default_factory=deque[tuple[nn.Module, int]])
@@ -60,7 +60,7 @@ class DelayedActor:
 
 @dataclass(slots=True, kw_only=True)
 class PuzzleWorld:
-    """Samples `samples` answers to each of `prompts` questions, and scores them; implements `sources.World`."""
+    """Samples `samples` answers to each of `prompts` questions, and scores them; implements `RolloutEnvironment`."""
 
     puzzle: Puzzle
     seed: int
@@ -129,7 +129,7 @@ def sample_answers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PuzzleBatch:
-    """n decisions as tensors; implements `learner.Batch`."""
+    """n decisions as tensors; implements `TensorBatch`."""
 
     seen: Tensor
     chosen: Tensor
@@ -153,7 +153,7 @@ _Credit = Callable[[Episodes, Values], Credits]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PuzzleRows:
-    """Rows of whole episodes; implements `learner.Rows`."""
+    """Rows of whole episodes; implements `TrainingRows`."""
 
     episodes: Episodes
     advantage: NDArray[np.float32]

@@ -74,6 +74,6 @@ def aot_partners(margin: Column, reference_margin: Column) -> Floats:
 
 
 def q_value_scale(worth: Column, *, alpha: float = 2.5) -> Floats:
-    """alpha / mean of |Q| for `offline.behaviour_regularised` (TD3+BC, Fujimoto and Gu, 2021), at every row."""
+    """alpha / mean of |Q| for `td3_bc_actor_loss` (TD3+BC, Fujimoto and Gu, 2021), at every row."""
     mean = float(np.abs(worth, dtype=np.float64).mean()) if len(worth) else 0.0
     return np.full(len(worth), alpha / max(mean, 1e-8))

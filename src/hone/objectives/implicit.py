@@ -1,8 +1,7 @@
 """Implicit rewards: from log-probabilities of whole answers to the scores that preference losses compare.
 
-Log-ratios to a reference, length normalisation, f-divergence links, and pair weights. A loss of `preference.py` or
-`unpaired.py` takes any of these scores, so variants are composed: `dpo(alpha_link(reference_log_ratio(now, ref)),
-...)`.
+Log-ratios to a reference, length normalisation, f-divergence links, and pair weights. A loss of `preference.py` takes
+any of these scores, so variants are composed: `dpo(alpha_link(reference_log_ratio(now, ref)), ...)`.
 """
 
 import math

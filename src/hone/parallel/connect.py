@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
@@ -47,7 +47,7 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
     if ray.is_initialized():
         return False
     _require_listener(address)
-    start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
+    start: Any = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
     with contextlib.ExitStack() as guarded:
         guarded.enter_context(own_signal_handlers())
         if address == "local":

@@ -89,6 +89,13 @@ def _descends(pid: int, ancestor: int, known: dict[int, _Relation]) -> bool:
     return False
 
 
+def descendants(ancestor: int) -> list[int]:
+    """Living processes below `ancestor`, by their parents; none without `/proc`."""
+    entries = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()] if _PROC.is_dir() else []
+    known = {pid: relation for pid in entries if (relation := _relation(pid)) is not None}
+    return [pid for pid in known if _descends(pid, ancestor, known)]
+
+
 def _environment(pid: int) -> bytes:
     try:
         return (_PROC / str(pid) / "environ").read_bytes()

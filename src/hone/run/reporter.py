@@ -37,6 +37,7 @@ from hone.run.store.evaluations import (
     write_evaluations,
     write_samples,
 )
+from hone.run.store.faults import EVENTS
 from hone.run.store.folder import RunFolder
 from hone.run.store.metrics import MetricsWriter
 from hone.run.store.records import LEARNING
@@ -409,6 +410,7 @@ class RunReporter:
         self._callback_fault: UserCodeError | None = None
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+        EVENTS.reach(step)
         self.report_notices()
         row = self.job.recipe.source.metrics() | metrics
         best = False

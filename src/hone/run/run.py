@@ -5,6 +5,7 @@ Belongs here: the life of a run. Does not: what a step is (`loop.py`), what is w
 
 import contextlib
 import math
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,7 @@ from hone.run.resume import (
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.codec import write_state
 from hone.run.store.evaluations import read_evaluations
+from hone.run.store.faults import EVENTS, VARIABLE
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.run.store.manifest import RunMetadata, config_hash
 from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
@@ -211,6 +213,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
     Raises HoneError: data and resource faults before anything is written; DivergedError with a saved bundle;
     InterruptedRun after a signal, with a checkpoint.
     """
+    EVENTS.arm(os.environ.pop(VARIABLE, ""))
     for restart in range(1, MAX_RESTARTS + 1):
         try:
             return _run_once(request, progress, clock)
@@ -351,6 +354,7 @@ def _train(
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
     state, done, notes = _initial_state(order, job, checkpoints)
+    EVENTS.reach(done)
     metrics = _open_records(order, facts, folder, done, notes, progress)
     watch = Stopwatch(clock)
     reporter = RunReporter(

@@ -200,8 +200,12 @@ def test_a_callback_that_fails_leaves_nothing(tmp_path):
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        CheckpointFolder(folder=tmp_path).save(1, {}, write_policy=broken)
-    assert not list(tmp_path.iterdir())
+        CheckpointFolder(folder=tmp_path / "checkpoints").save(1, {}, write_policy=broken)
+    assert not list(tmp_path.iterdir())  # nor an empty folder, which would mean that somebody took its checkpoints away
+    save(tmp_path / "checkpoints", 1, 1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CheckpointFolder(folder=tmp_path / "checkpoints").save(2, {}, write_policy=broken)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
 
 
 def files_of(folder):

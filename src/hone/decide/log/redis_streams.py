@@ -3,7 +3,7 @@
 A batch is one script, which runs whole or not at all. It takes a record's seq with HSETNX, and appends to the stream
 with an id that the server gives: ids made of seqs would lose records that arrive out of order, without an error. The
 server must write each command to its append-only file before it answers (`appendonly yes`, `appendfsync always`), and
-have rewritten that file since it started (`redis_connection.py`).
+have rewritten that file since it started.
 """
 
 import re

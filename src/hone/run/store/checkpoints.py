@@ -10,6 +10,7 @@ Verification compares the size and sha256 of every file with the manifest. A fil
 file with unchanged size, inode and times of change is not read again.
 """
 
+import contextlib
 import hashlib
 import re
 import shutil
@@ -200,13 +201,15 @@ class CheckpointFolder:
         """
         target = self.folder / step_name(step)
         temporary = self.folder / f"{_TEMPORARY}{target.name}"
-        self._start(temporary)
         try:
+            self._start(temporary)
             self._fill(temporary, step, state, write_policy, score)
             failpoint("ckpt.before_rename")
             self._put_in_place(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)  # `remove_leftovers` removes the rest at the next start
+            with contextlib.suppress(OSError):  # not empty
+                self.folder.rmdir()  # an empty folder would mean that somebody took its checkpoints away
             raise
         failpoint("ckpt.after_rename")
         sync_path(self.folder)
@@ -300,13 +303,12 @@ class CheckpointFolder:
         return done
 
     def _start(self, temporary: Path) -> None:
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        """Make the temporary folder, and with it that of all checkpoints: it is never there without something in it."""
         if temporary.exists():
             remove_tree(temporary)
-        failpoint("ckpt.before_write")
         with writing(temporary):
-            temporary.mkdir()
+            temporary.mkdir(parents=True)
+        failpoint("ckpt.before_write")
 
     def _fill(
         self, folder: Path, step: int, state: State, write_policy: Callable[[Path], None] | None, score: float | None

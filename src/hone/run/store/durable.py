@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from hone.core.errors import DataError, ResourceError
 from hone.core.strict_json import Json
+from hone.run.store.faults import EVENTS
 
 FAILPOINT_VARIABLE = "HONE_FAILPOINT"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -36,6 +37,7 @@ def failpoint(name: str) -> None:
     Actions: `exit` (at once, code 86, nothing flushed), `kill` (SIGKILL to itself), `raise` (OSError, as a broken
     disk would), `sleep` (an hour, so that a test can look). Several are separated by commas. Costs nothing when unset.
     """
+    EVENTS.announce(name, writes=False)
     wanted = os.environ.get(FAILPOINT_VARIABLE)
     if not wanted:
         return
@@ -86,6 +88,7 @@ def raise_write_error(path: Path, error: OSError, size_bytes: int | None = None)
 def writing(path: Path, size_bytes: int | None = None) -> Generator[None]:
     """Convert an OSError of the block to a ResourceError that names `path` and the bytes."""
     try:
+        EVENTS.announce(path.name, writes=True)
         yield
     except OSError as error:
         raise_write_error(path, error, size_bytes)
@@ -105,6 +108,7 @@ def writing_tensors(path: Path, size_bytes: int | None = None) -> Generator[None
 def write_all(descriptor: int, data: bytes) -> None:
     """Write every byte; the only function of this package that writes bytes to a file."""
     view = memoryview(data)
+    EVENTS.announce("half of a write", writes=True, tear=lambda: os.write(descriptor, view[: len(view) // 2]))
     while view:
         view = view[os.write(descriptor, view) :]
 
