@@ -88,7 +88,7 @@ WIDE_CONFIGS: dict[str, tuple[int, str]] = {
     ),
     "hone.run.job.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
     "hone.text.rollout_config.RolloutConfig": (
-        16,
+        17,
         "limits of a dialogue stand beside those of an answer, and the engine's sleep",
     ),
 }
@@ -383,7 +383,7 @@ head_dim = 8
 intermediate_size = 24
 """,
         never=("hone.control", "hone.decide"),
-        modules=265,
+        modules=268,
     ),
     "decisions": Wing(
         config="""recipe = "epsilon_greedy"

@@ -231,15 +231,15 @@ def test_every_recipe_of_scored_answers_has_the_keys() -> None:
     text = [one for one in (load_recipe(name).config for name in recipe_names()) if issubclass(one, TextRunConfig)]
     assert sum(issubclass(config, TextGradientRunConfig) for config in text) > 30
     for config in text:
-        assert "learnable" in config.model_fields["rewards"].annotation.model_fields
+        assert "learnable" in config.model_fields["rollout"].annotation.model_fields
 
 
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("online_dpo", {"truncated": "mask"}, 'set rewards.learnable.truncated = "missing"'),
-        ("expert_iteration", {"truncated": "mask"}, 'set rewards.learnable.truncated = "missing"'),
-        ("expert_iteration", {"count_missing": True}, "rewards.learnable.count_missing = true is about denominators"),
+        ("online_dpo", {"truncated": "mask"}, 'set rollout.learnable.truncated = "missing"'),
+        ("expert_iteration", {"truncated": "mask"}, 'set rollout.learnable.truncated = "missing"'),
+        ("expert_iteration", {"count_missing": True}, "rollout.learnable.count_missing = true is about denominators"),
         ("collect", {"truncated": "missing"}, "filter the rows by that column"),
     ],
 )
@@ -254,6 +254,6 @@ def test_settings_that_a_recipe_has_no_use_for_are_refused(
         given.pop("learner")
     config = load_recipe(recipe).config
     config.model_validate(given)
-    given["rewards"] = {"functions": [{"use": "exact_match"}], "learnable": changes}
+    given["rollout"] = {**given["rollout"], "learnable": changes}
     with pytest.raises(ValidationError, match=message):
         config.model_validate(given)

@@ -177,7 +177,7 @@ def overlong_filtered(
 
     As in TRL they still enter the baselines of others, unless `in_statistics=False`, where they are treated as missing.
     Their share is `reward/truncated_dropped`. A layout of rows decides whether a denominator counts them; in runs it
-    does not (`rewards.learnable.truncated`).
+    does not (`rollout.learnable.truncated`).
     """
     credits = credit(episodes if in_statistics else without_truncated(episodes), values)
     silent = np.repeat(episodes.truncated, episodes.lengths)

@@ -21,11 +21,9 @@ class FleetRolloutConfig(Config):
     spares: int = Field(default=0, ge=0)
     """Replicas that have started and hold the weights, and are given work in the place of a lost one."""
     cpus: float = Field(default=1.0, ge=0)
-    """CPUs that each replica is placed by."""
+    """CPUs that each replica is placed by; it has as many threads, and at least 1."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each replica; 0: it generates on CPUs."""
-    threads: int | None = Field(default=None, ge=1)
-    """Threads of each replica; unset: as many as `cpus`, at least 1."""
     weights_folder: str | None = None
     """Folder that every machine sees under this path, to pass the weights on in; unset: Ray's object store does."""
     store_mib: int | None = Field(default=None, ge=75)
@@ -36,7 +34,7 @@ class FleetRolloutConfig(Config):
     @property
     def replica_threads(self) -> int:
         """Threads of each replica."""
-        return self.threads or max(1, int(self.cpus))
+        return max(1, int(self.cpus))
 
     @property
     def device(self) -> str:

@@ -161,8 +161,6 @@ class RewardsConfig(Config):
     """Text that ends a step of an answer, such as ";" or a newline: functions may then return a list with one score
     for each piece of `answer.split(step_end)`, which is paid at the piece's last token; unset: answers have no
     steps."""
-    learnable: LearnableConfig = LearnableConfig()
-    """Which answers have a part in the loss."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "RewardsConfig":

@@ -92,7 +92,7 @@ def actor_critic_learner(
     budget = config.learner.micro_batch_tokens
     mixed = network.decoder.is_mixed_precision
     layout = step_layout(token_mean, config.learner, config.run, mixed_precision=mixed)
-    view = CriticView(critic.loss, layout, budget, config.rewards.learnable)
+    view = CriticView(critic.loss, layout, budget, config.rollout.learnable)
     learning = config.learner.model_copy(update={"lr": critic.lr or config.learner.lr, "epochs": critic.epochs})
 
     def cost(network: ValueNetwork, batch: TokenBatch) -> ComputeCost:

@@ -86,7 +86,7 @@ class ExpertBalance:
             each = load_balance(logits, shares)
             weight = torch.full_like(each, 1 / load.decisions)
             aside = LossTerms(loss=each, weight=weight, compute_metrics=lambda: {"moe/balance_loss": each.detach()})
-            return add_terms(terms, aside, weight=self.training.weight)
+            return add_terms(terms, aside, weight=self.training.strength)
 
         return run
 
@@ -108,7 +108,7 @@ class ExpertBalance:
             for layer, one in zip(policy.decoder.layers, load, strict=True):
                 assert isinstance(layer, DecoderLayer) and layer.selection_bias is not None
                 one = one.to(layer.selection_bias.device)
-                layer.selection_bias.copy_(balanced_bias(layer.selection_bias, one, rate=self.training.bias_rate))
+                layer.selection_bias.copy_(balanced_bias(layer.selection_bias, one, rate=self.training.strength))
         mean = load.mean(dim=1, keepdim=True).clamp(min=1e-9)
         return {"moe/load_max": float((load / mean).max()), "moe/dead": float((load == 0).sum())}
 

@@ -108,7 +108,7 @@ class TextRunConfig(RunConfig):
     @model_validator(mode="after")
     def _check_rollout(self) -> "TextRunConfig":
         if not self.learns_as_it_answers:
-            _require_waiting_policy(self.rollout, self.rewards)
+            _require_waiting_policy(self.rollout)
         elif isinstance(self.rollout.runner, ServerEngine):
             require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
         for requirement in self.requires:
@@ -123,10 +123,10 @@ class TextRunConfig(RunConfig):
             raise ValueError(
                 f"task.source = {self.task.source!r}: this recipe answers prompts twice, and has no dialogues"
             )
-        if self.labels is not None and self.rewards.learnable.truncated == "mask":
+        if self.labels is not None and self.rollout.learnable.truncated == "mask":
             raise ValueError(
-                'rewards.learnable.truncated = "mask" keeps the scores of truncated answers as baselines of others, '
-                'and this recipe has none: it labels answers; set rewards.learnable.truncated = "missing"'
+                'rollout.learnable.truncated = "mask" keeps the scores of truncated answers as baselines of others, '
+                'and this recipe has none: it labels answers; set rollout.learnable.truncated = "missing"'
             )
         self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
         return self
@@ -226,16 +226,16 @@ def require_dialogues_fit(task: DialogueTaskConfig, rewards: RewardsConfig, roll
         raise ValueError("; ".join(faults))
 
 
-def _require_waiting_policy(rollout: RolloutConfig, rewards: RewardsConfig) -> None:
+def _require_waiting_policy(rollout: RolloutConfig) -> None:
     """Raise ValueError for what makes sense only while the policy changes."""
-    if rewards.learnable.truncated == "mask":
+    if rollout.learnable.truncated == "mask":
         raise ValueError(
-            'rewards.learnable.truncated = "mask" keeps the scores of truncated answers as baselines of the others, '
-            'and answers that are gathered have none; set rewards.learnable.truncated = "missing", or leave it out'
+            'rollout.learnable.truncated = "mask" keeps the scores of truncated answers as baselines of the others, '
+            'and answers that are gathered have none; set rollout.learnable.truncated = "missing", or leave it out'
         )
-    if rewards.learnable.count_missing:
+    if rollout.learnable.count_missing:
         raise ValueError(
-            "rewards.learnable.count_missing = true is about denominators of a loss on all answers, and here only a "
+            "rollout.learnable.count_missing = true is about denominators of a loss on all answers, and here only a "
             "selection is imitated; leave it out"
         )
     if steps := rollout.asynchrony.steps:
@@ -453,7 +453,7 @@ def _text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tr
     if config.rollout.sleep:
         source = _SleepingSource(source, actor.release_memory)
     source_is_ahead = config.rollout.asynchrony.steps > 0
-    credit, truncated = chosen.credit, config.rewards.learnable.truncated
+    credit, truncated = chosen.credit, config.rollout.learnable.truncated
     if truncated != "score":
         credit = partial(overlong_filtered, credit=credit, in_statistics=truncated == "mask")
 
@@ -608,7 +608,7 @@ def gradient_learner(
         step_correction=config.learner.ratio.resolve_step_correction(),
         weight_cap=config.learner.ratio.token_weight_cap(),
         diagnostics=config.learner.ratio.diagnostics,
-        learnable=config.rewards.learnable,
+        learnable=config.rollout.learnable,
     )
     learner = token_learner(
         config.learner,

@@ -11,6 +11,7 @@ from hone.core.config import Config
 from hone.core.generation import OnPublish, SamplingParams
 from hone.engine.clients.http import ServerEngine
 from hone.engine.protocol import KvCache, RunnerKind
+from hone.rewards.config import LearnableConfig
 from hone.text.evaluate.dialogues import History
 
 
@@ -96,6 +97,8 @@ class RolloutConfig(Config):
     sleep: bool = False
     """The embedded engine frees its keys and values, and compiled code its weights, while the policy learns; the same
     bits, and some time to allocate them again."""
+    learnable: LearnableConfig = LearnableConfig()
+    """Which answers have a part in the loss."""
     context: int | None = Field(default=None, ge=1)
     """Most tokens of a dialogue, prompt and all turns; unset: as many as the model has positions."""
     history: History = "append"

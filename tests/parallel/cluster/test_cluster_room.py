@@ -57,7 +57,6 @@ def test_tables_that_do_not_hold_together_are_refused(table, told) -> None:
 
 def test_threads_follow_cpus() -> None:
     assert [FleetRolloutConfig(cpus=cpus).replica_threads for cpus in (0, 0.5, 1, 7.9)] == [1, 1, 1, 7]
-    assert FleetRolloutConfig(cpus=1, threads=4).replica_threads == 4
 
 
 def test_a_cluster_of_another_version_is_told_with_both(monkeypatch) -> None:

@@ -92,10 +92,8 @@ class ExpertTrainingConfig(Config):
     """`loss`: a term that grows with the load of the busiest experts (Fedus et al., 2021). `bias`: a bias of the choice
     that is moved after each step, without a gradient (Wang et al., 2024); the saved folder holds it, and no other
     library reads it."""
-    weight: float = Field(default=0.001, gt=0)
-    """Weight of the term of `balance = "loss"`."""
-    bias_rate: float = Field(default=0.001, gt=0)
-    """Step of the biases of `balance = "bias"`, as a probability."""
+    strength: float = Field(default=0.001, gt=0)
+    """Weight of the term of `balance = "loss"`, or step of the biases of `balance = "bias"`, as a probability."""
 
 
 def _expert_keys(family: str) -> frozenset[str]:

@@ -84,9 +84,9 @@ class CollectConfig(TextRunConfig):
 
     @model_validator(mode="after")
     def _keeps_truncated_answers(self) -> "CollectConfig":
-        if (truncated := self.rewards.learnable.truncated) != "score":
+        if (truncated := self.rollout.learnable.truncated) != "score":
             raise ValueError(
-                f'rewards.learnable.truncated = "{truncated}": collected answers keep their scores, and the column '
+                f'rollout.learnable.truncated = "{truncated}": collected answers keep their scores, and the column '
                 "`truncated` names those that a limit cut; leave it out, and filter the rows by that column"
             )
         return self

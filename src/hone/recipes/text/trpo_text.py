@@ -74,7 +74,7 @@ class TrpoTextConfig(recipe.TextRunConfig):
             loss=loss,
             denominator="recomputed",
             micro_batch_tokens=self.micro_batch_tokens(),
-            learnable=self.rewards.learnable,
+            learnable=self.rollout.learnable,
         )
 
         def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[recipe.LossTerms, Tensor]:

@@ -136,6 +136,7 @@ MOVED: Final = (
     (r"(.*\b)?task\.(?:world|tools)\.(?:message|result)_tokens", r"\1task.message_tokens"),
     (r"(.*\b)?task\.world\.isolate", r"\1task.isolate"),
     (r"(.*\b)?task\.agents\.tool_format", r"\1task.tools.format"),
+    (r"model\.experts\.(weight|bias_rate)", "model.experts.strength"),
     (r"rollout\.max_staleness\.replay_interleaving", "rollout.max_staleness.interleaving"),
 )
 """Pattern of a whole key, and the key that says the same now."""
@@ -143,7 +144,7 @@ MOVED: Final = (
 GONE: Final = (
     r"(.*\b)?rewards\.(missing_window|max_unscored_batches)",
     r"(.*\b)?task\.(on_duplicate_id|agents\.patience_s|tools\.invalid_in_a_row)",
-    r"cluster\.rollout\.transport",
+    r"cluster\.rollout\.(transport|threads)",
 )
 """Patterns of keys without one that says the same."""
 

@@ -128,7 +128,7 @@ def _build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]
     policy = inputs.policy(temperature=config.rollout.temperature)
     inputs.scorer.check(inputs.examples.column_names())
     live = open_live_text(inputs, policy, config.rollout, cluster=config.cluster)
-    drops = config.rewards.learnable.truncated == "missing"
+    drops = config.rollout.learnable.truncated == "missing"
 
     def select(episodes: Episodes) -> Selection:
         return config.select(without_truncated(episodes) if drops else episodes)

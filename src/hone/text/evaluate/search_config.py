@@ -11,7 +11,16 @@ from hone.rewards.config import Reward, RewardsConfig
 from hone.text.search.plans import BeamPlan, SearchPlan, TreesPlan, needs_scorer
 
 
-class SearchModelScorer(Config):
+class SearchNetworkScorer(Config):
+    """A scorer that runs a network of its own."""
+
+    weights: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights."""
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Tokens that go through the model at a time."""
+
+
+class SearchModelScorer(SearchNetworkScorer):
     """A reward model as scorer: of whole sequences, or of steps."""
 
     kind: Literal["model"] = "model"
@@ -21,10 +30,6 @@ class SearchModelScorer(Config):
     checkpoint or run of hone that holds one. A token classifier scores every step, and the end of the answer."""
     steps: Literal["weakest", "product", "last"] = "weakest"
     """How the probabilities of steps become a score, for a model of steps. `product` prefers short answers."""
-    weights: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Tokens that go through the model at a time."""
 
     @property
     def name(self) -> str:
@@ -50,7 +55,7 @@ class SearchVerifierScorer(Config):
         return RewardsConfig(functions=list(functions), missing_allowed=1.0)
 
 
-class SearchWorldModelScorer(Config):
+class SearchWorldModelScorer(SearchNetworkScorer):
     """A language model that has learnt what the environment says, as scorer: the probability of the wanted answer."""
 
     kind: Literal["world_model"]
@@ -59,10 +64,6 @@ class SearchWorldModelScorer(Config):
     """Folder of the model, with the policy's vocabulary: a run with `learn.world`, or one of its checkpoints."""
     wanted: str = Field(min_length=1)
     """Column with the answer of the environment that an action should lead to."""
-    weights: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Tokens that go through the model at a time."""
 
     @property
     def name(self) -> str:
