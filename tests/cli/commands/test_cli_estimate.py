@@ -12,9 +12,10 @@ from hone.cli.main import main
 from hone.decide.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy
 from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.saving import save_policy
-from hone.decide.evaluate.off_policy import named_source, read_decision_table
+from hone.decide.evaluate.off_policy import read_decision_table
 from hone.decide.joins.view import take_decisions
 from hone.decide.log.opening import open_decision_log
+from hone.decide.log.protocol import log_name
 from hone.decide.registry import VersionOrigin, open_registry
 from hone.decide.simulators.logged_choices import LinearChoicePolicy, logged_choice_world, logged_records
 
@@ -161,8 +162,8 @@ def test_a_log_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_password_is_neither_on_a_page_nor_in_evidence() -> None:
-    assert named_source("postgresql://ann:secret@db:5432/shop?password=x") == "postgresql://db:5432/shop"
-    assert named_source("logs/decisions.db") == "logs/decisions.db"
+    assert log_name("postgresql://ann:secret@db:5432/shop?password=x") == "postgresql://db:5432/shop"
+    assert log_name("logs/decisions.db") == "logs/decisions.db"
 
 
 def test_a_table_can_begin_at_a_moment(made: Path) -> None:
