@@ -5,7 +5,9 @@ Linters of their own look at them in test_deploy_linters.py, where these are ins
 
 import json
 import re
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from render_chart import CHART, RENDERED, chart_hash
 from hone.cli.options import COMMANDS
 from hone.core.clock import SystemClock
 from hone.decide.gateway.http_app import GatewayRoutes, RequestBatcher
-from hone.decide.gateway.opening import read_service_file
+from hone.decide.gateway.opening import open_service, read_service_file
 from hone.text.serving.completions.service import _ServingCounters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,14 +28,32 @@ BOARDS = sorted((DEPLOY / "grafana/boards").glob("*.json"))
 SERVE = next(one for one in COMMANDS if one.name == "serve")
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 OF_A_SCRAPE = {"job", "instance"}
-WORDS = {"by", "on", "unless", "group_left", "sum", "rate", "increase", "max_over_time", "histogram_quantile", "scalar"}
+WORDS = {
+    "by",
+    "on",
+    "unless",
+    "group_left",
+    "sum",
+    "rate",
+    "increase",
+    "max",
+    "max_over_time",
+    "histogram_quantile",
+    "scalar",
+}
 
 
 # -------------------------------------------------------------------------------------------------------------- metrics
 
 
+@cache
 def exported() -> dict[str, set[str]]:
     """Metrics that the services really export, by name, with their labels."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "shop.toml").write_text('[service]\nactions = ["a", "b"]\n[policy]\nkind = "linucb"\n')
+        opened = open_service(Path(folder) / "shop.toml", clock=SystemClock(), tell=print)
+        learning = opened.service.counters_text()
+        opened.close()
     box = make_box()
     app = GatewayRoutes(service=box.service, batcher=RequestBatcher(box.service, apart=False)).app()
     decided = post(app, "/v1/decide", {"unit": "u", "context": {"age": 0.5, "country": "de"}}).json()
@@ -49,7 +69,7 @@ def exported() -> dict[str, set[str]]:
     gauges = [(name, "", 0.0) for name in re.findall(r'\("(hone_\w+)", "', app_source)]
     assert len(gauges) == 3
     found: dict[str, set[str]] = {}
-    for line in (box.service.counters_text() + models.text(gauges)).splitlines():
+    for line in (box.service.counters_text() + learning + models.text(gauges)).splitlines():
         if not line.startswith("#"):
             name, _, labels = line.rpartition(" ")[0].partition("{")
             found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))

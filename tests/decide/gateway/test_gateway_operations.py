@@ -159,6 +159,16 @@ def test_a_body_that_stalls_is_refused_and_its_connection_closed() -> None:
     assert b"slow_body" in sent[2]["body"] and box.sink.records == []
 
 
+def test_a_service_that_does_not_learn_has_no_learner_to_miss(tmp_path: Path) -> None:
+    for kind, lines in (("uniform", 0), ("linucb", 2)):
+        (tmp_path / f"{kind}.toml").write_text(f'[service]\nactions = ["a", "b"]\n[policy]\nkind = "{kind}"\n')
+        one = open_service(tmp_path / f"{kind}.toml", clock=ManualClock(1_700_000_000.0), tell=print)
+        assert (
+            len([line for line in one.service.counters_text().splitlines() if line.startswith("hone_learner")]) == lines
+        )
+        one.close()
+
+
 # --------------------------------------------------------------------------------------------------------------- reload
 
 SHOP = """[service]

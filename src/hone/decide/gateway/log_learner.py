@@ -103,9 +103,14 @@ class LogLearner:
         learnt = [one.learning for one in self.policies.tenants.values() if one.learning is not None]
         return sum(one.joiner.counts.clipped + (one.quantiles.clipped if one.quantiles else 0) for one in learnt)
 
+    @property
+    def learns(self) -> bool:
+        """False for a policy that does not learn while it serves."""
+        return isinstance(self.config.policy, LearningServiceConfig)
+
     def start(self) -> None:
         """Learn from the log as far as it goes, or load the versions of the gateway that does. Raises as the log."""
-        if not isinstance(self.config.policy, LearningServiceConfig):
+        if not self.learns:
             return
         self._renew(wholly=True)
         if self.lease is None:
@@ -128,7 +133,7 @@ class LogLearner:
 
     def tick(self) -> None:
         """Do what is due: renew or take the lease, read what others logged, load versions, save a checkpoint."""
-        if not isinstance(self.config.policy, LearningServiceConfig):
+        if not self.learns:
             return
         try:
             self._keep()

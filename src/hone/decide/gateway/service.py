@@ -351,7 +351,7 @@ class DecisionService:
             ("hone_log_waiting", "Records that are not in the log yet.", float(writer.waiting())),
             ("hone_log_failing", "1 if the latest append to the log failed.", failing),
         ]
-        if (learner := self.parts.learner) is not None:
+        if (learner := self.parts.learner) is not None and learner.learns:
             leads = float(learner.lease is not None)
             own.append(("hone_learner", "1 if this gateway learns, 0 if it serves what another one learnt.", leads))
             words = "Rewards that the learner clipped to their range or quantiles."

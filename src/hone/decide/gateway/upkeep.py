@@ -3,11 +3,11 @@
     BACKUP/
       backup.json      what was copied: sha256 of each file, records of the log, watermarks of its sources
       service.toml     the service file
-      folder/          the service's folder: log (if it is a file), versions, what was learnt, registry, queues
+      folder/          the service's folder: log (if it is a file), versions, registry, queues, alarms
 
-A backup is whole or not there. The log is copied by SQLite itself, so that it is one moment's log though the service
-writes on. What was learnt is copied before the log and versions after it: what was learnt is never ahead of the log,
-and each version that the log names is there. A log on a server is backed up by the server's own tools.
+A backup is whole or not there. The log is copied by SQLite itself, so that it is one moment's log, with the checkpoint
+of its learner, though the service writes on. Versions are copied after it, so each that the log names is there. A log
+on a server is backed up by the server's own tools.
 """
 
 import shutil
