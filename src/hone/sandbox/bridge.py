@@ -33,7 +33,7 @@ class Bridge:
         self.crossing = Crossing(side)
         self.crossing.call = self.ask
         self._lock = threading.RLock()
-        self._chance = random.Random(os.urandom(8))  # nobody else knows the seed
+        self._chance = random.SystemRandom()
         mirrors.connect(self.ask)
 
     def ask(

@@ -335,8 +335,8 @@ class Crossing:
         if number not in self._told:
             self._told.add(number)
             facts = mirrors.describe_class(kind)
-            facts["bases"] = [self._encode_base(base) for base in facts["bases"]]
-            self._classes.append({"number": number, **facts})
+            bases = [self._encode_base(base) for base in facts["bases"]]
+            self._classes.append({**facts, "number": number, "bases": bases})
         return number
 
     def _encode_base(self, base: type) -> mirrors.Value:

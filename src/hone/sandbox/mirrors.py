@@ -12,6 +12,7 @@ import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cache
 from types import FunctionType
 from typing import Any, TypeAlias, cast, get_args
 
@@ -300,6 +301,7 @@ _also: dict[type, tuple[type, ...]] = {}
 _TYPES = {kind.__qualname__: kind for kind in vars(types).values() if isinstance(kind, type)}
 
 
+@cache
 def describe_class(kind: type) -> dict[str, Any]:
     """What the other process needs for a mirror of a class; `bases` are classes of its own, or data types."""
     members = kind.__dict__

@@ -39,13 +39,13 @@ def serve_program(prelude: str, code: str) -> None:
     sys.set_int_max_str_digits(0)  # results may be long numbers
     warnings.simplefilter("always")  # the tests' process has filters of its own
     warnings.showwarning = lambda message, kind, *_: end.warned.append((message, kind))
-    names = _names(code, module)
+    names = names_of(code, module.__dict__)
     end.tell({"loaded": True, **names, "values": end.functions(cast("dict[str, bool]", names["own"]))})
     while True:
         end.serve_next()
 
 
-def _names(code: str, module: ModuleType) -> dict[str, object]:
+def names_of(code: str, scope: Mapping[str, object]) -> dict[str, object]:
     """Names of a program: all; those that it binds itself, and whether to a function or class; those that it uses and
     nobody has bound."""
     bound: set[str] = set()
@@ -60,10 +60,10 @@ def _names(code: str, module: ModuleType) -> dict[str, object]:
                 bound.add(name)
             case _:
                 continue
-    present = module.__dict__.keys()
+    present = scope.keys()
     return {
         "names": sorted(name for name in present if not name.startswith("__")),
-        "own": {name: callable(module.__dict__[name]) for name in sorted(bound & present)},
+        "own": {name: callable(scope[name]) for name in sorted(bound & present)},
         "wanted": sorted(used - present - builtins.__dict__.keys() - bound),
     }
 
