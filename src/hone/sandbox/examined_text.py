@@ -3,6 +3,7 @@
 import ast
 import builtins
 from collections.abc import Sequence
+from typing import cast
 
 _BUILTINS = frozenset(dir(builtins))
 PROGRAM = "__program__"
@@ -71,7 +72,8 @@ def guard(tree: ast.Module) -> ast.Module:
     names = _loaded([tree])
     if len(names) == len(set(names)):  # nothing is both handed over and looked at again
         return tree
-    return ast.fix_missing_locations(_Guard().visit(tree))
+    guarded = cast("ast.Module", _Guard().visit(tree))
+    return ast.fix_missing_locations(guarded)
 
 
 class _Guard(ast.NodeTransformer):
@@ -98,6 +100,29 @@ class _Guard(ast.NodeTransformer):
         pair = ast.Tuple([*keeps, node], ast.Load())
         return ast.copy_location(ast.Subscript(pair, ast.Constant(len(keeps)), ast.Load()), node)
 
+    def visit(self, node: ast.AST) -> ast.AST:
+        """A node with the blocks of statements in it."""
+        visited = super().visit(node)
+        for block in (part for _, part in ast.iter_fields(visited) if isinstance(part, list)):
+            for place, statement in enumerate(block):
+                if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                    self._keep_arguments(statement, statement.targets[0].id, block[place + 1 :])
+        return visited
+
+    def _keep_arguments(self, call: ast.Assign, result: str, later: Sequence[ast.stmt]) -> None:
+        """`r = f(xs)` and then `r == sorted(xs)`: as if it were one comparison, until the tests change `xs`."""
+        for name in sorted(_names_in_calls([call.value], foreign=True) - {result}):
+            self._count += 1
+            swap = _SwapLater(_Swap(name, self._count), result)
+            for statement in later:
+                if _changes(statement, name) or _changes(statement, result):
+                    break
+                swap.visit(statement)
+            if swap.swapped:
+                keep = _call(KEEP, ast.Constant(self._count), ast.Name(name, ast.Load()))
+                pair = ast.Tuple([keep, call.value], ast.Load())
+                call.value = ast.copy_location(ast.Subscript(pair, ast.Constant(1), ast.Load()), call.value)
+
     def visit_For(self, node: ast.For) -> ast.For:
         """`for x in xs` -> `for x in all_of(xs)`, if a call in the loop gets `xs` and nothing else changes it."""
         self.generic_visit(node)
@@ -120,15 +145,41 @@ class _Guard(ast.NodeTransformer):
         return _call(ALL_OF, over)
 
 
+class _SwapLater(ast.NodeTransformer):
+    """Replaces a variable by what it held, where statements compare it, in a call, with a result, or loop over it and
+    look at the result."""
+
+    def __init__(self, swap: "_Swap", result: str) -> None:
+        self._swap, self._result, self.swapped = swap, result, False
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """The sides without the result see what was there before."""
+        sides = [node.left, *node.comparators]
+        if self._result in _loaded(sides) and not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            for place, side in enumerate(sides):
+                if self._swap.name in _names_in_calls([side]) and self._result not in _loaded([side]):
+                    sides[place] = self._swap.visit(side)
+                    self.swapped = True
+        node.left, node.comparators = sides[0], sides[1:]
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        """A loop over the variable goes through what was there before."""
+        if isinstance(node.iter, ast.Name) and node.iter.id == self._swap.name and self._result in _loaded(node.body):
+            node.iter, self.swapped = self._swap.visit(node.iter), True
+        self.generic_visit(node)
+        return node
+
+
 class _Swap(ast.NodeTransformer):
     """Replaces a variable by what it held."""
 
     def __init__(self, name: str, number: int) -> None:
-        self._name, self._number = name, number
+        self.name, self._number = name, number
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """The kept value instead of the variable."""
-        return _call(KEPT, ast.Constant(self._number)) if node.id == self._name else node
+        return _call(KEPT, ast.Constant(self._number)) if node.id == self.name else node
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:
@@ -139,7 +190,23 @@ def _loaded(nodes: Sequence[ast.AST]) -> list[str]:
     return [one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)]
 
 
-def _names_in_calls(nodes: Sequence[ast.AST]) -> set[str]:
-    """Names that stand among the arguments of calls."""
+def _changes(statement: ast.stmt, name: str) -> bool:
+    """True for a statement that binds a variable, hands it over, or calls a method of it."""
+    for node in ast.walk(statement):
+        match node:
+            case ast.Name(id=other, ctx=ast.Store() | ast.Del()) if other == name:
+                return True
+            case ast.Attribute(value=ast.Name(id=other)) | ast.Subscript(value=ast.Name(id=other), ctx=ast.Store()):
+                if other == name:
+                    return True
+            case _:
+                continue
+    return not isinstance(statement, ast.Assert | ast.For) and name in _names_in_calls([statement], foreign=True)
+
+
+def _names_in_calls(nodes: Sequence[ast.AST], *, foreign: bool = False) -> set[str]:
+    """Names that stand among the arguments of calls; `foreign`: of calls of others than Python's own functions."""
     calls = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Call)]
+    if foreign:
+        calls = [one for one in calls if not (isinstance(one.func, ast.Name) and one.func.id in _BUILTINS)]
     return set(_loaded([argument for call in calls for argument in [*call.args, *call.keywords]]))

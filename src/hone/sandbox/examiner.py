@@ -8,6 +8,7 @@ everything fails the test. What has no form in the other process is noted, and t
 
 import ast
 import builtins
+import contextlib
 import os
 import sys
 import types
@@ -291,12 +292,27 @@ class _Scope(dict[str, Any]):
     def __init__(self, end: _TestsEnd, tested: set[str]) -> None:
         super().__init__()
         self._end, self._tested = end, tested
+        self._in_classes: dict[str, Any] = {}
 
     def __missing__(self, name: str) -> mirrors.Value:
         builtin = name in builtins.__dict__ and not (name in self._tested and name in self._end.own)
         if builtin or name not in self._end.names:
             raise KeyError(name)
         return self._end.look_up(name)
+
+    def bind(self, tree: ast.Module) -> None:
+        """Bind the program's names that stand in class statements: their bodies do not ask for those that miss."""
+        bodies = [node for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef) for node in ast.walk(kind)]
+        for name in {node.id for node in bodies if isinstance(node, ast.Name)} - self.keys():
+            with contextlib.suppress(KeyError):
+                self._in_classes[name] = self[name] = self.__missing__(name)
+
+    def unbind(self) -> None:
+        """Leave these names to the program again, but for those that were bound to something else."""
+        for name, value in self._in_classes.items():
+            if self.get(name) is value:
+                del self[name]
+        self._in_classes = {}
 
 
 class _ProgramModule(ModuleType):
@@ -335,7 +351,9 @@ def examine(setup: str, tests: Sequence[str], first: int) -> None:
         return
     try:
         scope = _open_scope(end, prelude, trees)
+        scope.bind(prelude)
         program.run_tree(examined_text.guard(prelude), scope, "<setup>")
+        scope.unbind()
     except LostError as lost:
         program.report({"passed": False, "reason": str(lost), "lost": True})
         return
@@ -401,6 +419,7 @@ def _copy(value: mirrors.Value) -> mirrors.Value:
 
 def _restore(scope: _Scope, kept: Mapping[str, Any], own: Mapping[str, bool]) -> None:
     """Give names of the program's functions, which a test bound to values, back to the program."""
+    scope.unbind()
     for name in [name for name in scope if own.get(name)]:
         value = scope[name]
         if name in kept:
@@ -416,6 +435,7 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
     end.expects_stops = "StopIteration" in test or "StopAsyncIteration" in test
     reason, checks = "", any(isinstance(node, ast.Assert) for node in ast.walk(tree))
     try:
+        scope.bind(tree)
         program.run_tree(examined_text.guard(tree), scope, "<test>")
     except BaseException as error:  # noqa: BLE001 - a test that did not come to its end has failed
         reason = f"{type(error).__name__}: {error}".rstrip(": ")[:_REASON_CHARACTERS]

@@ -206,7 +206,7 @@ class MirrorClass(type):
 class Mirror(metaclass=MirrorClass):
     """An object of the other process."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def __getattr__(self, name: str) -> object:
         return _asks[0]("read", self, name=name)
