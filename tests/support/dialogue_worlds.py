@@ -114,6 +114,14 @@ def _leave_child(world: Failing) -> WorldTurn:
     return WorldTurn(done=True)
 
 
+def _fork(world: Failing) -> WorldTurn:
+    copy = os.fork()
+    if copy == 0:  # it comes back too, and before this process
+        return WorldTurn(done=True, reward=100.0)
+    os.waitpid(copy, 0)
+    return WorldTurn(done=True, reward=1.0)
+
+
 def _flood(world: Failing) -> WorldTurn:
     return WorldTurn(messages=[{"role": "user", "content": "ab" * 50_000_000}], reward=1.0)
 
@@ -157,6 +165,7 @@ WAYS = {
     "tells no number": lambda world: WorldTurn(done=True, facts={"a": "b"}),  # type: ignore[dict-item]
     "takes a name": lambda world: WorldTurn(done=True, facts={"wait_s": 1.0}),
     "floods": _flood,
+    "forks and comes back twice": _fork,
     "prints much": _print_much,
     "writes into channels": _write_into_channels,
     "half a surrogate pair": lambda world: WorldTurn(messages=[{"role": "user", "content": "a\ud800"}], done=True),

@@ -62,7 +62,14 @@ def test_a_world_that_fails_costs_its_dialogues_their_score(
 
 
 @pytest.mark.parametrize(
-    ("kind", "score"), [("pays numpy", 2.0), ("prints much", 2.0), ("raises in close", 2.0), ("hangs in close", 2.0)]
+    ("kind", "score"),
+    [
+        ("pays numpy", 2.0),
+        ("prints much", 2.0),
+        ("raises in close", 2.0),
+        ("hangs in close", 2.0),
+        ("forks and comes back twice", 2.0),
+    ],
 )
 def test_a_world_that_is_only_odd_has_its_score(kind: str, score: float) -> None:
     episodes = play(failing(kind), prompts=2, session=ScriptedSession(SHORT)).episodes
