@@ -56,6 +56,7 @@ test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed
 FOLDERS ?= credit objectives
 mutants: $(VENV)/.installed-mutants
 	nice -n 10 $(BIN)/python tests/mutants/run_mutants.py --folders $(FOLDERS) --workers $(WORKERS)
+	nice -n 10 $(BIN)/python tests/mutants/boundaries.py
 
 systems: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/decisions.py --fast

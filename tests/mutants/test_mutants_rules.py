@@ -1,9 +1,13 @@
 """The rules by which a surviving mutant is the same function, and the list of the others: each has a reason, and stands
 in the sources. The mutation run itself is `make mutants`."""
 
+import operator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from boundaries import listed_boundaries
+from comparison_sites import instrumented
 from equivalents import Survivor, listed_survivors, same_by_rule
 from verdicts import changed_lines, judge
 
@@ -63,6 +67,50 @@ def test_every_listed_survivor_stands_in_the_sources_once() -> None:
         lines = {line.strip() for line in path.read_text(encoding="utf-8").splitlines()}
         gone = [line for line in survivor.was.split("\n") if line not in lines]
         assert gone == [], f"{survivor.function} has changed: try it again, or take its entry out of survivors.toml"
+
+
+def test_comparisons_become_calls_that_give_the_same_answers() -> None:
+    """Plain ones, chains that stop early, and the one that is exchanged with its neighbour."""
+    source = (
+        "def one(a, b):\n    return a < b\n"
+        "def chain(values):\n    return 0 <= values.pop() < 3 <= values.pop()\n"
+        "def other(a, b):\n    return a == b or a is None\n"
+    )
+    text, sites = instrumented(source, "credit/made_up.py", 7)
+    assert [(site.number, site.operator, site.comparison, site.line) for site in sites] == [
+        (7, "<", "a < b", 2),
+        (8, "<=", "0 <= values.pop() < 3 <= values.pop() (1st)", 4),
+        (9, "<", "0 <= values.pop() < 3 <= values.pop() (2nd)", 4),
+        (10, "<=", "0 <= values.pop() < 3 <= values.pop() (3rd)", 4),
+    ]
+    exchanged = -1
+
+    def compared(number: int, sign: str, left: int, right: int) -> bool:
+        nearby = {"<": operator.le, "<=": operator.lt}
+        exact = {"<": operator.lt, "<=": operator.le}
+        return (nearby if number == exchanged else exact)[sign](left, right)
+
+    code: dict[str, Any] = {"_noted_comparison": compared}
+    exec(text.partition("\n")[2], code)
+    assert [code["one"](1, 2), code["one"](2, 2), code["one"](3, 2)] == [True, False, False]
+    assert [code["chain"]([3, 2]), code["chain"]([2, 2]), code["other"](None, 1)] == [True, False, True]
+    left = [9, 3]
+    assert not code["chain"](left)
+    assert left == [9]  # the second call of pop is not reached
+    exchanged = 7
+    assert code["one"](2, 2)
+    exchanged = 9
+    assert code["chain"]([3, 3])
+
+
+def test_every_listed_boundary_stands_in_the_sources() -> None:
+    listed = listed_boundaries()
+    assert len({(one.module, one.comparison) for one in listed}) == len(listed)
+    for module in {one.module for one in listed}:
+        source = (ROOT / "src" / "hone" / module).read_text(encoding="utf-8")
+        here = {site.comparison for site in instrumented(source, module, 0)[1]}
+        gone = [one.comparison for one in listed if one.module == module and one.comparison not in here]
+        assert gone == [], f"{module} has changed: run boundaries.py, or take the entry out of boundaries.toml"
 
 
 def test_a_module_is_judged_by_the_exit_codes_of_its_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,186 @@
+"""Values on the boundaries of the detectors: the last one that is quiet, and the first one that is not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hone.decide.estimators.drift.detector import (
+    AdaptiveWindow,
+    BlockMeans,
+    ChangeBets,
+    ConformalDetector,
+    MeanDetector,
+    PageHinkley,
+    RankSample,
+)
+from hone.decide.estimators.drift.health import (
+    ActionEntropy,
+    FeatureWindows,
+    GrowthCheck,
+    StalenessCheck,
+    kolmogorov_tail,
+)
+
+
+def test_a_gap_of_the_limit_is_not_yet_late_and_an_arrival_at_the_same_time_is_none() -> None:
+    check = StalenessCheck(10.0, since_s=0.0)
+    assert not check.check(10.0)
+    assert check.check(10.5)
+    check.arrived(0.0)  # the same time as the last arrival: still told
+    assert not check.check(11.0)
+    check.arrived(1.0)
+    assert check.check(11.5)
+
+
+def test_an_entropy_of_the_bound_has_not_collapsed() -> None:
+    # Two actions, one each: H = ln 2 + 1 / 4, and ln p does not vary
+    least = math.log(2) + 1 / 4
+    for bound, collapsed in ((least, False), (math.nextafter(least, 2), True)):
+        check = ActionEntropy(least_nats=bound, window=2)
+        assert not check.update(0)
+        assert check.update(1) == collapsed
+        assert check.entropy == least
+
+
+def test_a_slope_of_the_bound_is_no_growth() -> None:
+    for bound, grows in ((2.0, False), (math.nextafter(2.0, 0), True)):
+        check = GrowthCheck(bound=bound, samples=4)
+        assert [check.update(float(x), 2.0 * x) for x in range(4)] == [False, False, False, grows]
+        assert check.slope == 2.0
+
+
+def test_the_smallest_windows_and_levels_are_taken_and_the_next_ones_refused() -> None:
+    two = np.array([[0.0], [1.0]])
+    assert FeatureWindows(two, ["x"], window=2, alpha=0.5).update(np.array([0.0])) == ()
+    refused = [(two[:1], 2, 0.5), (two, 1, 0.5), (two, 2, 0.0), (two, 2, 1.0)]
+    for reference, window, alpha in refused:
+        with pytest.raises(ValueError, match=r"does not fit|must be at least 2"):
+            FeatureWindows(reference, ["x"], window=window, alpha=alpha)
+    assert BlockMeans(PageHinkley(), 1).recent == 0
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockMeans(PageHinkley(), 0)
+    for arl, allowance in ((1.0, 0.1), (100.0, 0.0)):
+        with pytest.raises(ValueError, match="must be above"):
+            PageHinkley(arl=arl, allowance=allowance)
+    for delta, every in ((0.0, 8), (1.0, 8), (0.5, 0)):
+        with pytest.raises(ValueError, match="must lie in"):
+            AdaptiveWindow(delta=delta, every=every)
+    assert AdaptiveWindow(delta=0.5, every=1).budget.value == 2.0
+    for arl, memory in ((1.0, 8), (10.0, 1)):
+        with pytest.raises(ValueError, match="must be above 1"):
+            ConformalDetector(arl=arl, memory=memory)
+    assert ConformalDetector(arl=10.0, memory=2).budget.value == 10.0
+
+
+def test_a_mean_and_a_value_may_lie_on_the_ends_of_the_range() -> None:
+    for mean in (0.0, 1.0):
+        detector = MeanDetector(arl=100.0, mean=mean, low=0.0, high=1.0)
+        assert not detector.update(0.0)
+        assert not detector.update(1.0)
+    for mean, tolerance in ((-0.1, 0.0), (1.1, 0.0), (0.5, 1.0), (0.5, -0.1)):
+        with pytest.raises(ValueError, match="must lie in"):
+            MeanDetector(arl=100.0, mean=mean, low=0.0, high=1.0, tolerance=tolerance)
+
+
+def test_a_block_ends_with_its_last_value() -> None:
+    inner = MeanDetector(arl=100.0, mean=0.5, low=0.0, high=1.0)
+    blocks, single = BlockMeans(inner, 2), MeanDetector(arl=100.0, mean=0.5, low=0.0, high=1.0)
+    blocks.update(0.0)
+    assert blocks.statistic == 0.0
+    blocks.update(1.0)
+    single.update(0.5)
+    assert blocks.statistic == single.statistic > 0
+
+
+def test_page_hinkley_tests_its_31st_value_and_needs_a_spread() -> None:
+    detector = PageHinkley(arl=100.0)
+    for value in [0.0, 1.0] * 15:
+        assert not detector.update(value)
+    assert detector.statistic == 0.0  # thirty values are the warm-up
+    assert detector.update(1000.0)
+    constant = PageHinkley(arl=100.0)
+    assert not any(constant.update(0.5) for _ in range(100))  # no spread: nothing to measure a value by
+    assert constant.statistic == 0.0
+
+
+def test_evidence_of_the_threshold_is_enough_and_a_path_of_1_begins_anew() -> None:
+    # One stake of 1/2 each way, and a rise of 1: sums (0 + 1) 3/2 and (0 + 1) 1/2 have the mean 1
+    for threshold, alarm in ((1.0, True), (math.nextafter(1.0, 2), False)):
+        assert ChangeBets(threshold, [0.5]).update(1.0, -1.0) == alarm
+    bets = ChangeBets(3.0, [0.5])
+    bets.update(0.0, 0.0)  # a factor of 1: the change has not begun
+    bets.update(0.0, 0.0)
+    while not bets.update(1.0, -1.0):
+        pass
+    assert bets.recent == 1
+
+
+def test_a_sample_that_is_full_replaces_a_value_and_keeps_its_order() -> None:
+    sample = RankSample(2)
+    assert sample.rank(1.0, 1.0, 0.0) == 1.0
+    assert sample.rank(3.0, 0.0, 0.0) == pytest.approx(1 / 2)
+    # Third value, place 1/3: slot 1, the larger one, which lies where the new one is inserted
+    assert sample.rank(2.0, 0.0, 0.34) == pytest.approx(1 / 3)
+    assert sample.rank(2.5, 0.0, 0.99) == pytest.approx(2 / 3)  # 1 and 2 are below; a slot beyond the sample: not kept
+    assert sample.rank(1.5, 0.0, 0.99) == pytest.approx(1 / 3)
+
+
+def test_the_tail_of_a_small_distance_is_1_and_continues() -> None:
+    root = math.sqrt(50)
+    distance = 0.2 / (root + 0.12 + 0.11 / root)
+    assert kolmogorov_tail(distance, 100, 100) == pytest.approx(1.0)
+    assert kolmogorov_tail(math.nextafter(distance, 0), 100, 100) == 1.0
+
+
+def test_the_window_needs_more_than_ten_values_and_a_cut_five_on_each_side() -> None:
+    window = AdaptiveWindow(delta=0.9, every=1)
+    for value in [0.0] * 5 + [1000.0] * 5:
+        window.update(value)
+    assert window.statistic == 0.0  # ten values are too few for a test
+    window.update(1000.0)
+    assert window.statistic > 0
+    ten = AdaptiveWindow(delta=0.9)
+    for value in [0.0] * 4 + [1000.0] * 6:
+        ten.update(value)
+    # Borders behind 2, 4, 6 ... values: of ten, no border leaves five on both sides; of eleven, that behind six does
+    assert ten._best_cut() == (0.0, 0)
+    ten.update(1000.0)
+    assert ten._best_cut()[1] == 5
+
+
+def test_rows_of_the_window_hold_five_buckets() -> None:
+    window = AdaptiveWindow()
+    lengths = [window.update(float(value)) or window.state()["lengths"] for value in range(7)]
+    assert lengths == [[1], [2], [3], [4], [5], [4, 1], [5, 1]]
+
+
+def test_a_window_without_change_has_no_clearest_cut() -> None:
+    window = AdaptiveWindow()
+    for _ in range(20):
+        window.update(1.0)
+    assert window._best_cut() == (0.0, 0)
+
+
+def test_a_sum_of_the_threshold_is_an_alarm() -> None:
+    values = [0.0, 1.0] * 15
+    reading = PageHinkley(arl=1e6)
+    for value in [*values, 3.0]:
+        assert not reading.update(value)
+    peak = reading.statistic
+    for threshold, alarm in ((peak, True), (math.nextafter(peak, 99), False)):
+        detector = PageHinkley(arl=1e6)
+        detector._threshold = threshold
+        for value in values:
+            detector.update(value)
+        assert detector.update(3.0) == alarm
+
+
+def test_a_p_value_of_the_level_is_no_change() -> None:
+    reference, window = np.arange(20.0)[:, None], np.arange(10.0, 20.0)
+    p_value = kolmogorov_tail(0.5, 20, 10)
+    assert 0 < p_value < 1
+    for alpha, changed in ((p_value, False), (math.nextafter(p_value, 1), True)):
+        windows = FeatureWindows(reference, ["x"], window=10, alpha=alpha)
+        (shift,) = [shifts[0] for value in window if (shifts := windows.update(np.array([value])))]
+        assert (shift.p_value, shift.changed) == (p_value, changed)
