@@ -84,7 +84,7 @@ def test_episodes_by_hand() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.65])
 def test_intervals_hold_the_exact_return(share: float) -> None:
-    truth, covered = true_return(share, 0.9), dict.fromkeys(("pdis", "wpdis", "tis", "wtis"), 0)
+    truth, covered = true_return(share, 0.9), {"pdis": 0, "wpdis": 0, "tis": 0, "wtis": 0}
     for seed in range(30):
         report = estimate_trajectories(walks(500, seed=seed), {"new": Rightward(share)}, discount=0.9)
         for one in report.policies[0].estimates:

@@ -163,6 +163,46 @@ def test_plans_and_states_are_kept_to_the_bit(rows) -> None:
     assert plan_from_json(json.loads(to_json(plan_to_json(TWO, 1.0))), "x") == TWO
 
 
+def explained(units: int, *, seed: int, change: float = 0.0) -> ExposureBatch:
+    """Units whose first feature explains a part of their conversions of 30%, as the feed gives them."""
+    random = np.random.default_rng(seed)
+    records = []
+    for number in range(units):
+        new, feature = bool(random.random() < 0.5), float(random.normal())
+        rate = (1 + change * new) / (1 + math.exp(1.3 + 2 * feature))
+        one = decision(number, f"u{number}", float(number), route=f"r1:{'canary' if new else 'control'}:50%")
+        records.append(replace(one, context=np.array([feature, 7.0])))
+        records.append(outcome(number, float(random.random() < rate), number + 1.0))
+    return feed_of(*records).due("50%", 1e9)
+
+
+def test_features_of_the_first_context_are_covariates_and_kept_to_the_bit() -> None:
+    batch_of = explained(300, seed=1)
+    assert batch_of.covariates is not None and batch_of.covariates.shape == (300, 12)
+    assert batch_of.covariates[:, 1].tolist() == [7.0] * 300
+    assert not batch_of.covariates[:, 2:].any()  # fewer features than covariates
+    state = begin(PLAN, 0.0).look(PLAN, batch_of, 1.0, 3)
+    assert state_from_json(json.loads(to_json(state_entry(state, 1.0, None))), "x") == state
+    (one,) = state.evidence.guardrails
+    assert one.arms.regression.coefficients[1] < -0.1
+    assert one.process.deadline is not None
+    assert (one.process.deadline.horizon, one.process.deadline.seen) == (8100, 300)
+    plain = no_evidence(PLAN).observe(PLAN, replace(batch_of, covariates=None)).guardrails[0]
+    spread = [float(np.sqrt(side.effect.squares / side.effect.count)) for side in (one, plain)]
+    assert spread[0] < 0.9 * spread[1]  # the effect is known better
+    assert (one.arms.new_count, one.arms.new_sum) == (plain.arms.new_count, plain.arms.new_sum)
+
+
+def test_a_journal_of_before_goes_on_with_fixed_stakes_alone() -> None:
+    entry = json.loads(to_json(state_entry(begin(PLAN, 0.0), 1.0, None)))
+    (one,) = entry["state"]["evidence"]["guardrails"]
+    del one["process"]["deadline"], one["arms"]["regression"]
+    state = state_from_json(entry, "x")
+    assert state.evidence.guardrails[0].process.deadline is None
+    after = state.look(PLAN, batch([True] * 80 + [False] * 80, [0.0] * 80 + [1.0] * 80), 1.0, 1)
+    assert after.evidence.peak > 3
+
+
 # ---------------------------------------------------------------------------------------------- plans
 
 

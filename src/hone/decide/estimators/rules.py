@@ -16,7 +16,7 @@ The verdict is the worst of the reasons' verdicts; without a reason it is `ok`.
     sample size    effective sample size below 50, below 200                                      refuse, weak
     largest weight one row has above 10% of all weight                                            weak
     events         fewer than 50 rows differ from the most frequent reward                        weak
-    tail           one unit has above 80% of the variance                                         refuse
+    tail           one unit has above 95% of the variance                                         refuse
                    one unit has above 15% of it, or few units have half of it                     weak
     clipping       what the clipped weights leave out is above a quarter of a standard error      weak
     drift          the halves of the log differ at 0.1%, at 1%                                    refuse, weak
@@ -92,7 +92,7 @@ class RefusalRules:
     drift_refuse: float = 0.001
     drift_weak: float = 0.01
     """Two-sided p-values of equal halves."""
-    unit_share_refuse: float = 0.80
+    unit_share_refuse: float = 0.95
     unit_share_weak: float = 0.15
     """Shares of one unit in the variance."""
     unit_share_two_sided: float = 0.30

@@ -76,7 +76,7 @@ def test_the_tail_rule_by_hand() -> None:
     assert "one unit has 44% of the variance, and 49 of 500 have half of it" in reasons[0].words
     assert RULES.tails(np.tile([-1.0, 1.0], 250), np.arange(500)) == []
     assert RULES.tails(np.ones(10), np.arange(10)) == []  # no variance at all is no tail
-    large = np.append(np.tile([-1.0, 1.0], 250)[:-1], 100.0)
+    large = np.append(np.tile([-1.0, 1.0], 250)[:-1], 200.0)
     assert rules_of(RULES.tails(large, np.arange(500))) == {("tail", "refuse")}
     both = np.concatenate([np.tile([-1.0, 1.0], 240), np.tile([-6.0, 6.0], 10)])
     assert RULES.tails(both, np.arange(500)) == []

@@ -125,7 +125,7 @@ def share_found(change: float, *, runs: int, slope: float, units: int, seed: int
         rate = 1 / (
             1 + np.exp(0.85 * math.sqrt(1 + slope**2 / 3) + slope * covariate + drift * np.linspace(-1, 1, units))
         )
-        values = (random.random(units) < rate * np.where(is_new, 1 + change, 1.0)) * 1.0
+        values = (random.random(units) < rate * np.where(is_new, 1 + change, 1.0)).astype(np.float64)
         _, scores = MatchedArms().advance(values, is_new, covariate[:, None])
         found += bool(process(units).advance(scores)[1].max() >= -math.log(ALPHA))
     return found / runs
