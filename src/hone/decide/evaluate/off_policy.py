@@ -563,9 +563,9 @@ def estimate_parquet(
 ) -> dict[EstimatorName, OffPolicyEstimate]:
     """Estimate a policy on parquet files of views that have the same sets of actions, in memory that does not grow.
 
-    Duplicates and drift within a version are not looked for; other rules are those of `hone estimate`. Raises DataError
-    for files of different actions or without a usable row, ConfigError for an estimator that cannot be streamed,
-    ResourceError without DuckDB.
+    Duplicates, drift within a version, support in parts of the log, and propensities beside a model of the log's policy
+    are not looked for; other rules are those of `hone estimate`. Raises DataError for files of different actions or
+    without a usable row, ConfigError for an estimator that cannot be streamed, ResourceError without DuckDB.
     """
     chosen = settings or EstimateSettings()
     first, *others = paths
