@@ -25,6 +25,7 @@ from hone.core.clock import Clock
 from hone.core.dialogue import SessionReport
 from hone.core.errors import ResourceError
 from hone.core.strict_json import strict_json
+from hone.run.http.server import TimedConnection
 from hone.text.serving.capture.capture_world import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
 from hone.text.serving.completions.app import IGNORED, error_response
 from hone.text.serving.completions.asked import AskedPrompt, asked_answers, chat_messages
@@ -264,7 +265,10 @@ class CaptureServer:
     def start(self, app: Starlette) -> None:
         """Serve `app` at the address. Raises ResourceError if the server does not come up."""
         assert self._socket is not None, "bind the address first"
-        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app, http=TimedConnection, ws="none", log_level="error", access_log=False, lifespan="off",
+            timeout_graceful_shutdown=2,
+        )  # fmt: skip
         server = uvicorn.Server(config)
         self._server = server
         self._thread = threading.Thread(target=server.run, args=([self._socket],), daemon=True, name="hone-capture")

@@ -1,7 +1,8 @@
 """Bodies of requests, field by field: what OpenAI's clients send, and what vLLM added for token ids.
 
 A field that is not here is kept apart: the response names it, and `--strict` refuses it. A field that is here and not
-served is refused as soon as it asks for something.
+served is refused as soon as it asks for something. Of a list's entries only the first one with a fault is told
+(`fail_fast`): as many faults as a body has room for take seconds to write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from hone.core.strict_json import strict_json
 
 # ----------------------------------------------------------------------------------------------------------- api errors
 
+_MESSAGE_CHARACTERS = 2000
 _KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -29,6 +31,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        if len(message) > _MESSAGE_CHARACTERS:  # a client may send back to itself what it likes, but not for long
+            message = f"{message[:_MESSAGE_CHARACTERS]} ... ({len(message)} characters)"
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
@@ -143,7 +147,7 @@ class SamplingFields(_Body):
     """vLLM's: 0 and -1 are off."""
     min_p: float | None = Field(default=None, ge=0, le=1)
     """vLLM's."""
-    stop: _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop: _StopString | Annotated[list[_StopString], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     seed: int | None = None
     """With it, equal requests get equal answers."""
     stream: bool | None = None
@@ -154,7 +158,8 @@ class SamplingFields(_Body):
     """vLLM's: the stop string stays in the text."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
+    """Refused as soon as it asks for something, so its values are not looked at."""
     response_format: dict[str, Any] | None = None
     # Without any effect on an answer: labels, storage and billing of OpenAI's own service.
     user: str | None = None
@@ -225,9 +230,9 @@ class ChatMessage(_Body):
     """A message of a chat; further fields reach the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[_TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    content: str | Annotated[list[_TextPart], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
 
@@ -263,13 +268,13 @@ class ToolChoice(_Body):
 class ChatFields(SamplingFields):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """None: as many as the context has room for."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
-    tools: list[ToolFields] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: Annotated[list[ToolFields], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     """`required`, or a tool: the answer begins as a call does."""
     parallel_tool_calls: bool | None = None
@@ -295,7 +300,7 @@ class TokenizeFields(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     add_generation_prompt: bool = True
 
 
