@@ -15,7 +15,7 @@ from tiny_runs import lay_out
 from hone.cli.main import main
 from hone.core.errors import DataError, DivergedError, HoneError
 from hone.evaluate.chaos import HARMED, REFERENCE, ChaosResult, ChaosTrial, plan_faults, run_differences
-from hone.run.store.faults import EventCounter, FaultKind, Moment, PlannedFault, read_events
+from hone.run.store.durable import EventCounter, FaultKind, Moment, PlannedFault, read_events
 
 EVENTS = [Moment(step, number, "file") for step in range(5) for number in range(1, 9)]
 

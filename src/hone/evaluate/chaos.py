@@ -2,7 +2,7 @@
 they do not have in common.
 
 Belongs here: which faults come where, how often the run is taken up again, and the comparison. A fault comes at a
-counted event of a step (`run.store.faults`): of the events of the uninterrupted run a seed draws as many as are asked
+counted event of a step (`run.store.durable`): of the events of the uninterrupted run a seed draws as many as are asked
 for, in their order, so that every attempt gets further than the one before. Runs are processes of `hone train`.
 """
 
@@ -16,8 +16,16 @@ from hone.core.errors import DataError, DivergedError, HoneError, ResourceError
 from hone.core.random import permutation
 from hone.core.strict_json import Json
 from hone.run.store.checkpoints import CheckpointFolder, step_name
-from hone.run.store.durable import read_json_object, replace_file, to_json
-from hone.run.store.faults import ENDING, FaultKind, Moment, PlannedFault, read_events
+from hone.run.store.durable import (
+    ENDING_FAULTS,
+    FaultKind,
+    Moment,
+    PlannedFault,
+    read_events,
+    read_json_object,
+    replace_file,
+    to_json,
+)
 from hone.run.store.folder import MANIFEST
 from hone.run.store.metrics import without_clock_metrics
 
@@ -125,14 +133,14 @@ class ChaosTrial:
         while True:
             path = self.folder / f"{HARMED}_{len(plan) - len(left)}.events"
             path.unlink(missing_ok=True)
-            ends = (place + 1 for place, fault in enumerate(left) if fault.kind in ENDING)
+            ends = (place + 1 for place, fault in enumerate(left) if fault.kind in ENDING_FAULTS)
             now = left[: next(ends, len(left))]
             begun = (run / MANIFEST).is_file()
             steps = CheckpointFolder(folder=run / "checkpoints").steps()
             code, printed = self.train(HARMED, begun, ";".join([str(path), *map(str, now)]))
             came = read_events(path)[1]
             yield Attempt(resumed_from=max(steps, default=None), code=code, faults=tuple(came))
-            ended_by = came[-1][0] if came and came[-1][0] in ENDING else ""
+            ended_by = came[-1][0] if came and came[-1][0] in ENDING_FAULTS else ""
             expected = EXPECTED_END[ended_by] if ended_by else 0
             if code != expected:
                 where = f"after {came[-1][0]} at {came[-1][1]}" if came else "without a fault"

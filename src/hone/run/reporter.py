@@ -29,7 +29,7 @@ from hone.run.callbacks import (
 from hone.run.job import EvaluationResult, RunSettings, TrainingJob
 from hone.run.loop import Learner, Recipe, SourceWrapper
 from hone.run.store.checkpoints import CheckpointFolder, step_name
-from hone.run.store.durable import DiskFullError
+from hone.run.store.durable import EVENTS, DiskFullError
 from hone.run.store.evaluations import (
     EvaluationScore,
     read_evaluations,
@@ -37,7 +37,6 @@ from hone.run.store.evaluations import (
     write_evaluations,
     write_samples,
 )
-from hone.run.store.faults import EVENTS
 from hone.run.store.folder import RunFolder
 from hone.run.store.metrics import MetricsWriter
 from hone.run.store.records import LEARNING

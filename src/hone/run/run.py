@@ -62,8 +62,8 @@ from hone.run.resume import (
 )
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.codec import write_state
+from hone.run.store.durable import CHAOS_VARIABLE, EVENTS
 from hone.run.store.evaluations import read_evaluations
-from hone.run.store.faults import EVENTS, VARIABLE
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.run.store.manifest import RunMetadata, config_hash
 from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
@@ -213,7 +213,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
     Raises HoneError: data and resource faults before anything is written; DivergedError with a saved bundle;
     InterruptedRun after a signal, with a checkpoint.
     """
-    EVENTS.arm(os.environ.pop(VARIABLE, ""))
+    EVENTS.arm(os.environ.pop(CHAOS_VARIABLE, ""))
     for restart in range(1, MAX_RESTARTS + 1):
         try:
             return _run_once(request, progress, clock)

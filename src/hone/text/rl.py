@@ -17,7 +17,6 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, concatenate
 from hone.core.state import Stateful
 from hone.credit.grouping import LabelCredit
-from hone.credit.shaping import overlong_filtered
 from hone.credit.turns import dialogues_as_one
 from hone.engine.clients.http import ServerEngine
 from hone.learner.config import require_master_weights, require_whole_minibatches
@@ -455,6 +454,8 @@ def _text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tr
     source_is_ahead = config.rollout.asynchrony.steps > 0
     credit, truncated = chosen.credit, config.rollout.learnable.truncated
     if truncated != "score":
+        from hone.credit.shaping import overlong_filtered  # noqa: PLC0415 - where answers are filtered only
+
         credit = partial(overlong_filtered, credit=credit, in_statistics=truncated == "mask")
 
     def judged(episodes: Episodes, values: Values) -> Credits:

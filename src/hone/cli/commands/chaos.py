@@ -19,7 +19,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, DivergedError
 from hone.evaluate.chaos import DIFFERENCES_SHOWN, RECORD, ChaosResult, ChaosTrial
 from hone.run.job import RunConfig
-from hone.run.store.faults import VARIABLE, FaultKind
+from hone.run.store.durable import CHAOS_VARIABLE, FaultKind
 from hone.run.store.folder import check_name
 
 KINDS: Final[tuple[FaultKind, ...]] = ("kill", "disk", "replica", "stall")
@@ -106,7 +106,7 @@ def _train(call: CommandCall, folder: Path, name: str, resume: bool, faults: str
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.PIPE,
-            env={**os.environ, VARIABLE: faults},
+            env={**os.environ, CHAOS_VARIABLE: faults},
             check=False,
         )
         log.write(ended.stderr)
