@@ -15,6 +15,7 @@ from tiny_runs import lay_out
 from hone.cli.main import main
 from hone.core.errors import DataError, DivergedError, HoneError
 from hone.evaluate.chaos import HARMED, REFERENCE, ChaosResult, ChaosTrial, plan_faults, run_differences
+from hone.run.store import durable
 from hone.run.store.durable import EventCounter, FaultKind, Moment, PlannedFault, read_events
 
 EVENTS = [Moment(step, number, "file") for step in range(5) for number in range(1, 9)]
@@ -76,6 +77,20 @@ def test_a_fault_comes_at_the_first_event_after_one_that_is_not_there(tmp_path: 
             assert step == 2
     os.close(events.record)
     assert read_events(tmp_path / "events")[1] == [("disk", Moment(2, 1))]
+
+
+def test_the_loss_of_a_replica_waits_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeper = subprocess.Popen(["sleep", "600"])
+    there: list[int] = []
+    monkeypatch.setattr(durable, "_replicas", lambda: there)
+    events = counter(tmp_path / "events", "replica@0.1")
+    events.announce("a", writes=True)
+    assert sleeper.poll() is None
+    there.append(sleeper.pid)
+    events.announce("b", writes=False)
+    assert sleeper.wait(60) == -9
+    os.close(events.record)
+    assert read_events(tmp_path / "events")[1] == [("replica", Moment(0, 2))]
 
 
 def test_nothing_is_counted_without_a_word() -> None:

@@ -150,6 +150,8 @@ class ChaosTrial:
                     f"the run is kept in {run}; hone train ... --resume shows the same",
                 )
             if not ended_by:
+                for fault in now[len(came) :]:
+                    self.note(f"{fault} did not come: there was no replica from that event to the end")
                 return
             left = left[len(now) :]
 

@@ -13,8 +13,8 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NoReturn, TypeAlias, cast
@@ -117,11 +117,16 @@ class EventCounter:
         here = Moment(self.step, self.number, name)
         os.write(self.record, f"event {here.step} {here.number} {name}\n".encode())
         while self.plan and here >= self.plan[0].at and (writes or self.plan[0].kind != "disk"):
-            self._bring_about(self.plan.popleft(), here, tear)
+            replicas = _replicas() if self.plan[0].kind in _SIGNALS else []
+            if self.plan[0].kind in _SIGNALS and not replicas:
+                break  # it waits for one
+            self._bring_about(self.plan.popleft(), here, tear, replicas)
         if writes and self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _bring_about(self, fault: PlannedFault, here: Moment, tear: Callable[[], object] | None) -> None:
+    def _bring_about(
+        self, fault: PlannedFault, here: Moment, tear: Callable[[], object] | None, replicas: Sequence[int]
+    ) -> None:
         os.write(self.record, f"fault {fault.kind} {here.step} {here.number} {here.name}\n".encode())
         match fault.kind:
             case "kill":
@@ -131,20 +136,21 @@ class EventCounter:
             case "disk":
                 self.is_full = True
             case "replica" | "stall":
-                replicas = sorted(pid for pid in descendants(os.getpid()) if _title(pid).startswith(_REPLICA))
-                for pid in replicas[:1]:
-                    os.kill(pid, _SIGNALS[fault.kind])
+                os.kill(min(replicas), _SIGNALS[fault.kind])
 
 
 EVENTS: Final = EventCounter()
 """The events of this process."""
 
 
-def _title(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+def _replicas() -> list[int]:
+    """Replicas of this process on this machine."""
+    pids: list[int] = []
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):  # it has just ended
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_REPLICA):
+                pids.append(pid)
+    return pids
 
 
 def read_events(path: Path) -> tuple[list[Moment], list[tuple[str, Moment]]]:
