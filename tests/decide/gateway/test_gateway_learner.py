@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,7 +236,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def gateways(
-    tmp_path: Path, lines: list[str], text: str = SHOP, count: int = 2, address: str = ""
+    tmp_path: Path, lines: list[str], text: str = SHOP, count: int = 2, address: str = "", log: str = ""
 ) -> list[OpenedService]:
     """Gateways of one log, with a common clock."""
     clock = ManualClock(1_700_000_000.0)
@@ -243,8 +244,9 @@ def gateways(
     for place in range(count):
         folder = tmp_path / f"gateway-{place}"
         folder.mkdir()
-        (folder / "shop.toml").write_text(f'{text}\n[log]\naddress = "{address or tmp_path / "shared.db"}"\n')
+        (folder / "shop.toml").write_text(f'{text}\n[log]\naddress = "{address or tmp_path / "shared.db"}"\n{log}')
         shops.append(open_service(folder / "shop.toml", clock=clock, tell=lines.append))
+        learner_of(shops[-1]).apart = False  # so that each tick has its effect at once
     return shops
 
 
@@ -306,7 +308,9 @@ def test_a_learner_that_dies_is_replaced_and_its_late_version_is_refused(tmp_pat
     dead, alive = shops = gateways(tmp_path, lines, address=address)
     shared(shops, 0, 90)
     learner_of(dead)._save_checkpoint()
-    learner_of(dead)._thread.shutdown(wait=True)
+    writing = learner_of(dead)._writing
+    assert writing is not None
+    writing.result()
     shared(shops, 90, 120)
     clock = dead.clock
     assert isinstance(clock, ManualClock)
@@ -334,6 +338,36 @@ def test_a_learner_that_dies_is_replaced_and_its_late_version_is_refused(tmp_pat
     assert [one[:7] for one in learnt(alive)] == [one[:7] for one in whole_log(tmp_path, alive.log)]
     for shop in shops:
         shop.close()
+
+
+def test_a_log_that_does_not_answer_delays_no_answer_that_does_not_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    (shop,) = gateways(tmp_path, lines, count=1, log='durable = "after"\n')
+    learner = learner_of(shop)
+    learner.apart, learner.position = True, 0
+    asked, answer, read = threading.Event(), threading.Event(), LogLearner._read_on
+
+    def stuck(learner: LogLearner, *, wholly: bool = False) -> None:
+        asked.set()
+        answer.wait(60)
+        read(learner, wholly=wholly)
+
+    monkeypatch.setattr(LogLearner, "_read_on", stuck)
+    shop.service.tick()
+    assert asked.wait(60)
+    for number in range(30):
+        shop.clock.advance(TICK_S)  # type: ignore[attr-defined]
+        shop.decide(f"u{number}", [0.5], tenant="north")
+        shop.reward(f"d{number}", 1.0, tenant="north")
+    answer.set()
+    shop.close()
+    lines.clear()
+    (folder,) = tmp_path.glob("gateway-*")
+    shop = open_service(folder / "shop.toml", clock=shop.clock, tell=lines.append)
+    assert learnt(shop)[0][5].early == 30 and not lines
+    shop.close()
 
 
 def test_a_learner_that_stops_hands_over_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /live, /rea
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -194,6 +194,14 @@ class RequestBatcher:
         self._batch = _RequestBatch()
         self._threads = ThreadPoolExecutor(1, "decide") if apart else None
         self._busy = False
+        self._ticking: Future[None] | None = None
+
+    def tick(self) -> None:
+        """Do what is due by time: on the thread, if there is one, unless it is still at it."""
+        if self._threads is None:
+            self._service.tick()
+        elif self._ticking is None or self._ticking.done():
+            self._ticking = self._threads.submit(self._service.tick)
 
     async def answer(self, requests: Sequence[ServiceRequest]) -> Sequence[ServiceAnswer | RequestError]:
         """Answers in the order of the requests."""

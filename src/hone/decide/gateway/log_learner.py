@@ -13,6 +13,7 @@ decisions that are open stand in the log, and are found there by their ids. A ch
 the state of the whole log, to the bit. An erasure deletes the checkpoint and ends the lease: the log is read anew.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
@@ -57,7 +58,11 @@ _PAGE: Final = 500
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LogLearner:
-    """Learner of a service, or one of those that wait to be. Its calls are made by one thread at a time."""
+    """Learner of a service, or one of those that wait to be.
+
+    Where the log is on a server, which may not answer, it looks at the log on a thread: no request waits for that. A
+    log in a file is looked at where it is ticked.
+    """
 
     log: DecisionLog
     policies: OnlinePolicies
@@ -68,6 +73,8 @@ class LogLearner:
     """Hash of the names of the features."""
     clock: Clock
     tell: Callable[[str, str], None]
+    apart: bool = False
+    """Look at the log on a thread."""
     lease: LearnerLease | None = None
     """None: another gateway learns."""
     position: int = 0
@@ -87,6 +94,10 @@ class LogLearner:
     _fault: str = ""
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "learner"))
     _writing: Future[None] | None = None
+    _looking: Future[None] | None = None
+    _closing: bool = False
+    _busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever learns."""
 
     @property
     def work(self) -> str:
@@ -116,8 +127,17 @@ class LogLearner:
         if self.lease is None:
             self._load_versions()
 
-    def took(self, batch: LoggedBatch) -> None:
-        """Learn from records that the log took, and from those of others before them."""
+    def took(self, batch: LoggedBatch, *, wait: bool = True) -> None:
+        """Learn from records that the log took, and from those of others before them; unless `wait`, a look that is
+        under way, or the next one, reads them."""
+        if not self._busy.acquire(blocking=wait):
+            return
+        try:
+            self._take(batch)
+        finally:
+            self._busy.release()
+
+    def _take(self, batch: LoggedBatch) -> None:
         ack = batch.ack
         if self.lease is None or not ack.stored:
             return
@@ -135,6 +155,23 @@ class LogLearner:
         """Do what is due: renew or take the lease, read what others logged, load versions, save a checkpoint."""
         if not self.learns:
             return
+        if not self.apart:
+            self._look()
+        elif self._looking is None or self._looking.done():
+            if self._looking is not None and (error := self._looking.exception()) is not None:
+                self.tell("learner_waits", f"a look at the log failed: {type(error).__name__}: {error!s:.200}")
+            self._looking = self._thread.submit(self._look_until_level)
+
+    def _look_until_level(self) -> None:
+        self._look()
+        while self._behind and self.lease is not None and not self._closing:
+            self._look()
+
+    def _look(self) -> None:
+        with self._busy:
+            self._look_at_log()
+
+    def _look_at_log(self) -> None:
         try:
             self._keep()
             if self.lease is None:
@@ -149,9 +186,10 @@ class LogLearner:
 
     def close(self) -> None:
         """Save a checkpoint and give the lease back."""
-        if self.lease is not None and self._checkpointed[0] != self.position:
-            self._save_checkpoint()
+        self._closing = True
         self._thread.shutdown(wait=True)
+        if self.lease is not None and self._checkpointed[0] != self.position:
+            self._write(self._state())
         if self.lease is not None:
             lease, self.lease = self.lease, None
             try:
@@ -304,13 +342,14 @@ class LogLearner:
         """Copy the state, and save it on a thread."""
         self._checkpoint_s = self.clock.monotonic_s() + CHECKPOINT_S
         self._checkpointed = self.position, self.records
+        self._writing = self._thread.submit(self._write, self._state())
+
+    def _state(self) -> State:
         tenants: State = {
             name: _learning_state(serving.learning)
             for name, serving in self.policies.tenants.items() if serving.learning is not None
         }  # fmt: skip
-        # a position of Redis is wider than 64 bits
-        state: State = {"position": str(self.position), "tenants": tenants}
-        self._writing = self._thread.submit(self._write, state)
+        return {"position": str(self.position), "tenants": tenants}  # a position of Redis is wider than 64 bits
 
     def _write(self, state: State) -> None:
         if fault := self._save({CHECKPOINT: state_bytes(state).tobytes()}):

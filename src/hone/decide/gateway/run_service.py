@@ -262,7 +262,7 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
             live = ", ".join(sorted({serving.live.name for serving in opened.policies.tenants.values()}))
             tell(f"serving decisions of {opened.folder.name} (version {live}) at http://{shown}:{port}/v1/decide")
             events = ServerEvents(
-                stop=routes.drain, reload=partial(_reload, path, opened, routes, place, tell), tick=opened.service.tick
+                stop=routes.drain, reload=partial(_reload, path, opened, routes, place, tell), tick=routes.batcher.tick
             )
             RunningServer(config, events, signals).run(sockets=[listener])
     finally:

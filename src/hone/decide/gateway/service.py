@@ -558,7 +558,9 @@ class DecisionService:
     def _learn(self, batches: Sequence[LoggedBatch] = ()) -> None:
         """Have the learner take records that the log took."""
         if self.parts.learner is not None:
-            for batch in (*self.parts.writer.flushed(), *batches):
+            for batch in self.parts.writer.flushed():
+                self.parts.learner.took(batch, wait=False)
+            for batch in batches:
                 self.parts.learner.took(batch)
 
     def _finish(self, one: _PreparedAnswer, *, repeated: bool) -> ServiceAnswer:
