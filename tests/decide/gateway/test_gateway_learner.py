@@ -14,14 +14,17 @@ from decision_records import decision, outcome
 from log_servers import MissingServerError, postgres_server, redis_server
 from manual_clock import ManualClock, TickingClock
 
-from hone.core.decisions import ActionSet, Decision, schema_hash
+from hone.core.decisions import ActionSet, Decision, Outcome, schema_hash
 from hone.core.state import substate
 from hone.decide.gateway.log_learner import CHECKPOINT_S, LEASE_S, LogLearner
+from hone.decide.gateway.log_writer import WriteAfter
 from hone.decide.gateway.online_policies import TenantLearning
 from hone.decide.gateway.opening import OpenedService, open_service, pages
 from hone.decide.gateway.service import TICK_S
+from hone.decide.joins.join import build_view
+from hone.decide.joins.view import JoinConfig
 from hone.decide.log.opening import open_decision_log
-from hone.decide.log.protocol import DecisionLog
+from hone.decide.log.protocol import DecisionLog, RecordClaim
 
 SHOP = """
 [service]
@@ -449,9 +452,9 @@ def test_an_id_that_another_gateway_takes_at_the_same_moment_gets_its_answer(tmp
     recent = shops[1].service.parts.recent
     recall, theirs = recent.recall, []
 
-    def late(*arguments) -> None:
+    def late(requests, find, *, names: bool) -> None:
         """Both are told to a gateway after the other one has asked for them."""
-        recall(*arguments)
+        recall(requests, find, names=names)
         if not theirs:
             theirs.append(shops[0].decide("u", [0.5], tenant="north", id="same"))
             theirs.append(shops[0].reward("same", 1.0, tenant="north", key="k"))
@@ -467,3 +470,23 @@ def test_an_id_that_another_gateway_takes_at_the_same_moment_gets_its_answer(tmp
     assert [mark.missing for mark in shops[0].log.watermarks()] == [0]
     for shop in shops:
         shop.close()
+
+
+def test_names_that_two_gateways_took_before_either_was_in_the_log_count_once(tmp_path: Path) -> None:
+    log, told = open_decision_log(tmp_path / "log.db"), list[str]()
+    writer = WriteAfter(log, capacity=10, tell=lambda code, words: told.append(code), clock=ManualClock())
+    claims = [RecordClaim(place=0), RecordClaim(place=1, key="k", digest=b"x")]
+    mine = [decision("d", 1.0, seq=0, source="b"), outcome("d", 2.0, seq=1, source="b"),
+            outcome("d", 2.5, 0.5, seq=2, source="b")]  # fmt: skip
+    writer.write(mine, claims)
+    log.append([decision("d", 1.0, seq=0, source="a"), outcome("d", 2.0, seq=1, source="a")], claims)
+    writer.start().close()
+    records = [one.record for one in log.read()]
+    assert [one.kind for one in records if isinstance(one, Outcome)] == ["reward", "repeated:reward", "reward"]
+    assert [(mark.source, mark.watermark, mark.missing) for mark in log.watermarks()] == [("a", 1, 0), ("b", 2, 0)]
+    assert told == ["record_repeated"] * 2
+    view = build_view(records, as_of_s=1e6, join=JoinConfig(), tenant="shop")
+    assert (view.table.reward.tolist(), view.counts.other_kinds) == ([1.5], 1)
+    (batch,) = writer.flushed()
+    assert (len(batch.records), writer.flushed()) == (3, [])
+    log.close()

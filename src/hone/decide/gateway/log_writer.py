@@ -39,6 +39,11 @@ class LoggedBatch:
 class LogWriter(Protocol):
     """Takes the records of answers."""
 
+    @property
+    def refuses_names(self) -> bool:
+        """True if `write` raises NameTakenError; else names must be asked for before."""
+        ...
+
     def write(self, records: Sequence[DecisionRecord], claims: Sequence[RecordClaim]) -> LoggedBatch | None:
         """Take records; None: they wait. Raises RequestError (503) if they cannot be taken, and NameTakenError for
         claims of names that are taken: then their requests must not be answered."""
@@ -72,6 +77,8 @@ def _unavailable(error: Exception) -> RequestError:
 
 class WriteBefore:
     """Append on the path."""
+
+    refuses_names = True
 
     def __init__(self, log: DecisionLog, clock: Clock) -> None:
         self._log = log
@@ -119,6 +126,8 @@ def _find(log: DecisionLog, tenant: str, ids: Sequence[str], keys: Sequence[str]
 
 class WriteAfter:
     """A bounded buffer with a thread that writes it. `start` before use."""
+
+    refuses_names = False
 
     def __init__(self, log: DecisionLog, *, capacity: int, tell: Callable[[str, str], None], clock: Clock) -> None:
         self._log = log

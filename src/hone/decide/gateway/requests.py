@@ -326,17 +326,20 @@ class RecentRequests:
 
     def recall(
         self,
-        requests: Iterable["DecisionRequest | RewardRequest"],
+        requests: Iterable[DecisionRequest | RewardRequest],
         find: Callable[[str, list[str], list[str]], KnownNames],
+        *,
+        names: bool,
     ) -> None:
-        """Ask the log for ids and keys of requests that are not remembered; where it cannot be asked, their answers
-        raise."""
+        """Ask the log for decisions of rewards that are not remembered and, if `names`, for ids and keys that callers
+        gave; where it cannot be asked, the answers to those raise."""
         ids: dict[str, set[str]] = {}
         keys: dict[str, set[str]] = {}
         for one in requests:
-            if _is_sound(one.id) and (one.tenant, one.id) not in self._decided:
+            rewards = isinstance(one, RewardRequest)
+            if (names or rewards) and _is_sound(one.id) and (one.tenant, one.id) not in self._decided:
                 ids.setdefault(one.tenant, set()).add(one.id)
-            if isinstance(one, RewardRequest) and _is_sound(one.key) and (one.tenant, one.key) not in self._rewarded:
+            if names and rewards and _is_sound(one.key) and (one.tenant, one.key) not in self._rewarded:
                 keys.setdefault(one.tenant, set()).add(one.key)
         self._logged, self._logged_keys, self._unread = {}, {}, set()
         for tenant in ids.keys() | keys.keys():

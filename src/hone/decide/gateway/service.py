@@ -380,11 +380,13 @@ class DecisionService:
 
     def _answer_all(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
         parts = self.parts
-        for _ in range(_ATTEMPTS):
-            parts.recent.recall([one for one in requests if one.tenant in parts.rules.tenants], parts.writer.find)
+        known_tenants = [one for one in requests if one.tenant in parts.rules.tenants]
+        for attempt in range(_ATTEMPTS):
+            # A log that takes records at once refuses a name that is taken: most are new, and need not be asked for.
+            parts.recent.recall(known_tenants, parts.writer.find, names=attempt > 0 or not parts.writer.refuses_names)
             try:
                 return self._answer_once(requests)
-            except NameTakenError:  # another gateway had one of the names since they were asked for
+            except NameTakenError:
                 continue
         message = (
             f"other gateways took an id or a key of this request {_ATTEMPTS} times: nothing was decided; try again"
