@@ -291,11 +291,11 @@ class _Scope(dict[str, Any]):
 
     def __init__(self, end: _TestsEnd, tested: set[str]) -> None:
         super().__init__()
-        self._end, self._tested = end, tested
+        self._end, self.tested = end, tested
         self._in_classes: dict[str, Any] = {}
 
     def __missing__(self, name: str) -> mirrors.Value:
-        builtin = name in builtins.__dict__ and not (name in self._tested and name in self._end.own)
+        builtin = name in builtins.__dict__ and not (name in self.tested and name in self._end.own)
         if builtin or name not in self._end.names:
             raise KeyError(name)
         return self._end.look_up(name)
@@ -388,7 +388,7 @@ def _open_scope(end: _TestsEnd, setup: ast.Module, tests: Sequence[ast.Module]) 
         "issubclass": mirrors.is_subclass,
     }
     scope.update(__name__="tests", __builtins__=builtins, **{examined_text.PROGRAM: solution})
-    scope.update({name: one for name, one in helpers.items() if not (name in scope._tested and name in end.own)})
+    scope.update({name: one for name, one in helpers.items() if not (name in scope.tested and name in end.own)})
     module.__dict__.update(scope)
     _share_seeds(end)
     return scope
@@ -442,7 +442,9 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
         if isinstance(error, OSError) and error is not end.raised_there:
             end.cannot(f"the tests need a file or a device, which their process does not have: {reason}")
         lacks_module = isinstance(error, ImportError) and error is not end.raised_there
-        ours = lacks_module or not (end.ever_asked or isinstance(error, NameError | AssertionError))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        may_lack_name = isinstance(error, NameError | AssertionError) or bool(names & scope.tested)
+        ours = lacks_module or not (end.ever_asked or may_lack_name)
         if ours and "solution" not in test and examined_text.PROGRAM not in test:
             return {"broken": reason}
     finally:
