@@ -1,5 +1,6 @@
 """Chat templates: equal to transformers, no special token from data, and limits of work and output."""
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -61,6 +62,22 @@ def test_a_saved_folder_has_the_same_ends(name, tmp_path):
     loaded = load_tokenizer(tmp_path)
     assert set(loaded.eos_ids) == set(tokenizer.eos_ids)
     assert loaded.apply_chat([U]).tolist() == tokenizer.apply_chat([U]).tolist()
+
+
+def test_an_added_stop_is_saved_for_whoever_serves_the_model(tmp_path):
+    tokenizer = family_tokenizer("another end of turn than eos")
+    given, saved = tmp_path / "given", tmp_path / "saved"
+    given.mkdir()
+    for file, content in save_family(tokenizer).items():
+        (given / file).write_bytes(content)
+    (given / "generation_config.json").write_text('{"temperature": 0.5, "eos_token_id": 257}')
+    loaded = load_tokenizer(given)
+    assert loaded.added_stop == 259
+    loaded.save(saved)
+    stated = json.loads((saved / "generation_config.json").read_text())
+    assert stated == {"temperature": 0.5, "eos_token_id": [257, 259]}
+    assert load_tokenizer(saved).added_stop is None
+    assert (saved / "tokenizer.json").read_bytes() == (given / "tokenizer.json").read_bytes()
 
 
 # --------------------------------------------------------------------------------------------------- tokens from data

@@ -17,6 +17,7 @@ from hone.sources.live import LiveSource
 from hone.text.answer_data import AnswerTaskConfig, encode_answers, imitation_episodes, read_answers
 from hone.text.collecting.continuations import StepContinuations
 from hone.text.tasks.collection import FOLDER, read_collection
+from hone.text.trained_spans import DataConfig
 
 STEPS = {"continue_from": "steps", "separator": "a", "continuations": 3}
 
@@ -104,7 +105,7 @@ def test_tokens_are_never_encoded_again(place: Path) -> None:
     read = {seen.tokens[start:end].tobytes() for start, end in zip(seen.offsets[:-1], seen.offsets[1:], strict=True)}
     assert sequences <= read
     assert np.isfinite(log.episodes.logp).all()
-    imitated, _ = imitation_episodes(read_answers(task, "imitation"), task, tokenizer, context=16)
+    imitated, _ = imitation_episodes(read_answers(task, "imitation"), task, tokenizer, context=16, data=DataConfig())
     assert (imitated.reward == 1).all()
     assert imitated.terminated.all()  # answers that a limit cut are not imitated
 

@@ -388,8 +388,8 @@ def answer_end(tokenizer: Tokenizer, *, is_chat: bool) -> int:
 
 
 def with_turn_end(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with the token in which its chat template ends turns among those that end texts: a model that
-    learnt to write it is stopped by it."""
+    """The tokenizer with the token in which its chat template ends turns among those that end texts, also in the files
+    that it saves: a model that learnt to write it is stopped by it."""
     if tokenizer.chat_template is None:
         return tokenizer
     try:
@@ -406,7 +406,11 @@ def with_turn_end(tokenizer: Tokenizer) -> Tokenizer:
         added = None if ends.middle[0] in ends.headers else ends.middle[0]
     if added is None or added in stops:
         return tokenizer
-    return replace(tokenizer, eos_ids=(*tokenizer.eos_ids, added), added_stop=added)
+    eos_ids, files = (*tokenizer.eos_ids, added), dict(tokenizer.files)
+    if files:  # whoever serves the trained model stops there, too
+        stated = cast(Json, json.loads(files.get("generation_config.json", b"{}")))
+        files["generation_config.json"] = _json_bytes({**stated, "eos_token_id": list(eos_ids)})
+    return replace(tokenizer, eos_ids=eos_ids, added_stop=added, files=files)
 
 
 def character_tokenizer(
