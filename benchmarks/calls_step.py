@@ -28,11 +28,10 @@ from text_runs import run_recipe, write_rows
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.models.language.chat_template import ROLE_TOKENS
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
-from hone.models.language.tokenizers import character_tokenizer
+from hone.models.language.tokenizers import ROLE_TOKENS, character_tokenizer
 from hone.native.build import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.run.loop import train

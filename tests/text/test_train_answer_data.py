@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hone.core.errors import DataError
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.tokenizers import (
+    DEFAULT_CHAT_TEMPLATE,
+    ROLE_TOKENS,
     Tokenizer,
     byte_tokenizer,
     character_tokenizer,

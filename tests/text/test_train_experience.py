@@ -15,8 +15,9 @@ from hone.core.dialogue import PolicyTurn
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.random import generator
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.tokenizers import (
+    DEFAULT_CHAT_TEMPLATE,
+    ROLE_TOKENS,
     Tokenizer,
     character_tokenizer,
     vocabulary_hash,

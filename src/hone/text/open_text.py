@@ -32,7 +32,6 @@ from hone.text.program_check import check_reference_programs
 from hone.text.saved_optimizer import check_saved_optimizer
 from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
-from hone.text.trained_spans import template_findings
 
 T = TypeVar("T")
 
@@ -269,12 +268,20 @@ def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]
         checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
     if known and read:
         checks["fits"] = lambda: inputs.prepared[1]
-        checks["template"] = lambda: template_findings(inputs.tokenizer[0], inputs.examples)
+        checks["template"] = partial(_template_warnings, inputs)
     if known and inputs.config.model.lora is not None:
         checks["lora"] = partial(_adapter_warnings, inputs.config.model)
     if known and inputs.config.model.optimizer:
         checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
     return checks
+
+
+def _template_warnings(inputs: TextInputs[T]) -> list[str]:
+    if not any(example.is_conversation for example in inputs.examples.rows):
+        return []
+    from hone.text.trained_spans import template_findings  # noqa: PLC0415 - for conversations only
+
+    return template_findings(inputs.tokenizer[0], inputs.examples)
 
 
 def _evaluation_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:

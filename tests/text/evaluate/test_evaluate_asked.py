@@ -8,11 +8,10 @@ import pytest
 from hone.api import evaluate, sample, train
 from hone.cli.main import main
 from hone.core.generation import Request, generate
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
-from hone.models.language.tokenizers import byte_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
 CONFIG = {

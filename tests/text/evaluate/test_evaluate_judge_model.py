@@ -14,12 +14,11 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, LostResourceError
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.judging import ScorerInput
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 from hone.models.language.scalar_head import ScalarHeadModel
-from hone.models.language.tokenizers import byte_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
 from hone.rewards.config import RewardsConfig, UserCodeConfig
 from hone.rewards.scorer import RewardScorer
 from hone.rewards.scores import RewardScores

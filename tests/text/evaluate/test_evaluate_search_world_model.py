@@ -8,10 +8,9 @@ import torch
 from search_parts import TOKENIZER, config, request
 
 from hone.core.errors import DataError
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer, character_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, Tokenizer, character_tokenizer
 from hone.models.packing import pack_rows
 from hone.text.evaluate.search_config import SearchConfig, SearchWorldModelScorer
 from hone.text.evaluate.search_scorers import WorldModelCandidateScorer, open_world_model_scorer

@@ -15,8 +15,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, Request, SamplingParams
 from hone.core.judging import ScorerInput
 from hone.core.state import State
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
-from hone.models.language.tokenizers import character_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, character_tokenizer
 from hone.rewards.scorer import EachAnswerScorer
 from hone.rewards.scores import RewardScores, combine_results, failed_result, result_from_value
 from hone.text.evaluate.dialogues import SecondAnswer

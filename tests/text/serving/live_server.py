@@ -13,11 +13,10 @@ import httpx2
 import openai
 import uvicorn
 
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import byte_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
 from hone.text.serving.completions.run_server import OpenedModel, ServedSource, ServerPlace, make_routes, open_served
 from hone.text.serving.completions.service import EngineService

@@ -11,7 +11,7 @@ import pytest
 from live_server import LiveServer, live, opened, save_tiny
 
 from hone.core.generation import Request, SamplingParams, ScoreRequest, generate
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ from live_server import live, opened, save_tiny
 from hone.core.errors import ConfigError
 from hone.core.generation import Completion
 from hone.engine.engine import DrawnToken
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE
-from hone.models.language.tokenizers import byte_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, byte_tokenizer
 from hone.text.serving.completions.asked import CallIdentity, asked_chat, find_format
 from hone.text.serving.completions.fields import ChatFields
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter, StreamedChoice

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import (
     EXPERT_FAMILIES,
     MAX_EXPERTS,
@@ -33,6 +32,8 @@ from hone.models.language.scalar_head import (
 )
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import (
+    DEFAULT_CHAT_TEMPLATE,
+    ROLE_TOKENS,
     Tokenizer,
     byte_tokenizer,
     character_tokenizer,

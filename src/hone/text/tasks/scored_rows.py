@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
-from hone.models.language.chat_template import joined_parts
 
 # ---------------------------------------------------------------------------------------------------- checks of columns
 
@@ -59,6 +58,8 @@ def _checked_message(value: object, name: str) -> ChatMessage:
     if not isinstance(turn.get("role"), str):
         raise BadRowError(f"`{name}` holds a message without a role")
     if isinstance(turn.setdefault("content", ""), list):
+        from hone.models.language.chat_template import joined_parts  # noqa: PLC0415 - for such rows only
+
         try:
             turn["content"] = joined_parts(cast("list[object]", turn["content"]))
         except DataError as fault:

@@ -27,11 +27,10 @@ from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import SchedulerLimits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.language.tokenizers import byte_tokenizer, character_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer, character_tokenizer
 from hone.text.serving.capture.capture_app import CaptureRoutes, CaptureServer
 from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld
 from hone.text.serving.capture.dialogue_tree import DialogueTree, answer_message, for_template
