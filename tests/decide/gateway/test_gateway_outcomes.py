@@ -207,3 +207,31 @@ def test_bounds_belong_to_the_range() -> None:
     rules = JoinConfig(low=-1.0, high=2.0, beyond="clip")
     assert [rules.accepted(value) for value in (-1.0, 2.0, -1.5, 9.0)] == [-1.0, 2.0, -1.0, 2.0]
     assert [JoinConfig(high=2.0).accepted(value) for value in (2.0, 2.5, -1e300)] == [2.0, None, -1e300]
+
+
+def test_rewards_that_overflow_the_model_stop_no_answer_and_no_start(tmp_path: Path) -> None:
+    shop = opened(tmp_path)
+    run(shop, 0, 30)
+    for number in range(30, 60):
+        decided = shop.decide(f"u{number}", [1.0], id=f"d{number}")
+        assert shop.reward(decided.id, (-1.0) ** number * 1.7e308).status == "joined"
+    for _ in range(2):
+        assert 0.0 < shop.decide("u", [0.5]).probability <= 1.0
+        shop.close()
+        shop = opened(tmp_path)
+    shop.close()
+
+
+def test_a_version_that_cannot_be_kept_is_told_and_the_one_before_stays(tmp_path: Path) -> None:
+    shop = opened(tmp_path)
+    lines, before = list[str](), shop.policies.tenants["default"].live.name
+    learner_of(shop).tell = lambda code, words: lines.append(f"{code}: {words}")
+    (tmp_path / "shop" / "versions").rename(tmp_path / "versions")
+    (tmp_path / "shop" / "versions").write_text("no folder")
+    run(shop, 0, 25)
+    assert shop.policies.tenants["default"].live.name == before
+    assert [line.partition(":")[0] for line in lines] == ["snapshot_refused"]
+    (tmp_path / "shop" / "versions").unlink()
+    run(shop, 25, 50)
+    assert shop.policies.tenants["default"].live.name != before and len(lines) == 1
+    shop.close()

@@ -294,7 +294,7 @@ class LogLearner:
         for one in learning.settled(joined):
             try:
                 learning.learn(one.decision, one.reward)
-            except DataError as error:
+            except (HoneError, ArithmeticError, ValueError) as error:  # the log's next records are learnt from
                 self.tell("not_learnt", f"decision {one.decision.id!r:.60} of tenant {record.tenant!r}: {error}")
         if publish and learning.unpublished >= learning.publish_every:
             self._publish(record.tenant)
@@ -304,17 +304,20 @@ class LogLearner:
         serving = self.policies.tenants[tenant]
         if serving.learning is None or self.lease is None:
             return
-        learning, snapshot = serving.learning, serving.learning.learner.snapshot()
-        fault = _fault_of(snapshot, learning)
-        name = self.policies.shelf.put(snapshot) if not fault else ""
-        if name and self._published.get(tenant) != name:
-            fault = self._save({_version_name(tenant): policy_bytes(snapshot)})
+        serving.learning.unpublished = 0
+        try:
+            snapshot = serving.learning.learner.snapshot()
+            fault = _fault_of(snapshot, serving.learning)
+            name = "" if fault else self.policies.shelf.put(snapshot)
+            if name and self._published.get(tenant) != name:
+                fault = self._save({_version_name(tenant): policy_bytes(snapshot)})
+            if not fault:
+                self._published[tenant] = name
+                self.policies.serve(tenant, name, snapshot)
+        except (HoneError, OSError, ValueError) as error:
+            fault = f"{type(error).__name__}: {error!s:.120}"
         if fault:
             self.tell("snapshot_refused", f"tenant {tenant!r}: {fault}; version {serving.live.name} stays")
-            return
-        learning.unpublished = 0
-        self._published[tenant] = name
-        self.policies.serve(tenant, name, snapshot)
 
     def _save(self, states: Mapping[str, bytes]) -> str:
         """Save states under the lease -> why not; empty: they are saved."""
