@@ -294,6 +294,9 @@ class _DriftWatch:
         """Look for silent tenants, and answer drift; what fails is told and tried at the next alarm."""
         self.monitor.tick(now_s)
         try:
+            for tenant in self.responder.changed_tenants():
+                if self.jobs.exists() and JobQueue(self.jobs).drop(tenant, reason="superseded by a later alarm"):
+                    self.tell("drift", f"tenant {tenant}: an unfinished retraining is dropped; the world changed again")
             for action in self.responder.step(self.monitor, now_s):
                 self._answer(action, now_s)
         except HoneError as error:

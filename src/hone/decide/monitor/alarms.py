@@ -19,7 +19,7 @@ class MonitorAlarm:
 
     tenant: str
     signal: str
-    """`residual`, `reward`, `feature NAME`, `not finite`, `actions`, `stale` or `memory`."""
+    """`residual`, `reward`, `refused`, `feature NAME`, `not finite`, `actions`, `stale` or `memory`."""
     at_s: float
     count: int
     """Values of the signal that had been read."""

@@ -33,8 +33,9 @@ class MonitorConfig(Config):
     """Number that is watched: the reward minus the served model's score of the executed action, or the reward itself. A
     policy without scores is watched on its rewards."""
     detector: Literal["page_hinkley", "adwin", "conformal"] = "page_hinkley"
-    """`page_hinkley`: fastest; its run length holds for sums that are nearly normal. `adwin`: slower, no assumption but
-    bounded rewards. `conformal`: an exact run length without any scale, for a model that does not learn."""
+    """`page_hinkley`: fastest; its run length holds for independent rewards of any distribution. `adwin`: slower and
+    more careful. `conformal`: an exact run length without any scale, for a model that does not learn and rewards
+    without a daily cycle; it refuses others."""
     arl: float = Field(default=20_000.0, gt=32)
     """Mean number of rewards between two false alarms, per tenant."""
     block: int = Field(default=1, ge=1)

@@ -11,7 +11,7 @@ import numpy as np
 from hone.core.decisions import Decision, DecisionRecord, Floats, Outcome
 from hone.core.errors import DataError
 from hone.core.random import key
-from hone.core.state import State, array, integer, substate
+from hone.core.state import State, array, integer, number, substate
 from hone.decide.estimators.drift.detector import (
     AdaptiveWindow,
     BlockMeans,
@@ -28,6 +28,7 @@ from hone.decide.estimators.drift.health import (
     NonFiniteCheck,
     StalenessCheck,
 )
+from hone.decide.estimators.drift.samples import SIGNIFICANT_NATS, SeasonalErrors
 from hone.decide.monitor.alarms import AlarmSink, MonitorAlarm
 from hone.decide.monitor.config import MonitorConfig
 
@@ -36,7 +37,13 @@ from hone.decide.monitor.config import MonitorConfig
 
 REFERENCE_WINDOWS = 4
 """Windows of features that make the reference."""
+CYCLE_S = 86_400.0
+"""A day: the cycle that rewards may follow."""
 _ADWIN_EVERY = 32
+_SIGNIFICANT = 5.0
+"""Standard errors at which a correlation of neighbours counts as one."""
+_LEAST_SCALE = 0.25
+"""Least standard deviation of errors of variance 1 that is believed."""
 
 
 def _make_detector(config: MonitorConfig, *, seed: int) -> DriftDetector:
@@ -48,8 +55,8 @@ def _make_detector(config: MonitorConfig, *, seed: int) -> DriftDetector:
     elif config.detector == "conformal":
         detector = ConformalDetector(arl=arl, seed=seed)
     else:
-        detector = PageHinkley(arl=arl)
-    return detector if config.block == 1 else BlockMeans(detector, config.block)
+        detector = PageHinkley(arl=arl, least_scale=_LEAST_SCALE / math.sqrt(config.block), seed=seed)
+    return detector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +69,25 @@ class RewardedDecision:
 
 
 class _TenantMonitor:
-    """Detectors and latest rewards of one tenant. Memory is bounded by the windows of the config."""
+    """Detectors and latest rewards of one tenant. Memory is bounded by the windows of the config.
+
+    `page_hinkley` and `adwin` read the errors of a forecast that knows the time of day, `conformal` the values: its
+    ranks cannot tell a cycle or a learning model from a change, so that it refuses to judge where there is one. A
+    residual that has come nearer to 0 is a model that has learnt: no drift.
+    """
 
     def __init__(self, tenant: str, config: MonitorConfig, names: Sequence[str], *, seed: int, since_s: float) -> None:
         self.tenant, self.config, self.names = tenant, config, tuple(names)
         self.recent: deque[RewardedDecision] = deque(maxlen=config.window)
         self.shifts: tuple[FeatureShift, ...] = ()
         """Comparison of every feature in the last full window."""
-        self._detector = _make_detector(config, seed=key(seed, "monitor", tenant) >> 65)
+        own = key(seed, "monitor", tenant) >> 65
+        inner, self._errors = _make_detector(config, seed=own), SeasonalErrors(CYCLE_S, seed=own)
+        self._ranks = inner if isinstance(inner, ConformalDetector) else None
+        self._detector = inner if config.block == 1 else BlockMeans(inner, config.block)
+        self._values: deque[float] = deque(maxlen=config.window)
+        """Values since the detector began, clipped: the latest ones, and the sum and the number of all."""
+        self._total, self._judged, self._refused = 0.0, 0, 0
         self._settled, self.rewards, self.decisions = 0, 0, 0
         self._not_finite = NonFiniteCheck()
         self._stale = StalenessCheck(config.stale_s, since_s=since_s)
@@ -101,21 +119,65 @@ class _TenantMonitor:
             return alarms
         self.recent.append(row)
         self.rewards += 1
+        value = row.reward - row.predicted if self.config.on == "residual" else row.reward
+        error = self._errors.update(value, row.decision.at_s)
         if self._settled < self.config.settle:
             self._settled += 1
+            if self._settled == self.config.settle:
+                self._errors.forget_level()
             return alarms
-        value = row.reward - row.predicted if self.config.on == "residual" else row.reward
-        if self._detector.update(value):
-            self._settled = 0
-            recent = min(self._detector.recent, self.rewards)
-            words = (
-                f"the {self.config.on} has changed about {recent} rewards ago: {self._detector.statistic:.4g}, the "
-                f"threshold is {self._detector.threshold:.4g}; one false alarm in {self._detector.budget.value:.0f} "
-                "rewards is expected at most"
-            )
-            figures = (self._detector.statistic, self._detector.threshold)
-            alarms.append(self._alarm(self.config.on, at_s, words, self._detector.budget, figures, recent=recent))
+        value = self._errors.clipped(value)
+        self._values.append(value)
+        self._total += value
+        self._judged += 1
+        if self._detector.update(value if self.config.detector == "conformal" else error):
+            alarms += self._changed(row, at_s)
         return alarms
+
+    def _changed(self, row: RewardedDecision, at_s: float) -> list[MonitorAlarm]:
+        """The alarm of a change, unless the model has learnt or a cycle explains it; what was judged is forgotten."""
+        latest = np.array(list(self._values)[-max(1, min(self._detector.recent, self.rewards)) :])
+        if self._judged > len(latest):  # the detector's excursion may have begun before the change
+            before = (self._total - float(latest.sum())) / (self._judged - len(latest))
+            sums = np.cumsum(latest[::-1] - before)
+            latest = latest[-1 - int((sums**2 / np.arange(1, len(sums) + 1)).argmax()) :]
+        recent = len(latest) if len(latest) < self.config.window else min(self._detector.recent, self.rewards)
+        learnt = False
+        if self.config.on == "residual" and row.decision.choice.scores is not None and self._judged > len(latest):
+            now = float(latest.mean())
+            before = (self._total - float(latest.sum())) / (self._judged - len(latest))
+            crossed = now * before < 0 and abs(now) > 2 * float(latest.std()) / math.sqrt(len(latest))
+            learnt = abs(now) < abs(before) and not crossed
+        self._values.clear()
+        self._total, self._judged, self._settled = 0.0, 0, 0
+        self._errors.forget_level()
+        figures = (self._detector.statistic, self._detector.threshold)
+        if learnt:
+            return []
+        void = self._void_reason(self._ranks) if self._ranks is not None else ""
+        if void:
+            self._refused += 1
+            if self._refused > 1:
+                return []
+            words = (
+                f'the {self.config.on} {void}, which voids the run length of detector = "conformal": changes are not '
+                'told while it does; take "page_hinkley"'
+            )
+            return [self._alarm("refused", at_s, words, self._detector.budget, figures)]
+        words = (
+            f"the {self.config.on} has changed about {recent} rewards ago: {figures[0]:.4g}, the threshold is "
+            f"{figures[1]:.4g}; one false alarm in {self._detector.budget.value:.0f} rewards is expected at most"
+        )
+        return [self._alarm(self.config.on, at_s, words, self._detector.budget, figures, recent=recent)]
+
+    def _void_reason(self, ranks: ConformalDetector) -> str:
+        """Why ranks are not exchangeable; empty: nothing is known against it."""
+        if self._errors.evidence_nats > SIGNIFICANT_NATS:
+            return f"follows the time of day ({self._errors.evidence_nats:.0f} nats)"
+        if ranks.neighbour_errors > _SIGNIFICANT:
+            errors = f"{ranks.neighbour_errors:.1f} standard errors"
+            return f"correlates with its neighbours, as that of a model that learns does ({errors})"
+        return ""
 
     def tick(self, now_s: float) -> list[MonitorAlarm]:
         """Alarm if no reward has arrived for too long."""
@@ -171,7 +233,7 @@ class _TenantMonitor:
         figures: tuple[float, float],
         recent: int = 0,
     ) -> MonitorAlarm:
-        count = self.rewards if signal in ("residual", "reward") else self.decisions
+        count = self.rewards if signal in ("residual", "reward", "refused") else self.decisions
         return MonitorAlarm(
             tenant=self.tenant, signal=signal, at_s=at_s, count=count, statistic=figures[0], threshold=figures[1],
             budget=budget, recent=recent, words=words,
@@ -181,7 +243,9 @@ class _TenantMonitor:
         """Detectors, features and counts; `recent` is not part of it."""
         gathered = np.array(self._reference, np.float64).reshape(-1, len(self.names))
         return {
-            "detector": self._detector.state(), "settled": self._settled, "rewards": self.rewards,
+            "detector": self._detector.state(), "errors": self._errors.state(), "values": np.array(self._values),
+            "total": self._total, "judged": self._judged, "refused": self._refused,
+            "settled": self._settled, "rewards": self.rewards,
             "decisions": self.decisions, "not_finite": self._not_finite.state(), "stale": self._stale.state(),
             "entropy": self._entropy.state(), "features": {} if self._features is None else self._features.state(),
             "reference": gathered if self._features is None else self._features.reference,
@@ -190,6 +254,10 @@ class _TenantMonitor:
     def restore(self, state: State) -> None:
         """Take up a state of a tenant with the same config. Raises DataError."""
         self._detector.restore(substate(state, "detector"))
+        self._errors.restore(substate(state, "errors"))
+        self._values.extend(float(value) for value in array(state, "values"))
+        self._total = number(state, "total")
+        self._judged, self._refused = integer(state, "judged"), integer(state, "refused")
         self._settled, self.rewards = integer(state, "settled"), integer(state, "rewards")
         self.decisions = integer(state, "decisions")
         self._not_finite.restore(substate(state, "not_finite"))
@@ -261,8 +329,8 @@ class MonitorLimits:
 class ServiceMonitor:
     """Monitor of all tenants of a service; a listener of its log.
 
-    Of each decision the first outcome of kind `reward` is read: repeated ones, and rewards of decisions that are
-    unknown, change nothing. One thread at a time may use it.
+    Of each decision the first finite outcome of kind `reward` is read: repeated ones, and rewards of decisions that
+    are unknown, change nothing. One thread at a time may use it.
     """
 
     def __init__(
@@ -327,9 +395,12 @@ class ServiceMonitor:
             self._read_memory(decision, self._memory())
 
     def _rewarded(self, outcome: Outcome) -> None:
-        decision = self._open.pop((outcome.tenant, outcome.decision_id), None)
+        place = (outcome.tenant, outcome.decision_id)
+        decision = self._open.get(place)
         if decision is None:
             return
+        if math.isfinite(outcome.value):  # after one that is not, the reward may still come
+            del self._open[place]
         scores = decision.choice.scores
         predicted = 0.0 if scores is None else float(scores[decision.executed])
         value = outcome.value - predicted if self.config.on == "residual" else outcome.value

@@ -184,6 +184,7 @@ class DriftResponder:
         self._alarms: dict[str, MonitorAlarm] = {}
         self._looked: dict[str, int] = {}
         self._since_s: dict[str, float] = {}
+        self._fresh: list[str] = []
 
     def alarm(self, alarm: MonitorAlarm) -> None:
         """Take an alarm; a later one of the same tenant replaces it."""
@@ -191,8 +192,14 @@ class DriftResponder:
             self._alarms[alarm.tenant] = alarm
             self._looked[alarm.tenant] = 0
             self._since_s.pop(alarm.tenant, None)
+            self._fresh.append(alarm.tenant)
         if self._then is not None:
             self._then.alarm(alarm)
+
+    def changed_tenants(self) -> tuple[str, ...]:
+        """Tenants with an alarm since the last call: answers to their earlier alarms, jobs too, are void."""
+        fresh, self._fresh = tuple(dict.fromkeys(self._fresh)), []
+        return fresh
 
     def step(self, monitor: ServiceMonitor, now_s: float) -> tuple[DriftAction, ...]:
         """The actions that are due."""

@@ -30,7 +30,7 @@ from hone.run.store.folder import open_run
 # ----------------------------------------------------------------------------------------------------------------- jobs
 
 
-JobState = Literal["queued", "leased", "done", "failed"]
+JobState = Literal["queued", "leased", "done", "failed", "dropped"]
 _SCHEMA = """
 create table if not exists jobs (
   id text primary key, tenant text not null, work text not null, state text not null, attempt integer not null,
@@ -92,6 +92,15 @@ class JobQueue:
         state = "failed" if failed else "done"
         self._change(job, "state = ?, result = ?", (state, json.dumps(dict(result))))
 
+    def drop(self, tenant: str, *, reason: str) -> int:
+        """Drop a tenant's jobs that are not finished -> how many. A worker that holds one loses it, and its result."""
+        with self._transaction() as connection:
+            cursor = connection.execute(
+                "update jobs set state = 'dropped', result = ? where tenant = ? and state in ('queued', 'leased')",
+                (json.dumps({"words": reason}), tenant),
+            )
+            return cursor.rowcount
+
     def jobs(self) -> tuple[QueuedJob, ...]:
         """All jobs, oldest first."""
         with self._transaction() as connection:
@@ -107,7 +116,8 @@ class JobQueue:
             if cursor.rowcount != 1:
                 raise DataError(
                     f"job {job.id} of {self.path} is no longer held by {job.worker!r} (claim {job.attempt}): its lease "
-                    "ran out and another worker took it; this worker's result is dropped"
+                    "ran out and another worker took it, or a later alarm of its tenant dropped it; this worker's "
+                    "result is dropped"
                 )
 
     @contextmanager
@@ -127,8 +137,12 @@ class JobQueue:
             connection.close()
 
     def submit_retraining(self, action: DriftAction, *, service: str, at_s: float) -> bool:
-        """Queue the retraining that drift asks for; False if the tenant waits for one already."""
+        """Queue the retraining that drift asks for, and drop an unfinished one of an earlier alarm: its rewards are
+        those of two worlds. False if this very job is known."""
         job = f"{service}-{action.tenant}-{int(at_s * 1000)}"
+        if any(known.id == job for known in self.jobs()):
+            return False
+        self.drop(action.tenant, reason=f"superseded by job {job}, of a later alarm")
         work = {"since_s": repr(action.since_s), "words": action.evidence.words}
         return self.submit(job, tenant=action.tenant, work=work, at_s=at_s)
 
@@ -266,17 +280,25 @@ class RetrainParts:
             return None
         lease = _JobLease(queue, job, self.clock)
         try:
-            done = self.retrain(job, abandoned=lease.lost)
+            done = self.retrain(job, abandoned=lease.lost, held=lambda: not lease.lost(at_once=True))
             result = {"version": done.version, "words": done.words}
             refused = any(row.verdict != "ok" for row in done.evidence)
             queue.finish(job, {**result, "refused": "yes" if refused else "no"})
         except HoneError as error:
-            if not lease.lost():
+            if not lease.lost(at_once=True):
                 queue.finish(job, {"words": str(error)}, failed=True)
         return job
 
-    def retrain(self, job: QueuedJob, *, abandoned: Callable[[], bool] = lambda: False) -> "RetrainResult":
+    def retrain(
+        self,
+        job: QueuedJob,
+        *,
+        abandoned: Callable[[], bool] = lambda: False,
+        held: Callable[[], bool] = lambda: True,
+    ) -> "RetrainResult":
         """Train a candidate on the decisions since the change and judge it on those of other units.
+
+        `abandoned` ends the training; a version is added only if the job is still `held` after it.
 
         Raises DataError for too few decisions and for a training that does not finish, with its last output.
         """
@@ -297,6 +319,8 @@ class RetrainParts:
         )  # fmt: skip
         if end.state != "finished":
             raise DataError(f"job {job.id}: training on {len(trained.table)} decisions failed: {end.words}")
+        if not held():
+            raise DataError(f"job {job.id} was dropped or taken over while it trained; no version is added")
         run, at_s = runs / RUN, self.clock.now_s()
         origin = VersionOrigin(
             config=Path(config.config).read_text(encoding="utf-8"), parent=self.registry.live(self.service), view=digest
@@ -364,10 +388,10 @@ class _JobLease:
         self._queue, self._job, self._clock = queue, job, clock
         self._renewed_s, self._lost = clock.now_s(), False
 
-    def lost(self) -> bool:
-        """True once another worker holds the job."""
+    def lost(self, *, at_once: bool = False) -> bool:
+        """True once another worker holds the job, or it was dropped: known at a third of the lease, or `at_once`."""
         now_s = self._clock.now_s()
-        if not self._lost and now_s - self._renewed_s > LEASE_S / 3:
+        if not self._lost and (at_once or now_s - self._renewed_s > LEASE_S / 3):
             try:
                 self._queue.renew(self._job, until_s=now_s + LEASE_S)
                 self._renewed_s = now_s

@@ -13,17 +13,16 @@ Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric framework for sequential c
 """
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from typing import Literal, Protocol, cast
 
 import numpy as np
 
 from hone.core.errors import DataError
-from hone.core.random import uniforms
 from hone.core.state import State, array, integer, number, substate
+from hone.decide.estimators.drift.samples import CHUNK, MEMORY, ClippedSample, RankSample, uniform_draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,8 @@ class DriftDetector(Protocol):
         ...
 
     def update(self, value: float) -> bool:
-        """Read a finite value; True if the stream is judged to have changed. The detector then starts anew."""
+        """Read a value; True if the stream is judged to have changed. The detector then starts anew. A value that is
+        not finite changes nothing."""
         ...
 
     def state(self) -> State: ...
@@ -101,6 +101,8 @@ class BlockMeans:
         return self._inner.recent * self._block
 
     def update(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
         self._count += 1
         self._total += value
         if self._count < self._block:
@@ -122,45 +124,84 @@ class BlockMeans:
 _OVERSHOOT = 1.166
 """Mean overshoot of both barriers of a random walk of standard normal steps (Siegmund, 1985)."""
 _MARGIN = 1.3
-"""Room for mean and standard deviation that are estimates, and for a little skew: both cost run length."""
+"""Room for mean, standard deviation and skewness that are estimates: an error of theirs costs run length."""
 _WARM_UP = 30
 """Values before the first test: mean and variance must be known before a value can be standardised."""
+_SHAPE_WEIGHT = 20.0
+"""Values after which a distribution's own skewness counts as much as that before the last alarm, or that of none."""
 
 
-def cusum_run_length(threshold: float, allowance: float) -> float:
-    """Average run length of a one-sided cumulative sum of standard normal values: (exp(2ab) - 2ab - 1) / (2 a^2) with
-    allowance a and b = threshold + 1.166 (Siegmund, "Sequential Analysis", 1985)."""
-    exponent = 2 * allowance * (threshold + _OVERSHOOT)
-    return (math.expm1(exponent) - exponent) / (2 * allowance**2)
+def cusum_run_length(threshold: float, allowance: float, *, exponent: float | None = None) -> float:
+    """Average run length of a one-sided cumulative sum of standardised values z.
+
+    (exp(tb) - tb - 1) / (t a) with the allowance a, b = threshold + 1.166, and t the `exponent` at which the mean of
+    exp(t (z - a)) is 1; without one it is that of normal values, 2a (Siegmund, "Sequential Analysis", 1985).
+    """
+    slope = 2 * allowance if exponent is None else exponent
+    power = slope * (threshold + _OVERSHOOT)
+    return (math.expm1(power) - power) / (slope * allowance)
+
+
+def cusum_exponent(allowance: float, skewness: float, excess_kurtosis: float) -> float:
+    """The positive t at which the mean of exp(t (z - allowance)) is 1, for standardised values z.
+
+    By the first four cumulants: t/2 + g t^2/6 + k t^3/24 = allowance, with skewness g and excess kurtosis k. One below
+    0 counts as 0: t is then rather too small, and the threshold that follows from it too high.
+    """
+    third, fourth = max(skewness, 0.0) / 6, max(excess_kurtosis, 0.0) / 24
+
+    def cumulants_over_t(t: float) -> float:
+        return t / 2 + third * t * t + fourth * t**3
+
+    return _solve(cumulants_over_t, allowance, 2 * allowance)
+
+
+def _solve(rising: Callable[[float], float], wanted: float, high: float) -> float:
+    low = 0.0
+    while rising(high) < wanted:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return high
 
 
 class PageHinkley:
     """Page-Hinkley on both sides (Page, "Continuous inspection schemes", 1954; Hinkley, 1971).
 
     A value is standardised by mean and standard deviation of all values before it, z. up = max(0, up + z - allowance),
-    down = max(0, down - z - allowance); an alarm comes at max(up, down) >= threshold. The threshold follows from the
-    declared average run length, for values whose sums are close to normal. Skewed ones need blocks: rewards of 10%
-    raise 1.8 times as many false alarms as declared at a run length of 20,000.
+    down = max(0, down - z - allowance); an alarm comes where one of them reaches its threshold. The thresholds follow
+    from the declared average run length and from skewness and kurtosis of the values, for independent values of any
+    distribution: a value beyond the fifth largest or smallest of a sample of 4,096 counts as that one. Between alarms
+    the shape is estimated anew whenever there are a quarter more values; what was known of it outlasts an alarm.
+
+    `least_scale` is the least standard deviation that is believed, where values have a known scale. A value that is not
+    finite changes nothing.
     """
 
-    def __init__(self, *, arl: float = 20_000.0, allowance: float = 0.15) -> None:
+    def __init__(
+        self, *, arl: float = 20_000.0, allowance: float = 0.15, least_scale: float = 0.0, seed: int = 0
+    ) -> None:
         if arl <= 1 or allowance <= 0:
             raise ValueError(f"arl = {arl} must be above 1 and allowance = {allowance} above 0")
-        self.arl, self.allowance = arl, allowance
-        low, high = 0.0, 1.0
-        wanted = 2 * arl * _MARGIN  # two sides: each half as often
-        while cusum_run_length(high, allowance) < wanted:
-            high *= 2
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if cusum_run_length(middle, allowance) < wanted else (low, middle)
-        self._threshold = high
+        self.arl, self.allowance, self.least_scale, self.seed = arl, allowance, least_scale, seed
+        self._sample = ClippedSample(seed)
+        self._skewness, self._kurtosis = 0.0, 0.0
+        self._set_thresholds()
         self._clear()
 
     def _clear(self) -> None:
+        self._sample.clear()
         self._count, self._mean, self._squared = 0, 0.0, 0.0
         self._up, self._down, self._up_since, self._down_since = 0.0, 0.0, 0, 0
         self._recent, self._peak = 0, 0.0
+
+    def _set_thresholds(self) -> None:
+        self._thresholds = list[float]()
+        for sign in (1, -1):
+            exponent = cusum_exponent(self.allowance, sign * self._skewness, self._kurtosis)
+            length = partial(cusum_run_length, allowance=self.allowance, exponent=exponent)
+            self._thresholds.append(_solve(length, 2 * self.arl * _MARGIN, 1.0))  # two sides: each half as often
 
     @property
     def budget(self) -> FalseAlarmBudget:
@@ -168,53 +209,78 @@ class PageHinkley:
 
     @property
     def statistic(self) -> float:
-        return max(self._up, self._down, self._peak)
+        """The larger of both sums, each as a share of its threshold."""
+        return max(self._up / self._thresholds[0], self._down / self._thresholds[1], self._peak)
 
     @property
     def threshold(self) -> float:
-        return self._threshold
+        return 1.0
 
     @property
     def recent(self) -> int:
         return self._recent
 
     def update(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
         count = self._count
-        if count >= _WARM_UP and self._squared > 0:
+        if self._sample.due():
+            self._estimate_shape()
+        clipped = self._sample.clipped(value)
+        scale = max(math.sqrt(self._squared / count), self.least_scale) if count >= _WARM_UP else 0.0
+        if 0 < scale < math.inf:
             self._peak = 0.0
-            z = (value - self._mean) / math.sqrt(self._squared / count)
+            z = (clipped - self._mean) / scale
             self._up = max(0.0, self._up + z - self.allowance)
             self._down = max(0.0, self._down - z - self.allowance)
             if self._up == 0.0:
                 self._up_since = count + 1
             if self._down == 0.0:
                 self._down_since = count + 1
-            peak = max(self._up, self._down)
-            if peak >= self._threshold:
-                recent = count + 1 - (self._up_since if self._up >= self._down else self._down_since)
+            peak = self.statistic
+            if peak >= 1.0:
+                rose = self._up / self._thresholds[0] >= self._down / self._thresholds[1]
+                recent = count + 1 - (self._up_since if rose else self._down_since)
                 self._clear()
                 self._recent, self._peak = recent, peak
                 return True
         self._count = count + 1
-        distance = value - self._mean
+        distance = clipped - self._mean
         self._mean += distance / self._count
-        self._squared += distance * (value - self._mean)
+        self._squared += distance * (clipped - self._mean)
+        self._sample.add(value)
         return False
 
+    def _estimate_shape(self) -> None:
+        """Mean, variance and shape of the sample as it is now, clipped."""
+        shape = self._sample.look()
+        if self._count == shape.count:  # the sample is all values, of which some were not clipped yet
+            self._mean, self._squared = shape.mean, shape.variance * self._count
+        if shape.variance > 0:
+            own = shape.count / (shape.count + _SHAPE_WEIGHT)
+            self._skewness += own * (shape.skewness - self._skewness)
+            self._kurtosis += own * (shape.excess_kurtosis - self._kurtosis)
+            self._set_thresholds()
+
     def state(self) -> State:
-        numbers = (self._mean, self._squared, self._up, self._down, self._peak, self._threshold)
+        numbers = (self._mean, self._squared, self._up, self._down, self._peak, self._skewness, self._kurtosis,
+                   self.arl)  # fmt: skip
         return {
             "numbers": np.array(numbers), "count": self._count, "recent": self._recent,
-            "up_since": self._up_since, "down_since": self._down_since,
+            "up_since": self._up_since, "down_since": self._down_since, "sample": self._sample.state(),
         }  # fmt: skip
 
     def restore(self, state: State) -> None:
-        *numbers, threshold = (float(value) for value in array(state, "numbers"))
-        if threshold != self._threshold:
-            raise DataError(f"the saved detector has threshold {threshold}, this one {self._threshold}")
-        self._mean, self._squared, self._up, self._down, self._peak = numbers
+        *numbers, arl = (float(value) for value in array(state, "numbers"))
+        if arl != self.arl or len(numbers) != 7:
+            raise DataError(
+                f"the saved detector has the threshold of a run length of {arl:g}, this one of {self.arl:g}"
+            )
+        self._mean, self._squared, self._up, self._down, self._peak, self._skewness, self._kurtosis = numbers
         self._count, self._recent = integer(state, "count"), integer(state, "recent")
         self._up_since, self._down_since = integer(state, "up_since"), integer(state, "down_since")
+        self._sample.restore(substate(state, "sample"))
+        self._set_thresholds()
 
 
 # ------------------------------------------------------------------------------------------------------ adaptive window
@@ -282,6 +348,8 @@ class AdaptiveWindow:
         """Read a value; True if the window was cut. `recent` is then the length of the newer part of its clearest cut,
         `kept` the length of the window that the cuts left; and an empty window begins, as an alarm replaces the model
         whose errors are read."""
+        if not math.isfinite(value):
+            return False
         self._insert(value)
         self._seen += 1
         if self._seen % self.every or self._width <= _GRACE:
@@ -385,54 +453,11 @@ class AdaptiveWindow:
         self.kept = integer(state, "kept")
 
 
-# ---------------------------------------------------------------------------------------------------------------- ranks
-
-
-class RankSample:
-    """Sorted sample of at most `memory` values: all of them, and a uniform one of all (reservoir) beyond that."""
-
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all values."""
-        self._sorted: list[float] = []
-        self._seen = 0
-
-    def rank(self, value: float, tie: float, place: float) -> float:
-        """Rank of a value among the sample and itself, in [0, 1]: (smaller + tie (equal + 1)) / (sample + 1). It is
-        uniform for exchangeable values where `tie` is. Then the value may enter the sample, as `place`, uniform too,
-        says."""
-        values = self._sorted
-        left = bisect_left(values, value)
-        right = bisect_right(values, value, left)
-        rank = (left + tie * (right - left + 1)) / (len(values) + 1)
-        self._seen += 1
-        if len(values) < self.memory:
-            values.insert(right, value)
-        elif (slot := int(place * self._seen)) < self.memory:
-            del values[slot]
-            values.insert(right - (slot < right), value)
-        return rank
-
-    def state(self) -> State:
-        return {"sorted": np.array(self._sorted, np.float64), "seen": self._seen, "memory": self.memory}
-
-    def restore(self, state: State) -> None:
-        """Raises DataError for the state of a sample of another size."""
-        if integer(state, "memory") != self.memory:
-            raise DataError(f"the saved sample holds {state['memory']} values at most, this one {self.memory}")
-        self._sorted = [float(value) for value in array(state, "sorted")]
-        self._seen = integer(state, "seen")
-
-
 # ----------------------------------------------------------------------------------------------------------- e detector
 
 
 STAKES = (0.1, 0.3, 0.6, 0.9)
 """Shares of the stake that is surely not ruinous; small ones find small changes, large ones find large changes fast."""
-_CHUNK = 512
 
 
 class ChangeBets:
@@ -548,15 +573,18 @@ class ConformalDetector:
     exchangeable, and ranks are independent of each other: x = 2 rank - 1 has mean 0 and is bet on as in `ChangeBets`.
     So the average run length is at least `arl` without an estimate of the mean. Beyond `memory` values, ranks are among
     a uniform sample of them. An alarm clears the memory: the model that is read has changed too.
+
+    Values that correlate with their neighbours, such as the residuals of a model that learns, void the run length.
+    `neighbour_errors` tells whether ranks do.
     """
 
-    def __init__(self, *, arl: float = 20_000.0, memory: int = 4096, seed: int = 0) -> None:
+    def __init__(self, *, arl: float = 20_000.0, memory: int = MEMORY, seed: int = 0) -> None:
         if arl <= 1 or memory < 2:
             raise ValueError(f"arl = {arl} must be above 1, and memory = {memory} at least 2")
         self.arl, self.seed = arl, seed
         self._bets = ChangeBets(arl, STAKES)
         self._sample = RankSample(memory)
-        self._drawn = 0
+        self._drawn, self._pairs, self._together, self._last = 0, 0, 0.0, 0.0
 
     @property
     def budget(self) -> FalseAlarmBudget:
@@ -575,17 +603,27 @@ class ConformalDetector:
         return self._bets.recent
 
     def update(self, value: float) -> bool:
-        chunk, place = divmod(self._drawn, _CHUNK)
-        draws = _chunk(self.seed, chunk)
+        if not math.isfinite(value):
+            return False
+        chunk, place = divmod(self._drawn, CHUNK)
+        draws = uniform_draws(self.seed, chunk)
         self._drawn += 1
-        x = 2.0 * self._sample.rank(value, draws[place], draws[_CHUNK + place]) - 1.0
+        x = 2.0 * self._sample.rank(value, draws[place], draws[CHUNK + place]) - 1.0
+        self._together += x * self._last
+        self._pairs, self._last = self._pairs + 1, x
         if not self._bets.update(x, -x):
             return False
         self._sample.clear()
         return True
 
+    @property
+    def neighbour_errors(self) -> float:
+        """Sum of products of neighbouring ranks, in standard errors of independent ones. A change adds 1 or 2."""
+        return 3.0 * self._together / math.sqrt(self._pairs) if self._pairs > 0 else 0.0
+
     def state(self) -> State:
-        return {"bets": self._bets.state(), "sample": self._sample.state(), "drawn": self._drawn, "seed": self.seed}
+        return {"bets": self._bets.state(), "sample": self._sample.state(), "drawn": self._drawn, "seed": self.seed,
+                "pairs": self._pairs, "sums": np.array([self._together, self._last])}  # fmt: skip
 
     def restore(self, state: State) -> None:
         bets, sample = state["bets"], state["sample"]
@@ -593,10 +631,5 @@ class ConformalDetector:
             raise DataError(f"the saved detector has seed {state['seed']}, this one {self.seed}")
         self._bets.restore(bets)
         self._sample.restore(sample)
-        self._drawn = integer(state, "drawn")
-
-
-@lru_cache(maxsize=64)
-def _chunk(seed: int, chunk: int) -> list[float]:
-    """Uniform numbers for 512 values: the first half breaks ties, the second half chooses the sample."""
-    return uniforms(seed, "drift ranks", chunk, count=2 * _CHUNK).tolist()
+        self._drawn, self._pairs = integer(state, "drawn"), integer(state, "pairs")
+        self._together, self._last = (float(value) for value in array(state, "sums"))

@@ -61,7 +61,7 @@ class StalenessCheck:
 
     def arrived(self, at_s: float) -> None:
         """Note an arrival; an earlier time than the last one changes nothing."""
-        if at_s > self.last_s:
+        if math.isfinite(at_s) and not at_s <= self.last_s:
             self.last_s, self._told = at_s, False
 
     def check(self, now_s: float) -> bool:
@@ -144,7 +144,10 @@ class GrowthCheck:
         return FalseAlarmBudget(kind="alpha", value=self.alpha)
 
     def update(self, x: float, y: float) -> bool:
-        """Read y at x; True if the last `samples` readings grow. They are then forgotten."""
+        """Read y at x; True if the last `samples` readings grow. They are then forgotten. Numbers that are not finite
+        change nothing."""
+        if not math.isfinite(x) or not math.isfinite(y):
+            return False
         self._x[self._count], self._y[self._count] = x, y
         self._count += 1
         if self._count < self.samples:
