@@ -48,3 +48,9 @@ def test_right_programs_pass_all_their_tests(sandbox: CodeSandbox, program: Exam
 def test_wrong_programs_are_paid_nothing(sandbox: CodeSandbox, program: ExaminedProgram) -> None:
     outcomes = examine(sandbox, program)
     assert score_of(outcomes, all_or_nothing=False) == 0.0, outcomes
+
+
+def test_an_empty_program_is_paid_nothing_whatever_the_tests(sandbox: CodeSandbox) -> None:
+    for program in RIGHT[::4]:
+        outcomes = run_tests(sandbox, "", program.tests, setup=program.setup)
+        assert score_of(outcomes, all_or_nothing=False) == 0.0, (program.name, outcomes)

@@ -21,11 +21,25 @@ def tested_builtins(setup: ast.Module, tests: Sequence[ast.Module]) -> set[str]:
     tested: set[str] = set()
     common = _defined(setup)
     for tree in tests:
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        used = _used(tree)
         own = _bound_first(tree) | _defined(tree) | common
         if not used - _BUILTINS - own:
             tested |= used & _BUILTINS - own
     return tested
+
+
+def needed_names(trees: Sequence[ast.Module]) -> set[str]:
+    """Names that a setup and tests use, and that neither they themselves nor earlier ones have bound: the program's."""
+    needed: set[str] = set()
+    bound = set(_BUILTINS)
+    for tree in trees:
+        bound |= _bound_first(tree) | _defined(tree)
+        needed |= _used(tree) - bound
+    return needed
+
+
+def _used(tree: ast.Module) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _bound_first(tree: ast.Module) -> set[str]:

@@ -55,7 +55,7 @@ class _TestsEnd(Bridge):
         self.named = set[str]()
         self.streams = (sys.stdin, sys.stdout, sys.stderr, builtins.input)
         self._gone = ""
-        self.ever_asked = False
+        self.ever_asked = self.lacks_name = False
         self.raised_there: BaseException | None = None
         self.begin_test()
 
@@ -359,7 +359,7 @@ def examine(setup: str, tests: Sequence[str], first: int) -> None:
         return
     except BaseException as error:  # noqa: BLE001 - a fault of the program, or of the dataset
         reason = f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS]
-        ours = not (end.asked or isinstance(error, NameError | AttributeError))
+        ours = not (end.asked or end.lacks_name or isinstance(error, NameError | AttributeError))
         program.report({"broken": reason} if ours else {"fault": f"the tests' setup cannot use it: {reason}"})
         return
     kept = dict(scope)
@@ -375,6 +375,7 @@ def _open_scope(end: _TestsEnd, setup: ast.Module, tests: Sequence[ast.Module]) 
     """The names that tests begin with."""
     scope = _Scope(end, examined_text.tested_builtins(setup, tests))
     nodes = [node for tree in (setup, *tests) for node in ast.walk(tree)]
+    end.lacks_name = bool(examined_text.needed_names([setup, *tests]) - end.names)
     end.scope, end.named = scope, {node.id for node in nodes if isinstance(node, ast.Name)}
     end.named.update(node.attr for node in nodes if isinstance(node, ast.Attribute))
     module = program.new_module("tests")
@@ -443,8 +444,8 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
             end.cannot(f"the tests need a file or a device, which their process does not have: {reason}")
         lacks_module = isinstance(error, ImportError) and error is not end.raised_there
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        may_lack_name = isinstance(error, NameError | AssertionError) or bool(names & scope.tested)
-        ours = lacks_module or not (end.ever_asked or may_lack_name)
+        lacks_name = end.lacks_name or isinstance(error, NameError) or bool(names & scope.tested)
+        ours = lacks_module or not (end.ever_asked or lacks_name or isinstance(error, AssertionError))
         if ours and "solution" not in test and examined_text.PROGRAM not in test:
             return {"broken": reason}
     finally:
@@ -453,7 +454,7 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
         return {"passed": False, "reason": end.gone, "lost": True, "asked": True}
     if end.lie:
         reason = end.lie
-    elif end.unsaid or (reason and any(word in test for word in _UNSEEN)):
+    elif end.unsaid or (reason and not end.lacks_name and any(word in test for word in _UNSEEN)):
         why = end.unsaid or f"the tests look into another process, by patch or assertLogs; {reason}"
         return {"passed": False, "reason": why[:_REASON_CHARACTERS], "missing": True, "asked": True}
     elif not reason and not end.asked and checks:
