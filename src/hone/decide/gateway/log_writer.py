@@ -78,12 +78,15 @@ def _unavailable(error: Exception) -> RequestError:
 class WriteBefore:
     """Append on the path."""
 
-    refuses_names = True
-
     def __init__(self, log: DecisionLog, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._failed_s = float("-inf")
+
+    @property
+    def refuses_names(self) -> bool:
+        """The log refuses them."""
+        return True
 
     def write(self, records: Sequence[DecisionRecord], claims: Sequence[RecordClaim]) -> LoggedBatch:
         """Append the records. Raises RequestError (503), NameTakenError."""
@@ -127,8 +130,6 @@ def _find(log: DecisionLog, tenant: str, ids: Sequence[str], keys: Sequence[str]
 class WriteAfter:
     """A bounded buffer with a thread that writes it. `start` before use."""
 
-    refuses_names = False
-
     def __init__(self, log: DecisionLog, *, capacity: int, tell: Callable[[str, str], None], clock: Clock) -> None:
         self._log = log
         self._clock = clock
@@ -140,6 +141,11 @@ class WriteAfter:
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="log-writer", daemon=True)
+
+    @property
+    def refuses_names(self) -> bool:
+        """The answer is given before the log has the record."""
+        return False
 
     def start(self) -> "WriteAfter":
         """Start the thread."""
