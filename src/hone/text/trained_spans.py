@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.config import Config
+from hone.core.conversation import RenderedChat
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.models.language.chat_template import REASONING, template_message
-from hone.models.language.tokenizers import RenderedChat, Tokenizer
+from hone.models.language.tokenizers import Tokenizer
 from hone.text.tasks.dataset import Example, ExampleDataset
 from hone.text.tasks.scored_rows import AnswerTokens, ChatMessage, PromptContent, row_answer
 

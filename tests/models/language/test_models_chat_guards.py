@@ -8,9 +8,10 @@ import pytest
 import transformers
 from chat_families import FAMILIES, SPLITS, family_tokenizer, save_family
 
+from hone.core.conversation import SpecialNames
 from hone.core.errors import DataError
 from hone.models.language.chat_template import MAX_STEPS, ChatTemplate, joined_parts
-from hone.models.language.tokenizers import SpecialNames, byte_tokenizer, load_tokenizer
+from hone.models.language.tokenizers import byte_tokenizer, load_tokenizer
 
 NAMES = sorted(FAMILIES)
 U, A = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "44"}

@@ -12,13 +12,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache, wraps
 from types import BuiltinMethodType
 from typing import Any, Final, cast
 
-import tokenizers as hf
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -28,11 +27,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from hone.core.conversation import Message
+from hone.core.conversation import Message, RenderedChat, SpecialNames
 from hone.core.errors import DataError
 from hone.core.strict_json import strict_json
-from hone.models.language.config import Json
-from hone.models.language.tokenizers import RenderedChat, SpecialNames, Tokenizer, json_bytes, written_tokens
 
 # --------------------------------------------------------------------------------------------------------------- limits
 
@@ -484,85 +481,3 @@ def _shorten(value: object, limit: int = 80) -> str:
     """The value as text, cut after `limit` characters."""
     text = str(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-# ---------------------------------------------------------------------------------------------------------- end of turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnds:
-    """Special tokens that a chat template writes behind an assistant's answer, up to the next text."""
-
-    last: tuple[int, ...]
-    """Behind the last answer of a conversation."""
-    middle: tuple[int, ...]
-    """Behind an answer that a user's message follows."""
-    headers: frozenset[int]
-    """Before a user's text: roles and the beginning of a conversation."""
-
-
-def turn_ends(tokenizer: Tokenizer) -> TurnEnds:
-    """End tokens of answers, measured by a conversation of three messages. Raises DataError where the template does not
-    take it."""
-    template, special = tokenizer.chat_template or "", tuple(tokenizer.special.items())
-    return _turn_ends(tokenizer.backend, tokenizer.eos_ids, template, special)
-
-
-_QUESTION, _ANSWER, _REPLY = "\ue0f0", "\ue0f1", "\ue0f2"
-
-
-@lru_cache(maxsize=64)
-def _turn_ends(
-    backend: hf.Tokenizer, eos_ids: tuple[int, ...], template: str, special: tuple[tuple[str, str], ...]
-) -> TurnEnds:
-    bare = Tokenizer(backend=backend, eos_ids=eos_ids, pad_id=eos_ids[0], chat_template=template, special=dict(special))
-    turns = [
-        {"role": "user", "content": _QUESTION},
-        {"role": "assistant", "content": _ANSWER},
-        {"role": "user", "content": _REPLY},
-    ]
-    last = bare.chat(turns[:2], add_generation_prompt=False).text
-    whole = bare.chat(turns, add_generation_prompt=False).text
-    if last.count(_ANSWER) != 1 or whole.count(_ANSWER) != 1 or _REPLY not in whole:
-        raise DataError("the chat template does not write an assistant's answer exactly once")
-    behind = whole.partition(_ANSWER)[2].partition(_REPLY)[0]
-    return TurnEnds(
-        last=written_tokens(bare, RenderedChat(text=last.partition(_ANSWER)[2])),
-        middle=written_tokens(bare, RenderedChat(text=behind)),
-        headers=frozenset(written_tokens(bare, RenderedChat(text=whole.partition(_QUESTION)[0]))),
-    )
-
-
-def answer_end(tokenizer: Tokenizer, *, is_chat: bool) -> int:
-    """The token that ends an answer: of a conversation the one that the chat template writes, where it ends texts."""
-    if not is_chat or tokenizer.chat_template is None:
-        return tokenizer.eos_id
-    ends = turn_ends(tokenizer)
-    written = [*ends.last, *ends.middle[:1]] if not ends.last else ends.last
-    return next((token for token in written if token in tokenizer.eos_ids), tokenizer.eos_id)
-
-
-def with_turn_end(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with the token in which its chat template ends turns among those that end texts, also in the files
-    that it saves: a model that learnt to write it is stopped by it."""
-    if tokenizer.chat_template is None:
-        return tokenizer
-    try:
-        ends = turn_ends(tokenizer)
-    except DataError:  # what the template does not take is a fault of rows that need it
-        return tokenizer
-    stops, added = set(tokenizer.eos_ids), None
-    if ends.last and not (stops.intersection(ends.last) and stops.intersection(ends.middle)):
-        # What both write before they part: a template may close a block of the answer first.
-        both = [one for one, other in zip(ends.last, ends.middle, strict=False) if one == other]
-        last = None if stops.intersection(ends.last) else ends.last[-1]
-        added = both[-1] if both and ends.last[: len(both)] == ends.middle[: len(both)] else last
-    elif not ends.last and ends.middle and not stops.intersection(ends.middle):
-        added = None if ends.middle[0] in ends.headers else ends.middle[0]
-    if added is None or added in stops:
-        return tokenizer
-    eos_ids, files = (*tokenizer.eos_ids, added), dict(tokenizer.files)
-    if files:  # whoever serves the trained model stops there, too
-        stated = cast(Json, json.loads(files.get("generation_config.json", b"{}")))
-        files["generation_config.json"] = json_bytes({**stated, "eos_token_id": list(eos_ids)})
-    return replace(tokenizer, eos_ids=eos_ids, added_stop=added, files=files)

@@ -5,11 +5,10 @@ plain characters.
 """
 
 import json
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, cast
@@ -18,7 +17,7 @@ import numpy as np
 import tokenizers as hf
 from numpy.typing import NDArray
 
-from hone.core.conversation import Message
+from hone.core.conversation import Message, RenderedChat, SpecialNames
 from hone.core.errors import DataError, ErrorCollector
 from hone.core.strict_json import strict_json
 from hone.models.language.config import Json
@@ -49,106 +48,6 @@ DEFAULT_CHAT_TEMPLATE: Final = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
-
-# ------------------------------------------------------------------------------------------------------ rendered chats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedChat:
-    """A conversation as a template writes it."""
-
-    text: str
-    plain: tuple[tuple[int, int], ...] = ()
-    """Places of special tokens' names that come from the data, which are plain text."""
-    generation: tuple[tuple[int, int], ...] = ()
-    """Places of `{% generation %}` blocks, where they are asked for."""
-    dated: bool = False
-    """The template asked for the date."""
-
-    def after(self, start: int) -> "RenderedChat":
-        """The text from character `start` on."""
-        spans = [
-            [(max(a, start) - start, b - start) for a, b in one if b > start] for one in (self.plain, self.generation)
-        ]
-        return RenderedChat(text=self.text[start:], plain=tuple(spans[0]), generation=tuple(spans[1]), dated=self.dated)
-
-    def pieces(self, start: int = 0) -> Iterator[tuple[int, str, bool]]:
-        """Place and text of each piece from `start` on, and whether it is plain text only."""
-        place = start
-        for begin, end in [*self.plain, (len(self.text), len(self.text))]:
-            if begin > place:
-                yield place, self.text[place:begin], False
-            if end > max(begin, place):
-                yield max(begin, place), self.text[max(begin, place) : end], True
-            place = max(place, end)
-
-
-def _any_of(names: frozenset[str]) -> re.Pattern[str] | None:
-    ordered = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
-
-
-@dataclass(frozen=True)
-class SpecialNames:
-    """Names of the special tokens, which no data may write."""
-
-    names: frozenset[str]
-    ordinary: frozenset[str] = frozenset()
-    """Those of them that a tokenizer takes for tokens in plain text, too."""
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str] | None:
-        """One of the names, the longest that fits; None without names."""
-        return _any_of(self.names)
-
-    @cached_property
-    def ordinary_pattern(self) -> re.Pattern[str] | None:
-        """One of the ordinary names; None without any."""
-        return _any_of(self.ordinary)
-
-    @cached_property
-    def beginnings(self) -> frozenset[str]:
-        return frozenset(name[:size] for name in self.names for size in range(1, len(name)))
-
-    @cached_property
-    def endings(self) -> frozenset[str]:
-        return frozenset(name[size:] for name in self.names for size in range(1, len(name)))
-
-    @cached_property
-    def inside(self) -> str:
-        """All names, to look parts of them up."""
-        return "\0".join(sorted(self.names))
-
-    @cached_property
-    def longest(self) -> int:
-        return max(map(len, self.names), default=0)
-
-    def guard(self, text: str, mark: str, *, inside: bool = False) -> str:
-        """The text with a mark in each name, and at an end that a template could complete to one; with `inside` also in
-        a text that is a part of a name."""
-        if self.pattern is None or not text or text.isspace():
-            return text
-        marked = self.pattern.sub(lambda name: name[0][0] + mark + name[0][1:], text)
-        if inside and len(text) < self.longest and text in self.inside:
-            return text[0] + mark + text[1:] if len(text) > 1 else mark + text + mark
-        sizes = range(1, min(self.longest, len(text) + 1))
-        if any(text[-size:] in self.beginnings for size in sizes):
-            marked += mark
-        return mark + marked if any(text[:size] in self.endings for size in sizes) else marked
-
-    def guard_all(self, value: object, mark: str) -> object:
-        """`guard` for all texts of messages, tools or arguments, keys included; other values as JSON knows them."""
-        if isinstance(value, str):
-            return self.guard(str(value), mark)
-        if isinstance(value, Mapping):
-            pairs = cast("Mapping[object, object]", value).items()
-            return {self.guard_all(key, mark): self.guard_all(item, mark) for key, item in pairs}
-        if isinstance(value, list | tuple):
-            return [self.guard_all(item, mark) for item in cast("Sequence[object]", value)]
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        return self.guard_all(value.item() if isinstance(value, np.generic) else str(value), mark)
-
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers
 
@@ -347,8 +246,6 @@ class Tokenizer:
         Raises DataError that shows both texts for each answer that the template rewrites, and both end tokens where
         answers in history end in another one than the last.
         """
-        from hone.models.language.chat_template import turn_ends  # noqa: PLC0415 - as in `chat`
-
         faults, history = ErrorCollector(DataError), [{"role": "user", "content": "a question"}]
         last = turn_ends(self).last
         end = next((token for token in last if token in self.eos_ids), None)
@@ -376,9 +273,7 @@ class Tokenizer:
         """True unless the answer's end token is another than the template writes there, before `after`'s messages."""
         if int(answer[-1]) not in self.eos_ids:
             return True
-        written = written_tokens(self, after)
-        from hone.models.language.chat_template import turn_ends  # noqa: PLC0415 - as in `chat`
-
+        written = _written_tokens(self, after)
         return not written or written[0] == int(answer[-1]) or not turn_ends(self).last
 
     def save(self, folder: Path) -> None:
@@ -452,11 +347,93 @@ def _special_ids(backend: hf.Tokenizer) -> frozenset[int]:
     return frozenset(token for token, one in backend.get_added_tokens_decoder().items() if one.special)
 
 
-def written_tokens(tokenizer: Tokenizer, chat: RenderedChat) -> tuple[int, ...]:
+def _written_tokens(tokenizer: Tokenizer, chat: RenderedChat) -> tuple[int, ...]:
     """Special tokens, and those that end texts, which a template wrote; the text around them is not encoded."""
     pattern = _special_names(tokenizer.backend, tokenizer.eos_ids).pattern
     names = [] if pattern is None else [one[0] for one in pattern.finditer(chat.text) if one.span() not in chat.plain]
     return tuple(token for name in names if (token := tokenizer.backend.token_to_id(name)) is not None)
+
+
+# ---------------------------------------------------------------------------------------------------------- end of turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnds:
+    """Special tokens that a chat template writes behind an assistant's answer, up to the next text."""
+
+    last: tuple[int, ...]
+    """Behind the last answer of a conversation."""
+    middle: tuple[int, ...]
+    """Behind an answer that a user's message follows."""
+    headers: frozenset[int]
+    """Before a user's text: roles and the beginning of a conversation."""
+
+
+def turn_ends(tokenizer: Tokenizer) -> TurnEnds:
+    """End tokens of answers, measured by a conversation of three messages. Raises DataError where the template does not
+    take it."""
+    template, special = tokenizer.chat_template or "", tuple(tokenizer.special.items())
+    return _turn_ends(tokenizer.backend, tokenizer.eos_ids, template, special)
+
+
+_QUESTION, _ANSWER, _REPLY = "\ue0f0", "\ue0f1", "\ue0f2"
+
+
+@lru_cache(maxsize=64)
+def _turn_ends(
+    backend: hf.Tokenizer, eos_ids: tuple[int, ...], template: str, special: tuple[tuple[str, str], ...]
+) -> TurnEnds:
+    bare = Tokenizer(backend=backend, eos_ids=eos_ids, pad_id=eos_ids[0], chat_template=template, special=dict(special))
+    turns = [
+        {"role": "user", "content": _QUESTION},
+        {"role": "assistant", "content": _ANSWER},
+        {"role": "user", "content": _REPLY},
+    ]
+    last = bare.chat(turns[:2], add_generation_prompt=False).text
+    whole = bare.chat(turns, add_generation_prompt=False).text
+    if last.count(_ANSWER) != 1 or whole.count(_ANSWER) != 1 or _REPLY not in whole:
+        raise DataError("the chat template does not write an assistant's answer exactly once")
+    behind = whole.partition(_ANSWER)[2].partition(_REPLY)[0]
+    return TurnEnds(
+        last=_written_tokens(bare, RenderedChat(text=last.partition(_ANSWER)[2])),
+        middle=_written_tokens(bare, RenderedChat(text=behind)),
+        headers=frozenset(_written_tokens(bare, RenderedChat(text=whole.partition(_QUESTION)[0]))),
+    )
+
+
+def answer_end(tokenizer: Tokenizer, *, is_chat: bool) -> int:
+    """The token that ends an answer: of a conversation the one that the chat template writes, where it ends texts."""
+    if not is_chat or tokenizer.chat_template is None:
+        return tokenizer.eos_id
+    ends = turn_ends(tokenizer)
+    written = [*ends.last, *ends.middle[:1]] if not ends.last else ends.last
+    return next((token for token in written if token in tokenizer.eos_ids), tokenizer.eos_id)
+
+
+def with_turn_end(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with the token in which its chat template ends turns among those that end texts, also in the files
+    that it saves: a model that learnt to write it is stopped by it."""
+    if tokenizer.chat_template is None:
+        return tokenizer
+    try:
+        ends = turn_ends(tokenizer)
+    except DataError:  # what the template does not take is a fault of rows that need it
+        return tokenizer
+    stops, added = set(tokenizer.eos_ids), None
+    if ends.last and not (stops.intersection(ends.last) and stops.intersection(ends.middle)):
+        # What both write before they part: a template may close a block of the answer first.
+        both = [one for one, other in zip(ends.last, ends.middle, strict=False) if one == other]
+        last = None if stops.intersection(ends.last) else ends.last[-1]
+        added = both[-1] if both and ends.last[: len(both)] == ends.middle[: len(both)] else last
+    elif not ends.last and ends.middle and not stops.intersection(ends.middle):
+        added = None if ends.middle[0] in ends.headers else ends.middle[0]
+    if added is None or added in stops:
+        return tokenizer
+    eos_ids, files = (*tokenizer.eos_ids, added), dict(tokenizer.files)
+    if files:  # whoever serves the trained model stops there, too
+        stated = cast(Json, json.loads(files.get("generation_config.json", b"{}")))
+        files["generation_config.json"] = _json_bytes({**stated, "eos_token_id": list(eos_ids)})
+    return replace(tokenizer, eos_ids=eos_ids, added_stop=added, files=files)
 
 
 def character_tokenizer(
@@ -497,9 +474,9 @@ def _built(
     config: Json = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast", **special}
     ids = {"eos_token_id": specials.index(EOS), "pad_token_id": specials.index(PAD)}
     files = {
-        "generation_config.json": json_bytes(ids),
+        "generation_config.json": _json_bytes(ids),
         "tokenizer.json": backend.to_str(pretty=True).encode(),
-        "tokenizer_config.json": json_bytes(config),
+        "tokenizer_config.json": _json_bytes(config),
     }
     if chat_template is not None:
         files["chat_template.jinja"] = chat_template.encode()
@@ -514,7 +491,7 @@ def _built(
     )
 
 
-def json_bytes(content: Mapping[str, object]) -> bytes:
+def _json_bytes(content: Mapping[str, object]) -> bytes:
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
@@ -571,8 +548,6 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     )
     if tokenizer.chat_template is None:
         return tokenizer
-    from hone.models.language.chat_template import with_turn_end  # noqa: PLC0415 - as in `Tokenizer.chat`
-
     return with_turn_end(tokenizer)
 
 

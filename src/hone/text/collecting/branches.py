@@ -17,9 +17,8 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.generation import Completion, GenerationSession, Request
 from hone.core.state import State
-from hone.models.language.chat_template import answer_end
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer
+from hone.models.language.tokenizers import Tokenizer, answer_end
 from hone.sources.live import LiveSource
 from hone.text.live import LiveText
 from hone.text.tasks.dataset import Example, ExampleDataset

@@ -15,8 +15,7 @@ import numpy as np
 from hone.core.conversation import Turn, split_turns
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
-from hone.models.language.chat_template import answer_end
-from hone.models.language.tokenizers import Tokenizer
+from hone.models.language.tokenizers import Tokenizer, answer_end
 from hone.rewards.solutions import run_on_rows
 from hone.text.evaluate.judges.revise import AnswerReviser, AnswerRevision
 from hone.text.experience import UserFunction
