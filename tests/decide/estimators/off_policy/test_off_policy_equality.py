@@ -142,7 +142,8 @@ def _plain_log(weight: np.ndarray) -> LoggedFeedback:
     target[:, 1] = 1e-301
     return LoggedFeedback(
         contexts=np.zeros((n, 1)), action=np.zeros(n, np.int64), logp=np.full(n, math.log(0.5)),
-        reward=np.arange(n) % 2.0, target_logp=np.log(target), unit=np.arange(n), behaviour_logp=None,
+        reward=(np.arange(n) % 2).astype(np.float64), target_logp=np.log(target),
+        unit=np.arange(n), behaviour_logp=None,
     )  # fmt: skip
 
 
