@@ -257,13 +257,13 @@ SERVE_OPTIONS = [
 
 
 ESTIMATE_OPTIONS = [
-    "--as-of", "--behaviour", "--compare", "--default", "--estimator", "--html", "--interval", "--json", "--kind",
-    "--level", "--policy", "--registry", "--reward-model", "--rule", "--schema", "--seed", "--segment", "--since",
-    "--tenant", "--version", "--window",
+    "--as-of", "--behaviour", "--beyond", "--compare", "--default", "--discount", "--estimator", "--high", "--html",
+    "--interval", "--json", "--kind", "--level", "--low", "--policy", "--registry", "--reward-model", "--rule",
+    "--schema", "--seed", "--segment", "--since", "--tenant", "--trajectories", "--version", "--window",
 ]  # fmt: skip
 LOG_OPTIONS = [
-    "--archive", "--as-of", "--default", "--erase", "--export", "--features", "--json", "--kind", "--report",
-    "--retain", "--rule", "--schema", "--tenant", "--view", "--window",
+    "--archive", "--as-of", "--beyond", "--default", "--erase", "--export", "--features", "--high", "--json",
+    "--kind", "--low", "--report", "--retain", "--rule", "--schema", "--tenant", "--view", "--window",
 ]  # fmt: skip
 
 
@@ -310,7 +310,7 @@ def test_the_options_are_these() -> None:
         "play": ["--device", "--runs", "--seed", "--side", "--temperature"],
         "export": ["--adapter", "--runs"],
         "dataset": ["--kind", "--max-per-prompt", "--min-score", "--pairs", "--runs"],
-        "show": ["--config", "--map", "--runs", "--verify"],
+        "show": ["--config", "--map", "--model", "--rows", "--runs", "--tokens", "--verify"],
         "chaos": ["--count", "--device", "--faults", "--name", "--runs", "--seed", "--yes"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],

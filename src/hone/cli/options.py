@@ -483,7 +483,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="show",
-        summary="show a run: its settings, metrics and checkpoints; or the tokens of a dataset's rows",
+        summary="show a run: its settings, metrics and checkpoints; or tokens of a dataset",
         module="hone.cli.commands.show",
         positionals=(("run", "a run's name or folder; with --tokens a config, or a file of data"),),
         options=(

@@ -271,7 +271,7 @@ QUERY = f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"
     [
         ({"peft_type": "IA3"}, {}, "peft_type is 'IA3'; hone reads LORA only"),
         ({"r": 0}, {}, "r must be a number above 0, got 0"),
-        ({"r": 3}, {}, r"has shape \(2, 16\); .* asks for \(3, 16\)"),
+        ({"r": 3}, {}, r"has shape \(2, 24\); .* asks for \(3, 24\); and so 27 more tensors"),
         ({"use_dora": True}, {}, "use_dora = True: DoRA is not supported"),
         ({"modules_to_save": ["lm_head"]}, {}, r"modules_to_save = \['lm_head'\]: modules that are trained in full"),
         ({"bias": "all"}, {}, "trained biases"),
