@@ -1,6 +1,7 @@
 """False alarms of the monitor beside those that its run length declares, and delays of real changes, by simulation.
 
     python benchmarks/drift_run_lengths.py [--seeds 4] [--rewards 40000] [--arl 2000]
+    python benchmarks/drift_run_lengths.py --cycle-s 0 --per-day 20000 --before 10000    a service without a daily cycle
 
 Streams without a change go through the monitor of a service, as decisions with scores and rewards: independent rewards
 of many distributions, residuals of learners that learn while they serve, and rewards that follow the time of day. The
@@ -9,7 +10,7 @@ second table has the median number of rewards from a change to its alarm.
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,9 +120,8 @@ def daily(shape: str, per_day: int, n: int, draws: np.random.Generator, noise: s
     return (draws.random(n) < 0.3 + wave * 0.45) * 1.0, at_s
 
 
-def false_alarms(seeds: int, n: int, arl: float) -> None:
+def false_alarms(seeds: int, n: int, arl: float, cycle_s: float, detectors: Sequence[str]) -> None:
     """Print alarms on streams without a change, as shares of those declared."""
-    detectors = ("page_hinkley", "adwin", "conformal")
     print("| stream | " + " | ".join(detectors) + " |\n|---|" + "--:|" * len(detectors))
     rows: dict[str, Callable[[np.random.Generator], dict[str, Floats]]] = {
         name: lambda draws, make=make: {"rewards": make(draws, n)} for name, make in FAMILIES.items()
@@ -130,7 +130,7 @@ def false_alarms(seeds: int, n: int, arl: float) -> None:
         rows[f"residual of {name}"] = lambda draws, learn=learn: dict(
             zip(("rewards", "predicted"), learn(draws, n), strict=True)
         )
-    for shape in SHAPES:
+    for shape in SHAPES if cycle_s else ():
         for noise in ("normal", "30%"):
             rows[f"daily cycle, {shape}, {noise}"] = lambda draws, shape=shape, noise=noise: dict(
                 zip(("rewards", "at_s"), daily(shape, 2000, n, draws, noise), strict=True)
@@ -138,7 +138,7 @@ def false_alarms(seeds: int, n: int, arl: float) -> None:
     for name, make in rows.items():
         shares: list[str] = []
         for detector in detectors:
-            config = MonitorConfig(arl=arl, detector=detector, feature_window=0)  # type: ignore[arg-type]
+            config = MonitorConfig(arl=arl, detector=detector, feature_window=0, cycle_s=cycle_s)  # type: ignore[arg-type]
             streams = [make(generator(seed, "run lengths")) for seed in range(seeds)]
             heard = [alarm.signal for stream in streams for alarm in alarms_of(config=config, **stream)]
             refused = " (refused)" if "refused" in heard else ""
@@ -159,27 +159,29 @@ RATES = {"rewards of 30% to 50%": (0.3, 0.5), "rewards of 30% to 20%": (0.3, 0.2
          "rewards of 2% to 4%": (0.02, 0.04)}  # fmt: skip
 
 
-def changed(name: str, draws: np.random.Generator) -> Floats:
-    """3,000 rewards before a change and 6,000 after it."""
+def changed(name: str, draws: np.random.Generator, before: int) -> Floats:
+    """`before` rewards before a change and 6,000 after it."""
+    count = before + 6000
     if name in RATES:
-        return (draws.random(9000) < np.repeat(RATES[name], (3000, 6000))) * 1.0
+        return (draws.random(count) < np.repeat(RATES[name], (before, 6000))) * 1.0
     family, change = CHANGES[name]
-    stream = FAMILIES[family](draws, 9000)
-    stream[3000:] = change(stream[3000:])
+    stream = FAMILIES[family](draws, count)
+    stream[before:] = change(stream[before:])
     return stream
 
 
-def delays(seeds: int, arl: float) -> None:
-    """Print the median delay of a change after 3,000 rewards."""
-    detectors = ("page_hinkley", "adwin", "conformal")
-    print("\n| change after 3,000 rewards | " + " | ".join(detectors) + " |\n|---|" + "--:|" * len(detectors))
+def delays(seeds: int, arl: float, cycle_s: float, per_day: float, before: int, detectors: Sequence[str]) -> None:
+    """Print the median delay of a change after `before` rewards."""
+    print(f"\n| change after {before:,} rewards | " + " | ".join(detectors) + " |\n|---|" + "--:|" * len(detectors))
     for name in (*CHANGES, *RATES):
         cells: list[str] = []
         for detector in detectors:
-            config = MonitorConfig(arl=arl, detector=detector, feature_window=0)  # type: ignore[arg-type]
+            config = MonitorConfig(arl=arl, detector=detector, feature_window=0, cycle_s=cycle_s)  # type: ignore[arg-type]
             waited: list[float] = []
             for seed in range(seeds):
-                counts = [alarm.count - 3000 for alarm in alarms_of(changed(name, generator(seed, "delays")), config)]
+                rewards = changed(name, generator(seed, "delays"), before)
+                alarms = alarms_of(rewards, config, at_s=np.arange(len(rewards)) * DAY_S / per_day)
+                counts = [alarm.count - before for alarm in alarms]
                 waited.append(next((count for count in counts if count > 0), math.inf))
             middle = float(np.median(waited))
             cells.append(f"{middle:.0f}" if math.isfinite(middle) else "> 6000")
@@ -193,9 +195,13 @@ def main() -> None:
     parser.add_argument("--rewards", type=int, default=40_000)
     parser.add_argument("--arl", type=float, default=2000.0)
     parser.add_argument("--change-seeds", type=int, default=9)
+    parser.add_argument("--cycle-s", type=float, default=DAY_S, help="cycle_s of the monitor")
+    parser.add_argument("--per-day", type=float, default=DAY_S, help="rewards a day, of the second table")
+    parser.add_argument("--before", type=int, default=3000, help="rewards before the change")
+    parser.add_argument("--detectors", nargs="+", default=["page_hinkley", "adwin", "conformal"])
     asked = parser.parse_args()
-    false_alarms(asked.seeds, asked.rewards, asked.arl)
-    delays(asked.change_seeds, 20_000.0)
+    false_alarms(asked.seeds, asked.rewards, asked.arl, asked.cycle_s, asked.detectors)
+    delays(asked.change_seeds, 20_000.0, asked.cycle_s, asked.per_day, asked.before, asked.detectors)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ FORBIDDEN_CALLS: dict[str, str] = {
 OPEN_DOORS: dict[str, str] = {}
 # Config class -> (fields allowed, reason)
 WIDE_CONFIGS: dict[str, tuple[int, str]] = {
+    "hone.decide.monitor.config.MonitorConfig": (13, "a cycle of the rewards stands beside their run length"),
     "hone.text.dialogues.config.DialogueTaskConfig": (
         14,
         "prompts and dialogues are one table",

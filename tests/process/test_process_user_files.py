@@ -69,8 +69,8 @@ def test_an_unknown_module_is_told() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("rows.jsonl", gzip.compress(b"{}"), "rows.jsonl is compressed by gzip: decompress it (gunzip)"),
-        ("rows.parquet", gzip.compress(b"{}"), "is compressed by gzip"),
+        ("rows.jsonl", gzip.compress(b"{}", mtime=0), "rows.jsonl is compressed by gzip: decompress it (gunzip)"),
+        ("rows.parquet", gzip.compress(b"{}", mtime=0), "is compressed by gzip"),
         ("rows.jsonl", bz2.compress(b"{}"), "is compressed by bzip2"),
         ("rows.jsonl", lzma.compress(b"{}"), "is compressed by xz"),
         ("rows.json", b"PK\x03\x04rest", "is a zip archive"),

@@ -147,3 +147,13 @@ def test_a_service_drops_the_job_of_a_tenant_whose_world_changes_again(tmp_path:
     watch.tick(1202.0)
     assert [(job.id, job.state) for job in queue.jobs()] == [("earlier", "dropped"), ("other", "queued")]
     assert len(told) == 1 and "an unfinished retraining is dropped" in told[0]
+
+
+def test_without_a_cycle_a_small_change_is_found_on_the_first_day() -> None:
+    """0.4 standard deviations after 3 hours: as well a part of a daily cycle, and a change where there is none."""
+    draws = generator(3, "first day").standard_normal(3000)
+    rewards = (draws + np.repeat((0.0, 0.25), 1500)).tolist()
+    at_s = (np.arange(3000) * 7.2).tolist()
+    whole = [heard(MonitorConfig(feature_window=0, cycle_s=cycle), rewards, None, at_s) for cycle in (0.0, 86_400.0)]
+    assert [len(one.alarms) for one in whole] == [1, 0]
+    assert 1500 < whole[0].alarms[0].count < 1800

@@ -37,8 +37,6 @@ from hone.decide.monitor.config import MonitorConfig
 
 REFERENCE_WINDOWS = 4
 """Windows of features that make the reference."""
-CYCLE_S = 86_400.0
-"""A day: the cycle that rewards may follow."""
 _ADWIN_EVERY = 32
 _SIGNIFICANT = 5.0
 """Standard errors at which a correlation of neighbours counts as one."""
@@ -82,7 +80,7 @@ class _TenantMonitor:
         self.shifts: tuple[FeatureShift, ...] = ()
         """Comparison of every feature in the last full window."""
         own = key(seed, "monitor", tenant) >> 65
-        inner, self._errors = _make_detector(config, seed=own), SeasonalErrors(CYCLE_S, seed=own)
+        inner, self._errors = _make_detector(config, seed=own), SeasonalErrors(config.cycle_s, seed=own)
         self._ranks = inner if isinstance(inner, ConformalDetector) else None
         self._detector = inner if config.block == 1 else BlockMeans(inner, config.block)
         self._values: deque[float] = deque(maxlen=config.window)

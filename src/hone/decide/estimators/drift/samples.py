@@ -176,15 +176,18 @@ class SeasonalErrors:
     beside the noise, and learnt by recursive least squares. An error is divided by its standard deviation, which is
     large where the forecast is uncertain (Brown, Durbin & Evans, 1975), so that a first day looks like others.
     The variance follows the cycle, too, as that of rare rewards does. Values are clipped as `ClippedSample` says.
+
+    With `period_s` 0 there is no cycle, but a level alone: what differs from it on the first day is a change.
     """
 
     def __init__(self, period_s: float, *, seed: int = 0) -> None:
         self.period_s = period_s
         self._sample = ClippedSample(seed)
-        self._rates = 2 * math.pi / period_s * np.arange(1, _HARMONICS + 1)
-        squares = _CYCLE_VARIANCE / np.arange(1, _HARMONICS + 1) ** 3
+        orders = np.arange(1, _HARMONICS + 1 if period_s else 1)
+        self._rates = 2 * math.pi / (period_s or 1.0) * orders
+        squares = _CYCLE_VARIANCE / orders**3
         self._uncertain: Floats = np.diag(np.concatenate([[_LEVEL_VARIANCE], squares, squares]))
-        self._weights: Floats = np.zeros((1 + 2 * _HARMONICS, 2))
+        self._weights: Floats = np.zeros((1 + 2 * len(orders), 2))
         """Of the value, and of its squared error."""
         self._count, self._mean, self._variance, self._level_variance = 0, 0.0, 0.0, 0.0
         self._since_s, self.evidence_nats = math.inf, 0.0
@@ -210,7 +213,7 @@ class SeasonalErrors:
         return self._learn(self._sample.clipped(value), at_s)
 
     def _learn(self, clipped: float, at_s: float) -> float:
-        angles = self._rates * (at_s % self.period_s)
+        angles = self._rates * (at_s % (self.period_s or 1.0))
         row = np.concatenate([[1.0], np.cos(angles), np.sin(angles)])
         gain = self._uncertain @ row
         spread = 1.0 + float(row @ gain)
@@ -231,7 +234,7 @@ class SeasonalErrors:
         if self._count:
             level_spread = 1 + 1 / self._count
             level_square = (clipped - self._mean) ** 2 / level_spread
-            if at_s - self._since_s > self.period_s and min(self._variance, self._level_variance) > 0:
+            if self.period_s and at_s - self._since_s > self.period_s and min(self._variance, self._level_variance) > 0:
                 ratio = spread * self._variance / (level_spread * self._level_variance)
                 gap = level_square / self._level_variance - square / self._variance
                 self.evidence_nats += 0.5 * (gap - math.log(ratio))
