@@ -39,8 +39,8 @@ class MonitorConfig(Config):
     arl: float = Field(default=20_000.0, gt=32)
     """Mean number of rewards between two false alarms, per tenant."""
     cycle_s: float = Field(default=86_400.0, ge=0)
-    """Length of the cycle that rewards may follow, in seconds. Until one is over, a small change may be taken for a part
-    of it. 0: rewards follow none, and small changes are found from the first day on."""
+    """Length of the cycle that rewards may follow, in seconds. Until one is over, a small change may be taken for a
+    part of it. 0: rewards follow none, and small changes are found from the first day on."""
     block: int = Field(default=1, ge=1)
     """Consecutive rewards that are averaged into one value; more than 1 where rewards correlate with their
     neighbours."""

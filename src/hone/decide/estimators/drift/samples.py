@@ -139,7 +139,8 @@ class ClippedSample:
             variance = float(np.square(away).mean())
             third, fourth = float((away**3).mean()), float((away**4).mean())
         if not 0 < variance < math.inf or not math.isfinite(third + fourth) or not math.isfinite(mean):
-            return SampleShape(count=len(values), mean=0.0, variance=0.0, skewness=0.0, excess_kurtosis=0.0)
+            level = mean if math.isfinite(mean) else 0.0
+            return SampleShape(count=len(values), mean=level, variance=0.0, skewness=0.0, excess_kurtosis=0.0)
         return SampleShape(count=len(values), mean=mean, variance=variance, skewness=third / variance**1.5,
                            excess_kurtosis=fourth / variance**2 - 3)  # fmt: skip
 
