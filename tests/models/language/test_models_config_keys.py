@@ -144,7 +144,8 @@ def test_values_that_mean_off_are_taken_and_written_back():
     off = {
         "partial_rotary_factor": 1.0, "logits_scaling": 1, "residual_multiplier": 1.0, "is_causal": True,
         "pruned_heads": {}, "layer_types": ["full_attention"] * 2, "sliding_window": 64, "use_mrope": False,
-        "num_experts": 0, "temperature": 0.7, "_name_or_path": "x", "unsloth_fixed": True, "pad_token_id": 3,
+        "num_experts": 0, "temperature": 0.7, "_name_or_path": "x", "_model_name_or_path": "y", "unsloth_fixed": True,
+        "pad_token_id": 3,
     }  # fmt: skip
     written = model_config_from_hf({**BASE, **off}).to_hf()
     assert written.items() >= off.items()

@@ -177,10 +177,10 @@ _FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
 """Family -> the keys that are true or false and that hone follows."""
 
 _METADATA: Final = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path architectures
-    attn_implementation custom_generate dtype id2label initializer_range is_llama_config label2id language license
-    max_sequence_length model_max_length model_name name_or_path num_labels problem_type seq_length task_specific_params
-    tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version
+    architectures attn_implementation custom_generate dtype id2label initializer_range is_llama_config label2id language
+    license max_sequence_length model_max_length model_name name_or_path num_labels problem_type seq_length
+    task_specific_params tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed
+    unsloth_version
 """
 _TOKEN_IDS: Final = """
     bos_token_id decoder_start_token_id eos_token_id forced_bos_token_id forced_eos_token_id pad_token_id sep_token_id
@@ -251,8 +251,8 @@ def _check_keys(config: Mapping[str, object], family: str, where: str, faults: E
     flags = (*_FLAGS.get(family, ()), *(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in experts))
     faults.extend(_type_faults(config, flags, where))
     for key, value in config.items():
-        if value is None or key in _READ or key in _WINDOW or key in flags or key in experts:
-            continue
+        if value is None or key in _READ or key in _WINDOW or key in flags or key in experts or key.startswith("_"):
+            continue  # an underscore begins transformers' own notes: where a model came from, how it was run
         if key == "auto_map":
             faults.add(
                 f"{where}: auto_map {json.dumps(value)} asks to run Python code that came with the model "
