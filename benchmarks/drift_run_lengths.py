@@ -199,7 +199,10 @@ def main() -> None:
     parser.add_argument("--per-day", type=float, default=DAY_S, help="rewards a day, of the second table")
     parser.add_argument("--before", type=int, default=3000, help="rewards before the change")
     parser.add_argument("--detectors", nargs="+", default=["page_hinkley", "adwin", "conformal"])
+    parser.add_argument("--quick", action="store_true", help="one seed and 2,000 rewards")
     asked = parser.parse_args()
+    if asked.quick:
+        asked.seeds, asked.rewards, asked.change_seeds = 1, 2000, 1
     false_alarms(asked.seeds, asked.rewards, asked.arl, asked.cycle_s, asked.detectors)
     delays(asked.change_seeds, 20_000.0, asked.cycle_s, asked.per_day, asked.before, asked.detectors)
 
