@@ -13,6 +13,7 @@ from hone.decide.estimators.drift.detector import (
     MeanDetector,
     PageHinkley,
     RankSample,
+    cusum_exponent,
 )
 from hone.decide.estimators.drift.health import (
     ActionEntropy,
@@ -21,6 +22,7 @@ from hone.decide.estimators.drift.health import (
     StalenessCheck,
     kolmogorov_tail,
 )
+from hone.decide.estimators.drift.samples import SeasonalErrors
 
 
 def test_a_gap_of_the_limit_is_not_yet_late_and_an_arrival_at_the_same_time_is_none() -> None:
@@ -184,3 +186,75 @@ def test_a_p_value_of_the_level_is_no_change() -> None:
         windows = FeatureWindows(reference, ["x"], window=10, alpha=alpha)
         (shift,) = [shifts[0] for value in window if (shifts := windows.update(np.array([value])))]
         assert (shift.p_value, shift.changed) == (p_value, changed)
+
+
+def test_the_exponent_of_a_sum_is_exact_where_it_is_a_half() -> None:
+    assert cusum_exponent(0.5, 6.0, 0.0) == 0.5  # t/2 + 6 t^2/6 = 1/2
+    assert cusum_exponent(0.5, 0.0, 0.0) == 1.0  # t/2 = 1/2: normal values, twice the allowance
+
+
+def _alarmed(values: list[float]) -> PageHinkley:
+    """A detector right after its alarm, by values and then by ones."""
+    detector = PageHinkley(arl=100.0)
+    for value in values:
+        assert not detector.update(value)
+    while not detector.update(1.0):
+        pass
+    return detector
+
+
+def test_an_infinite_spread_measures_nothing() -> None:
+    detector = _alarmed([0.0, 1.0] * 15)
+    peak = detector.statistic
+    assert peak >= 1.0
+    # The squares of the last two values overflow; without a test the statistic stays that of the alarm
+    assert not any(detector.update(value) for value in [1e200, -1e200] * 16)
+    assert detector.statistic == peak
+
+
+def test_of_equal_sums_the_rise_is_told() -> None:
+    detector = PageHinkley(arl=100.0)
+    for value in [*[0.0, 1.0] * 15, 0.5]:
+        detector.update(value)
+    state = detector.state()
+    numbers = np.array(state["numbers"])
+    numbers[2:4] = 1000.0
+    for up_since, down_since in ((5, 20), (20, 5)):
+        again = PageHinkley(arl=100.0)
+        again.restore({**state, "numbers": numbers, "up_since": up_since, "down_since": down_since})
+        assert again.update(0.5)  # the mean itself: both sums fall alike
+        assert again.recent == 32 - up_since
+
+
+def test_values_without_a_spread_have_no_shape() -> None:
+    detector = _alarmed([0.0, 0.0, 0.0, 1.0] * 8)
+    shape = np.array(detector.state()["numbers"])[5:7].tolist()
+    assert shape[0] > 0
+    for _ in range(31):
+        assert not detector.update(5.0)
+    assert np.array(detector.state()["numbers"])[5:7].tolist() == shape
+
+
+def test_no_rank_has_no_neighbour() -> None:
+    detector = ConformalDetector()
+    assert detector.neighbour_errors == 0.0
+    detector.update(1.0)
+    assert detector.neighbour_errors == 0.0  # one rank has none before it
+    detector.update(2.0)
+    assert detector.neighbour_errors != 0.0
+
+
+def test_a_cycle_has_evidence_after_its_first_period() -> None:
+    errors = SeasonalErrors(100.0)
+    for at_s in range(30):
+        assert errors.update(float(at_s % 2), float(at_s)) == 0.0
+    assert errors.update(1.0, 100.0) != 0.0
+    assert errors.evidence_nats == 0.0  # the end of the first period belongs to it
+    errors.update(1.0, 100.5)
+    assert errors.evidence_nats != 0.0
+
+
+def test_values_of_zero_have_no_errors_and_no_cycle() -> None:
+    errors = SeasonalErrors(10.0)
+    assert [errors.update(0.0, float(at_s)) for at_s in range(60)] == [0.0] * 60
+    assert errors.evidence_nats == 0.0
