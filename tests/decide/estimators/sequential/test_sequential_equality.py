@@ -7,6 +7,8 @@ import pytest
 
 from hone.decide.estimators.sequential import (
     AsymptoticSequence,
+    DeadlineBet,
+    _ridge_coefficients,
     detectable_fall,
     detection_power,
     events_to_detect,
@@ -48,3 +50,17 @@ def test_the_events_are_the_fewest_that_have_the_power() -> None:
         power = detection_power(0.4, sd=0.5, events=events, alpha=0.05)
         assert detection_power(0.4, sd=0.5, events=events - 1, alpha=0.05) < power
         assert events_to_detect(0.4, sd=0.5, alpha=0.05, power=power) == events
+
+
+def test_a_gambler_who_holds_the_goal_stakes_nothing() -> None:
+    # (1 - 2/5) / (3/5) = 1: at a level of 1 the first wealth is the goal
+    for level, stakes in ((1.0, False), (0.999, True)):
+        _, path = DeadlineBet(horizon=100, level=level).advance(np.array([0.5]), np.zeros(1))
+        assert (path[0] > 0) == stakes
+
+
+def test_a_covariate_of_the_least_variance_has_no_slope() -> None:
+    # 64 values of mean 0: the sum of squares is 64 variances
+    for variance, slopes in ((1e-12, False), (math.nextafter(1e-12, 1), True)):
+        products = np.array([[64.0, 0.0], [0.0, 64.0 * variance]])
+        assert bool(_ridge_coefficients(products, np.array([0.0, 1e-6]))[1]) == slopes
