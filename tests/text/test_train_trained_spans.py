@@ -320,10 +320,9 @@ def test_the_plan_tells_a_date_and_a_second_beginning():
     assert findings(TURN.replace("<eos>", "<eos>\n"), "plain text") == []
 
 
-def test_the_plan_names_the_rows_that_a_template_refuses():
+def test_rows_that_a_template_refuses_are_left_to_the_layout_of_all_rows():
     refusing = TURN + "{%- if messages | length > 1 -%}{{- raise_exception('one turn only') -}}{%- endif -%}"
-    with pytest.raises(DataError, match=r"one turn only; in 1 of 2 rows: 2 \(id 2\)"):
-        findings(refusing, [QUESTION], [QUESTION, QUESTION])
+    assert findings(refusing, [QUESTION], [QUESTION, QUESTION]) == findings(refusing, [QUESTION])
 
 
 @pytest.mark.parametrize("name", NAMES)
