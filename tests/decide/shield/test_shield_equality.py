@@ -348,3 +348,16 @@ def test_the_outcome_of_the_worst_disturbance_is_no_worse_than_itself() -> None:
     proof = invariant_model(model, ["x <= 4"], 0).prove()
     assert all(claim.proved for claim in proof.claims)
     assert proof.worst == {"w": 1.0}
+
+
+def test_products_within_the_limits_of_exact_errors_are_exact_and_others_move_outwards() -> None:
+    tiny, huge = 1e-280, 1e280
+    for a, b, exact in (
+        (tiny, 1.0, False), (math.nextafter(tiny, 1), 1.0, True),
+        (2.0, huge / 2, False), (2.0, math.nextafter(huge, 0) / 2, True),
+        (huge, 0.5, False), (math.nextafter(huge, 0), 0.5, True),
+        (0.5, huge, False), (0.5, math.nextafter(huge, 0), True),
+    ):  # fmt: skip
+        low, high = _range("a * b", a=(a, a), b=(b, b))
+        assert (low == a * b == high) == exact
+        assert exact or low < a * b < high

@@ -1,6 +1,7 @@
 """Values on the boundaries of the detectors: the last one that is quiet, and the first one that is not."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -132,7 +133,9 @@ def test_a_sample_that_is_full_replaces_a_value_and_keeps_its_order() -> None:
 def test_the_tail_of_a_small_distance_is_1_and_continues() -> None:
     root = math.sqrt(50)
     distance = 0.2 / (root + 0.12 + 0.11 / root)
-    assert kolmogorov_tail(distance, 100, 100) == pytest.approx(1.0)
+    # 1 - sqrt(2 pi) / t exp(-pi^2 / (8 t^2)) by the other series, at t = 0.2
+    missing = math.sqrt(2 * math.pi) / 0.2 * math.exp(-(math.pi**2) / (8 * 0.2**2))
+    assert 1 - kolmogorov_tail(distance, 100, 100) == pytest.approx(missing, rel=0.01, abs=0.0)
     assert kolmogorov_tail(math.nextafter(distance, 0), 100, 100) == 1.0
 
 
@@ -258,3 +261,59 @@ def test_values_of_zero_have_no_errors_and_no_cycle() -> None:
     errors = SeasonalErrors(10.0)
     assert [errors.update(0.0, float(at_s)) for at_s in range(60)] == [0.0] * 60
     assert errors.evidence_nats == 0.0
+
+
+def _cut_of_one(ratio: Callable[[float], float]) -> float:
+    """A step at which the clearest cut is exactly 1: near to it every few numbers have that ratio."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(middle) < 1 else (low, middle)
+    steps = low + np.arange(-100, 100) * np.spacing(low)
+    return next(float(step) for step in steps if ratio(float(step)) == 1.0)
+
+
+def test_a_cut_of_epsilon_is_no_change() -> None:
+    def stepped(step: float, *, every: int) -> AdaptiveWindow:
+        window = AdaptiveWindow(delta=0.9, every=every)
+        for value in [*[0.0, 1.0] * 4, *[step, 1.0 + step] * 4]:
+            window.update(value)
+        return window
+
+    step = _cut_of_one(lambda step: stepped(step, every=99)._best_cut()[0])
+    same, more = stepped(step, every=16), stepped(1.1 * step, every=16)
+    assert (same.statistic, same.width) == (1.0, 16)
+    assert more.statistic > 1.0
+    assert more.width == 0
+
+
+def test_buckets_are_dropped_while_a_cut_is_above_epsilon() -> None:
+    def stepped(step: float, *, every: int) -> AdaptiveWindow:
+        window = AdaptiveWindow(delta=0.9, every=every)
+        for value in [*[-4.0] * 4, *[0.0, 1.0] * 3, *[step, 1.0 + step] * 4]:
+            window.update(value)
+        return window
+
+    def left(step: float) -> float:
+        window = stepped(step, every=99)
+        window._drop_oldest()
+        return window._best_cut()[0]
+
+    window = stepped(_cut_of_one(left), every=18)
+    assert window.statistic > 1.0
+    assert window.kept == 14  # the oldest bucket of four values, and no other one
+
+
+def test_ten_values_after_an_alarm_are_no_test() -> None:
+    window = AdaptiveWindow(delta=0.9, every=1)
+    for value in [0.0] * 20:
+        assert not window.update(value)
+    while not window.update(1000.0):
+        pass
+    seen = window.statistic
+    assert seen > 1.0
+    for _ in range(10):
+        assert not window.update(5.0)
+        assert window.statistic == seen
+    window.update(5.0)
+    assert window.statistic == 0.0

@@ -55,6 +55,7 @@ def test_fifty_events_are_enough_and_49_are_not() -> None:
 def test_a_spread_of_zero_or_infinity_says_nothing_about_drift() -> None:
     for spread in (0.0, math.inf):
         assert RULES.drift(0.0, 1.0, spread) == []
+        assert RULES.drift(math.inf, 1.0, spread) == []
     assert _verdicts(RULES.drift(0.0, 1.0, 0.1)) == ["refuse"]
     same = replace(RULES, drift_weak=1.0, drift_refuse=1.0)
     assert same.drift(0.5, 0.5, 1.0) == []  # p = 1, the bound itself
@@ -357,3 +358,28 @@ def test_logged_probabilities_may_differ_by_a_thousandth_of_a_nat() -> None:
     for logp, apart in ((0.0, 0), (math.nextafter(0.0, 1), 0), (1e-18, 1), (-3e-3, 1)):
         reasons, _ = RULES.audit_weights(replace(log, logp=np.full(8, logp)))
         assert sum("than the log's policy gives" in one.words for one in reasons) == apart
+
+
+def test_a_lost_mass_of_the_tolerance_is_support() -> None:
+    # Two actions that the log's policy never takes: their probabilities add up to the tolerance, and to a little more
+    large = math.log(0.99 * LOGP_TOLERANCE)
+    small = math.log(LOGP_TOLERANCE - float(np.exp(large)))
+    for rest, overlap in ((small, 1.0), (small + 1e-6, 0.0)):
+        target = np.tile(np.array([math.log1p(-LOGP_TOLERANCE), large, rest]), (8, 1))
+        log = replace(
+            _one_action_offered(), target_logp=target, logp=np.zeros(8),
+            behaviour_logp=np.tile(np.array([0.0, -np.inf, -np.inf]), (8, 1)),
+        )  # fmt: skip
+        assert (log.target[0, 1:].sum() == LOGP_TOLERANCE) == (overlap == 1.0)
+        assert RULES.audit_weights(log)[1] == overlap
+
+
+def test_a_missing_share_of_a_stream_of_its_deviations_is_not_lost() -> None:
+    # Weights 1 and 0: a half is missing, and the error of the mean is sqrt(2 / 1 (1/4 + 1/4)) / 2 = 1/2
+    log = replace(_one_action_offered(2), logp=np.zeros(2), target_logp=np.array([[0.0, -np.inf], [-np.inf, 0.0]]))
+    assert log.weight.tolist() == [1.0, 0.0]
+    for deviations, overlap in ((1.0, 1.0), (0.999, 0.5)):
+        settings = EstimateSettings(rules=replace(RULES, support_deviations=deviations))
+        sums = StreamedEstimates(names=("ips",), rows=2, settings=settings)
+        sums.add(log, np.zeros((0, 0)), np.array([False, True]))
+        assert sums.estimates()["ips"].overlap == overlap
