@@ -99,7 +99,7 @@ def test_links_pipes_and_devices(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     (tmp_path / "rows.jsonl").write_text("{}")
     sound.symlink_to("rows.jsonl")
-    assert "link is a link to gone.jsonl, which does not exist; mend the link" in file_fault(link)
+    assert "link is a link to gone.jsonl, which does not exist; fix the link" in file_fault(link)
     assert "loop is a link to loop" in file_fault(loop)
     assert "pipe.jsonl is a pipe, which can be read only once" in file_fault(pipe)
     assert file_fault(Path("/dev/null")) == "/dev/null is a device; name a file"

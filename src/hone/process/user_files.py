@@ -264,7 +264,7 @@ def file_fault(path: Path) -> str:
     content of another kind, such as gzip under the name of JSON Lines; "" for any other, also where there is nothing.
     """
     if path.is_symlink() and not path.exists():
-        return f"{path} is a link to {path.readlink()}, which does not exist; mend the link, or name the file itself"
+        return f"{path} is a link to {path.readlink()}, which does not exist; fix the link, or name the file itself"
     if not path.exists() or path.is_dir():
         return ""
     if special := _SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):

@@ -25,7 +25,7 @@ class LostError(BaseException):
     """The other process ended, or answered nonsense; not caught by tests that expect an exception."""
 
 
-class Bridge:
+class ProcessBridge:
     """One end."""
 
     def __init__(self, side: int, requests: BinaryIO, answers_fd: int) -> None:

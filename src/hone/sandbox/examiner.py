@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, NoReturn, cast
 
 from hone.sandbox import examined_text, mirrors, program
-from hone.sandbox.bridge import Bridge, LostError
+from hone.sandbox.bridge import LostError, ProcessBridge
 from hone.sandbox.crossing import CannotCrossError
 from hone.sandbox.decoys import change
 
@@ -42,7 +42,7 @@ class _ProgramRaisedError(Exception):
     """The program raised something that must not arrive as what it is."""
 
 
-class _TestsEnd(Bridge):
+class _TestsEnd(ProcessBridge):
     """Asks the program, and serves the callbacks that it was given."""
 
     def __init__(self, answers: BinaryIO) -> None:
@@ -88,7 +88,7 @@ class _TestsEnd(Bridge):
         name: str = "",
         owner: int = 0,
     ) -> mirrors.Value:
-        """The program's answer, as `Bridge.ask`; one that must be checked is."""
+        """The program's answer, as `ProcessBridge.ask`; one that must be checked is."""
         self.asked = self.ever_asked = True
         if self._gone:
             raise LostError(self._gone)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from hone.sandbox import program
-from hone.sandbox.bridge import Bridge
+from hone.sandbox.bridge import ProcessBridge
 from hone.sandbox.decoys import change
 from hone.sandbox.mirrors import Value
 
@@ -68,7 +68,7 @@ def names_of(code: str, scope: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-class _ProgramEnd(Bridge):
+class _ProgramEnd(ProcessBridge):
     """Serves the process of the tests."""
 
     def __init__(self, module: ModuleType) -> None:

@@ -63,14 +63,14 @@ def _row_faults(function: RewardFunction, example: Example) -> list[str]:
         if score != 1:
             faults.append(
                 f"{place}the reference solution in column {reference.column!r} scores {_shown(score)}, not 1 "
-                f"({reason}); mend the tests or the solution, or remove the row"
+                f"({reason}); fix the tests or the solution, or remove the row"
             )
     score, reason = _score(function, example, "", join_prompt=False)
     if score is None and not faults:
-        faults.append(f"{place}an empty program has no score ({reason}); mend the tests, or remove the row")
+        faults.append(f"{place}an empty program has no score ({reason}); fix the tests, or remove the row")
     elif score:
         faults.append(
-            f"{place}an empty program scores {_shown(score)}, not 0 ({reason}); mend the tests, or remove the row"
+            f"{place}an empty program scores {_shown(score)}, not 0 ({reason}); fix the tests, or remove the row"
         )
     return faults
 

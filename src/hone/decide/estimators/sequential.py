@@ -103,7 +103,7 @@ class DeadlineBet:
     squares: float = 0.0
     """Sum of squared scores."""
     stake: float = 0.0
-    """Of the block that has begun."""
+    """Stake in the present block of scores."""
 
     def advance(self, scores: Floats, mixture: Floats) -> tuple["DeadlineBet", Floats]:
         """Take scores `[n]`, beside the log e-values of the fixed stakes before each of them `[n]` -> the next bet, and
@@ -336,7 +336,7 @@ class MatchedArms:
     control_count: int = 0
     control_sum: float = 0.0
     regression: OutcomeRegression = field(default_factory=OutcomeRegression)
-    """Of the values on the units' covariates."""
+    """Regression of the values on the units' covariates."""
 
     @property
     def count(self) -> int:

@@ -65,7 +65,7 @@ class LogProbe:
 
 _RELOADED: Final = ("service.clients", "service.limit", "service.max_body_bytes", "service.deadline_s")
 _RELOADED_POLICY: Final = ("policy.path", "policy.floor")
-"""Of a policy in a folder, which is opened again in any case."""
+"""Keys of a policy in a folder that a reload may change too; the folder is opened again in any case."""
 
 
 def tenant_limits(limit: RateLimitConfig, tenants: list[str]) -> TenantLimits:

@@ -36,8 +36,8 @@ YOUNG_S: Final = 3600.0
 """Versions that were made within these seconds are never pruned: no decision may have named them yet."""
 _SQLITE: Final = b"SQLite format 3\0"
 _LEFT: Final = ("lock", "instance", "issued")
-"""Of the running process. A restored gateway takes a new name as a writer: numbers that it gave out after the backup
-stay those of the old one."""
+"""Files of the running process, which no backup holds. A restored gateway takes a new name as a writer: numbers that it
+gave out after the backup stay those of the old one."""
 
 
 # --------------------------------------------------------------------------------------------------------------- backup

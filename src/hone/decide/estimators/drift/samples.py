@@ -189,7 +189,7 @@ class SeasonalErrors:
         squares = _CYCLE_VARIANCE / orders**3
         self._uncertain: Floats = np.diag(np.concatenate([[_LEVEL_VARIANCE], squares, squares]))
         self._weights: Floats = np.zeros((1 + 2 * len(orders), 2))
-        """Of the value, and of its squared error."""
+        """Coefficients `[level and cycle, 2]` of the value, and of its squared error."""
         self._count, self._mean, self._variance, self._level_variance = 0, 0.0, 0.0, 0.0
         self._since_s, self.evidence_nats = math.inf, 0.0
         """Evidence of a cycle beside a level that stays, from the second cycle on."""
