@@ -190,12 +190,12 @@ DATA = [
 LOOSE = ["rewards.missing_allowed=1.0", "rollout.samples_per_prompt=2"]
 
 JUDGES = [
-    Case(row=42, name="NaN within the budget", code=0, words=[use("one_nan")], keeps=False,
+    Case(row=42, name="NaN within the budget", code=0, words=[use("some_nan")], keeps=False,
          says=["finished run"], then=partial(missing, 0.25)),
-    Case(row=42, name="NaN beyond the budget", code=4, words=[use("one_nan"), "rollout.samples_per_prompt=100"],
+    Case(row=42, name="NaN beyond the budget", code=4, words=[use("some_nan"), "rollout.samples_per_prompt=100"],
          says=["of the last 200 answers have no score", "for example unscorable",
                "the function returned nan"], then=no_run),
-    Case(row=42, name="infinity beyond the budget", code=4, words=[use("infinite"), "rollout.samples_per_prompt=100"],
+    Case(row=42, name="infinity beyond the budget", code=4, words=[use("some_infinite"), "rollout.samples_per_prompt=100"],
          says=["of the last 200 answers have no score", "the function returned inf"]),
     Case(row=43, name="no score, ever", code=4, words=[use("nothing_ever"), "steps=4"], keeps=False,
          says=["no answer in 3 batches in a row has a score: there is nothing to learn from", "returned None"]),
