@@ -69,6 +69,7 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     allow_changed_code: bool = False,
     yes: bool = False,
     progress: bool = False,
+    track: str | Sequence[str | Mapping[str, object]] = (),
     on_step: StepHook | None = None,
     on_evaluation: EvaluationHook | None = None,
     on_checkpoint: CheckpointHook | None = None,
@@ -79,7 +80,8 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     Python objects: functions as rewards, classes or functions that make environments, rows or a DataFrame as a dataset.
     The callbacks get an event after every step, evaluation and checkpoint; one that returns False ends the run after
     the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake;
-    `progress` shows the run as the command does.
+    `progress` shows the run as the command does. `track` names trackers that follow the run ("wandb"), or gives the
+    tables of `[[track]]` (`{"to": "mlflow", "project": "sums"}`); it replaces those of the config.
 
     With `resume`, `allow_changed_config` accepts new values of the algorithm, learner, rewards and rollout, and
     `allow_changed_code` changed files of the user's code; both are recorded in the run.
@@ -89,7 +91,10 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     """
     callbacks = RunCallbacks(on_step=on_step, on_evaluation=on_evaluation, on_checkpoint=on_checkpoint)
     with _messages_for_python():
-        document, stages = _planned(config, overrides, Path(runs), yes=yes, resume=resume)
+        trackers = [
+            {"to": one} if isinstance(one, str) else one for one in ([track] if isinstance(track, str) else track)
+        ]
+        document, stages = _planned(config, overrides, Path(runs), yes=yes, resume=resume, track=trackers)
         for note in document.notes:
             warnings.warn(note, stacklevel=2)
         return _train(
@@ -106,7 +111,13 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
 
 
 def _planned(
-    config: ConfigInput, overrides: Sequence[str], runs: Path, *, yes: bool, resume: bool = False
+    config: ConfigInput,
+    overrides: Sequence[str],
+    runs: Path,
+    *,
+    yes: bool,
+    resume: bool = False,
+    track: Sequence[Mapping[str, object]] = (),
 ) -> tuple[ConfigDocument, list[PlannedRun]]:
     """The config with all keys checked. Raises ConfigError with all faults, and for suspicious values without `yes`."""
     if TOKEN_VARIABLE in os.environ:
@@ -115,6 +126,8 @@ def _planned(
             'call it under `if __name__ == "__main__":`'
         )
     document = document_of(config, overrides, runs)
+    if track:
+        document.set_value(("track",), [dict(one) for one in track], source="the argument track")
     stages = planned_resume(document, runs) if resume else planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=yes)
     return document, stages

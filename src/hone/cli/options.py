@@ -464,6 +464,28 @@ COMMANDS: tuple[CommandSpec, ...] = (
         ),
     ),
     CommandSpec(
+        name="track",
+        summary="send a run's metrics and answers to TensorBoard, W&B, MLflow or trackio",
+        module="hone.cli.commands.track",
+        positionals=(("run", "a run's name or folder"),),
+        options=(
+            CommandOption(
+                flag="--to",
+                metavar="TRACKER",
+                default="tensorboard",
+                help="tensorboard (default), wandb, mlflow, trackio, or file.py:Class",
+            ),
+            CommandOption(
+                flag="--project", metavar="NAME", default="hone", help="project or experiment (default: hone)"
+            ),
+            CommandOption(flag="--place", metavar="PLACE", help="folder, tracking URI or server of the tracker"),
+            CommandOption(
+                flag="--names", metavar="WHOSE", default="hone", help="names of metrics: hone (default), trl or verl"
+            ),
+            RUNS,
+        ),
+    ),
+    CommandSpec(
         name="dataset",
         summary="write collected answers, or a file of scored ones, in TRL's formats",
         module="hone.cli.commands.dataset",

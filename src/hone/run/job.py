@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -84,6 +84,20 @@ class RunSettings(Config):
         return self.virtual_ranks or self.ranks // self.tensor
 
 
+class TrackConfig(Config):
+    """A tracker that shows the run."""
+
+    to: str
+    """`tensorboard`, `wandb`, `mlflow`, `trackio`, or a class of your own, `file.py:Class`."""
+    project: str = Field(default="hone", min_length=1)
+    """Project (W&B, trackio) or experiment (MLflow) of the run."""
+    place: str = ""
+    """Where it is kept: a folder (TensorBoard, W&B), MLflow's tracking URI, trackio's server or Space; empty: the
+    tracker's own default, by its environment variables."""
+    names: Literal["hone", "trl", "verl"] = "hone"
+    """Names of the metrics: hone's, or those that TRL or verl has for the same figures."""
+
+
 class RunConfig(Config):
     """The keys that every recipe's config starts with."""
 
@@ -100,6 +114,8 @@ class RunConfig(Config):
     """Iterations of the training loop: collect, score, learn, publish."""
     run: RunSettings = RunSettings()
     """Threads, logging, checkpoints and other settings of the run."""
+    track: list[TrackConfig] = []
+    """Trackers that show the run while it goes on, each as a table `[[track]]`."""
 
     def open(self) -> "OpenedRun":
         """Open and check everything that the run needs before its model: environments, logs, data, worker processes.

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hone.core.clock import Clock
 from hone.core.credit import Credits, Metrics, Values
@@ -41,6 +41,9 @@ from hone.run.store.folder import RunFolder
 from hone.run.store.metrics import MetricsWriter
 from hone.run.store.records import LEARNING
 from hone.run.store.survivorship import SURVIVORSHIP
+
+if TYPE_CHECKING:
+    from hone.run.tracking import RunTracking
 
 # ---------------------------------------------------------------------------------------------------------- step timing
 
@@ -392,6 +395,8 @@ class RunReporter:
     stopwatch: Stopwatch
     clock: Clock
     callbacks: RunCallbacks = NO_CALLBACKS
+    tracking: "RunTracking | None" = None
+    """Trackers of `[[track]]`; None without any."""
     window: MetricsWindow = field(default_factory=MetricsWindow)
     learning: LearningWatch = field(default_factory=LearningWatch)
     saved_step: int = 0
@@ -429,7 +434,7 @@ class RunReporter:
         self.window.add(row | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
         if step % self.settings.log_every == 0 or step == self.steps:
-            line = self.window.means()
+            line = self.window.means() | {"time/at_s": self.clock.now_s()}
             self._timed_write(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
         self.last_step = step
@@ -440,6 +445,8 @@ class RunReporter:
         ) and self.job.sample_rows is not None:
             rows = self.job.sample_rows(step, episodes, credits)
             self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))
+        if self.tracking is not None:
+            self.tracking.complete(step)
         self._call(
             "on_step",
             self.callbacks.on_step,
@@ -493,7 +500,8 @@ class RunReporter:
 
     def report_notices(self) -> None:
         """Show notices on the screen and write them to the log."""
-        for note in self.job.pop_notices():
+        tracking = [] if self.tracking is None else self.tracking.pop_notices()
+        for note in [*self.job.pop_notices(), *tracking]:
             self.folder.log(note, level="WARNING")
             self.progress.note(note)
 

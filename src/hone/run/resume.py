@@ -24,6 +24,8 @@ ALLOWED = AllowedChanges(
         "evaluation.",
         "cluster",
         "cluster.",
+        "track",
+        "track.",
         "run.log_every",
         "run.samples_every",
         "run.checkpoint_every",

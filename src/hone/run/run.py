@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from hone.core.errors import (
     DataError,
     DivergedError,
     HoneError,
+    InterruptedRun,
     LostRankError,
     LostResourceError,
     ResourceError,
@@ -80,6 +81,10 @@ from hone.run.store.records import (
     update_flops_per_s,
     write_certificate,
 )
+
+if TYPE_CHECKING:
+    from hone.run.trackers import EndState
+    from hone.run.tracking import RunTracking
 
 # -------------------------------------------------------------------------------------------------------------- summary
 
@@ -369,6 +374,7 @@ def _train(
         stopwatch=watch,
         clock=clock,
         callbacks=order.callbacks,
+        tracking=_tracking(config, folder),
         saved_step=done,
         last_step=done,
     )
@@ -377,11 +383,29 @@ def _train(
         if job.survivorship is not None and "survivorship" in state:  # checkpoints of earlier versions have none
             job.survivorship.restore(substate(state, "survivorship"))
     progress.start(config.steps, f"{config.name} ({config.recipe})")
+    ending: "EndState" = "failed"
     try:
-        return _run_steps(reporter, watch, first_step=done + 1)
+        how = _run_steps(reporter, watch, first_step=done + 1)
+        ending = "finished" if reporter.last_step >= reporter.steps else "stopped"
+    except InterruptedRun:
+        ending = "stopped"
+        raise
+    else:
+        return how
     finally:
         progress.close()
         metrics.close()
+        for note in reporter.tracking.close(ending) if reporter.tracking is not None else []:
+            folder.log(note, level="WARNING")
+            progress.note(note)
+
+
+def _tracking(config: RunConfig, folder: RunFolder) -> "RunTracking | None":
+    if not config.track:
+        return None
+    from hone.run.tracking import RunTracking  # noqa: PLC0415 - most runs have no tracker
+
+    return RunTracking(folder.path, config.track)
 
 
 def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> str:

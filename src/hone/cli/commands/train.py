@@ -330,6 +330,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
         def open_stage(stage: PlannedRun) -> PlannedRun:
             with _locating_errors(stage):
                 settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
+                _check_trackers(stage.resolved.config)
                 require_fit(layers_plan(settings), settings)
                 require_ranks_fit(stage.resolved.config)
                 opened = stage.resolved.config.open()
@@ -339,6 +340,13 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
 
         checks = {stage.resolved.config.name: partial(open_stage, stage) for stage in stages}
         yield list(run_all_checks(checks).values())
+
+
+def _check_trackers(config: RunConfig) -> None:
+    if config.track:
+        from hone.run.tracking import check_trackers  # noqa: PLC0415 - most runs have none
+
+        check_trackers(config.track)
 
 
 @contextlib.contextmanager

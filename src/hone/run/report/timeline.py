@@ -14,8 +14,8 @@ from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns
 
 _LOOP: Final = ("collect", "values", "credit", "update", "publish", "evaluate", "save")
 """Parts of a step in their order; other timed parts follow them."""
-_TOTALS: Final = ("step", "total", "elapsed")
-"""Totals of other times, not parts of a step."""
+_TOTALS: Final = ("step", "total", "elapsed", "at")
+"""Totals of other times, and the clock: not parts of a step."""
 _ENGINE_PREFIX: Final = "generate"
 """Prefix of the engine's times: parts of `collect`, or parallel to the loop if it collects ahead."""
 _ROLLOUT_PREFIX: Final = "rollout_"

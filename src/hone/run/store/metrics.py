@@ -12,6 +12,7 @@ import re
 import tomllib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -196,6 +197,29 @@ def read_metrics(path: Path) -> MetricColumns:
     return MetricColumns(np.array(lines.steps, dtype=np.int64), values, tuple(lines.faults))
 
 
+def tail_metrics(path: Path, offset: int) -> tuple[list[tuple[int, dict[str, float]]], int]:
+    """Read the whole lines from byte `offset` on: step and metrics of each (NaN for null), and the offset after them.
+
+    A damaged line is left out. A file that is shorter than `offset`, as after a resume, is read from its beginning.
+    """
+    with path.open("rb") as file:
+        file.seek(offset if offset <= os.fstat(file.fileno()).st_size else 0)
+        begin, data = file.tell(), file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    rows: list[tuple[int, dict[str, float]]] = []
+    for raw in whole.splitlines():
+        with suppress(DataError):
+            line = _parse(raw, path, 0)
+            step = _step_of(line, path, 0)
+            metrics = {
+                name: float(value) if isinstance(value, int | float) else math.nan
+                for name, value in line.items()
+                if name not in (STEP, NON_FINITE)
+            }
+            rows.append((step, metrics))
+    return rows, begin + len(whole)
+
+
 class _MetricLines(NamedTuple):
     """Intact lines of a file, and a message for each damaged one."""
 
@@ -292,6 +316,8 @@ class MetricCatalogue:
     """Group -> metric -> (unit, meaning)."""
     parts: Mapping[str, Sequence[str]]
     """The values of `{phase}`, `{stop}`, `{part}`; other names in braces stand for a number, or for another metric."""
+    aliases: Mapping[str, Mapping[str, str]]
+    """Library -> metric -> its name for the same figure: `trl`, `verl`; `hone` has none."""
 
     @property
     def names(self) -> list[str]:
@@ -333,4 +359,4 @@ def metric_catalogue() -> MetricCatalogue:
     """The catalogue, read once."""
     content = tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
     groups = {group: {name: (row[0], row[1]) for name, row in own.items()} for group, own in content["group"].items()}
-    return MetricCatalogue(groups=groups, parts=content["names"])
+    return MetricCatalogue(groups=groups, parts=content["names"], aliases={"hone": {}, **content["aliases"]})

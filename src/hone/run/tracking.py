@@ -1,0 +1,274 @@
+"""Tracking: what the folder of a run holds is sent to the trackers that its config names.
+
+Belongs here: the table `[[track]]`, what is sent when, and the thread. A tracker follows the files of the run, so its
+queue is `metrics.jsonl`: a slow or absent tracker costs no memory, loses nothing and stops no run; what it lacks at the
+end, `hone track` sends by the same code.
+"""
+
+import hashlib
+import importlib.util
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, cast
+
+from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.process.user_files import check_reference, describe_error, load_reference, user_traceback
+from hone.run.job import TrackConfig
+from hone.run.store.checkpoints import step_name
+from hone.run.store.durable import writing
+from hone.run.store.evaluations import read_samples
+from hone.run.store.folder import CONFIG, MANIFEST
+from hone.run.store.manifest import read_config, read_manifest
+from hone.run.store.metrics import metric_catalogue, tail_metrics
+from hone.run.store.records import RecordFile
+from hone.run.trackers import TRACKERS, EndState, MetricRow, TrackedRun, Tracker
+
+BATCH_ROWS: Final = 200
+"""Lines that are sent at a time."""
+FINISH_S: Final = 30.0
+"""Longest wait, in seconds, for a tracker once the run has ended."""
+RETRIES_S: Final = (1.0, 5.0, 30.0, 120.0)
+"""Pauses after failures one after another, the last one from then on."""
+AT: Final = "time/at_s"
+
+
+def check_trackers(trackers: Sequence[TrackConfig]) -> None:
+    """Raise ConfigError for unknown trackers, packages that are not installed, and classes that are not there."""
+    faults: list[str] = []
+    for place, one in enumerate(trackers):
+        where = f'track.{place}.to = "{one.to}"'
+        if one.to in TRACKERS:
+            if importlib.util.find_spec(one.to) is None:
+                faults.append(f"{where}: the package is not installed; fix: pip install {one.to}")
+        elif ":" in one.to:
+            try:
+                check_reference(one.to, kind=f"track.{place}.to")
+            except HoneError as fault:
+                faults += fault.messages
+        else:
+            faults.append(f"{where} is not known{did_you_mean(one.to, list(TRACKERS))}; known: {', '.join(TRACKERS)}")
+    places = [(one.to, one.project, one.place) for one in trackers]
+    faults += [
+        f'track names "{one[0]}" twice with one project and place' for one in sorted({*places}) if places.count(one) > 1
+    ]
+    if faults:
+        raise ConfigError(*faults)
+
+
+def open_tracker(to: str) -> Tracker:
+    """Make a tracker by its name or reference. Raises UserCodeError for a class that cannot be loaded."""
+    made = TRACKERS[to]() if to in TRACKERS else cast("Callable[[], Tracker]", load_reference(to, kind="tracker"))()
+    missing = [name for name in ("start", "log", "samples", "finish") if name not in dir(made)]
+    if missing:
+        raise ConfigError(
+            f"tracker {to!r} has no {', '.join(missing)}; a tracker has the methods of run.trackers.Tracker"
+        )
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentRecord:
+    """What a tracker has been sent, `track/NAME.json`."""
+
+    step: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RunFollower:
+    """Sends what is new in the folder of a run to one tracker, in the thread that calls it."""
+
+    folder: Path
+    config: TrackConfig
+    sent_step: int = 0
+    """Last step whose metrics the tracker has."""
+    _tracker: Tracker | None = None
+    _offset: int = 0
+    _waiting: list[tuple[int, Mapping[str, float]]] = field(default_factory=list[tuple[int, Mapping[str, float]]])
+
+    @property
+    def _record(self) -> RecordFile[SentRecord]:
+        own = hashlib.sha256(repr((self.config.to, self.config.project, self.config.place)).encode()).hexdigest()[:8]
+        return RecordFile(f"track/{self.config.to.rpartition(':')[2]}_{own}.json", SentRecord)
+
+    def start(self) -> None:
+        """Begin the run in the tracker, or go on with it after the last step that the tracker has."""
+        settings = {key: setting.value for key, setting in read_config(self.folder / CONFIG).items()}
+        name, created_at = str(settings["name"]), read_manifest(self.folder / MANIFEST).created_at
+        own = f"{created_at} {name} {settings['recipe']} {settings['seed']}"
+        tracker = open_tracker(self.config.to)
+        known_step = tracker.start(
+            TrackedRun(
+                folder=self.folder,
+                name=name,
+                identity=hashlib.sha256(own.encode()).hexdigest()[:16],
+                project=self.config.project,
+                place=self.config.place,
+                settings=settings,
+            )
+        )
+        with writing(self.folder / "track"):
+            (self.folder / "track").mkdir(exist_ok=True)
+        record = self._record.read(self.folder)
+        self.sent_step = known_step if known_step is not None else record.step if record is not None else 0
+        self._tracker = tracker
+
+    def send(self, last_step: int) -> None:
+        """Send the lines after `sent_step` up to `last_step`, and after each the answers that were saved with its step.
+
+        Raises whatever the tracker raises; what was not sent is sent by the next call.
+        """
+        if self._tracker is None:
+            self.start()
+        assert self._tracker is not None
+        names = metric_catalogue().aliases[self.config.names]
+        lines, self._offset = tail_metrics(self.folder / "metrics.jsonl", self._offset)
+        self._waiting += lines
+        while due := self._due(last_step):
+            rows = [
+                MetricRow(
+                    step,
+                    metrics.get(AT, 0.0),
+                    {names.get(name, name): value for name, value in metrics.items() if name != AT},
+                )
+                for step, metrics in due
+            ]
+            self._tracker.log(rows)
+            last, at_s, _ = rows[-1]
+            if (samples := self.folder / "samples" / f"{step_name(last)}.parquet").is_file():
+                self._tracker.samples(last, at_s, read_samples(samples))
+            self.sent_step = last
+            self._record.write(self.folder, SentRecord(step=last))
+            del self._waiting[: len(due)]
+
+    def _due(self, last_step: int) -> list[tuple[int, Mapping[str, float]]]:
+        """The next lines to send together; one with saved answers ends them, because trackers want growing steps."""
+        while self._waiting and self._waiting[0][0] <= self.sent_step:
+            del self._waiting[0]
+        due: list[tuple[int, Mapping[str, float]]] = []
+        for step, metrics in self._waiting[:BATCH_ROWS]:
+            if step > last_step:
+                break
+            due.append((step, metrics))
+            if (self.folder / "samples" / f"{step_name(step)}.parquet").is_file():
+                break
+        return due
+
+    def finish(self, state: EndState) -> None:
+        """End the run in the tracker."""
+        if self._tracker is not None:
+            self._tracker.finish(state)
+
+
+class RunTracking:
+    """The trackers of a running run, a thread each. Nothing that a tracker does ends or delays a step."""
+
+    def __init__(self, folder: Path, configs: Sequence[TrackConfig], *, finish_s: float = FINISH_S) -> None:
+        self._threads = [_TrackerThread(RunFollower(folder=folder, config=one)) for one in configs]
+        self._finish_s = finish_s
+
+    def complete(self, step: int) -> None:
+        """The files of the run are whole up to `step`."""
+        for thread in self._threads:
+            thread.complete(step)
+
+    def pop_notices(self) -> list[str]:
+        """Notices for the user since the last call."""
+        return [thread.notices.popleft() for thread in self._threads for _ in range(len(thread.notices))]
+
+    def close(self, state: EndState) -> list[str]:
+        """End the run in every tracker, together within `finish_s` seconds. Returns notices for the user."""
+        for thread in self._threads:
+            thread.end(state)
+        deadline_s = time.monotonic() + self._finish_s
+        notices: list[str] = []
+        for thread in self._threads:
+            if thread.is_begun:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+            notices += thread.closing_notices()
+        return [*self.pop_notices(), *notices]
+
+
+class _TrackerThread(threading.Thread):
+    """Follows one run for one tracker: woken by a step, patient after a failure."""
+
+    def __init__(self, follower: RunFollower) -> None:
+        super().__init__(name=f"tracker {follower.config.to}", daemon=True)  # one that hangs keeps no process alive
+        self.follower = follower
+        self.notices: deque[str] = deque()
+        self.is_begun = False
+        self._changed = threading.Condition()
+        self._step = 0
+        self._seen = 0
+        self._failures = 0
+        self._end: EndState | None = None
+        self._is_ended = False
+
+    def complete(self, step: int) -> None:
+        with self._changed:
+            self._step = step
+            self._changed.notify()
+        if not self.is_begun:
+            self.is_begun = True
+            self.start()
+
+    def end(self, state: EndState) -> None:
+        with self._changed:
+            self._end = state
+            self._changed.notify()
+
+    def closing_notices(self) -> list[str]:
+        if not self.is_begun or self._is_ended:
+            return []
+        to, sent, folder = self.follower.config.to, self.follower.sent_step, self.follower.folder
+        return [
+            f"tracker {to} has the metrics up to step {sent} of {self._step} and was not closed; the run's folder has "
+            f"them all: hone track {folder} --to {to} sends the rest"
+        ]
+
+    def _is_due(self) -> bool:
+        return self._end is not None or (not self._failures and self._step > self._seen)
+
+    def run(self) -> None:
+        while True:
+            pause_s = RETRIES_S[min(self._failures, len(RETRIES_S)) - 1] if self._failures else None
+            with self._changed:
+                self._changed.wait_for(self._is_due, timeout=pause_s)
+                step, end = self._step, self._end
+                self._seen = step
+            try:
+                self.follower.send(step)
+                self._failures = 0
+                if end is not None:
+                    self.follower.finish(end)
+                    self._is_ended = True
+                    return
+            except Exception as fault:  # noqa: BLE001 - whatever a tracker raises, the run goes on
+                self._failures += 1
+                if self._failures == 1:
+                    self.notices.append(
+                        f"tracker {self.follower.config.to}: {describe_error(fault)}; the run goes on, and the metrics "
+                        "are sent when it works again"
+                    )
+                if end is not None:
+                    return
+
+
+def send_run(folder: Path, config: TrackConfig) -> int:
+    """Send a run's folder to a tracker, from the first step that it lacks. Returns the last step that it has then.
+
+    Raises DataError for a folder that is no run, UserCodeError for what the tracker raises.
+    """
+    follower = RunFollower(folder=folder, config=config)
+    try:
+        follower.send(sys.maxsize)
+        follower.finish("finished")
+    except HoneError:
+        raise
+    except Exception as fault:
+        raise UserCodeError(f"tracker {config.to}: {describe_error(fault)}", user_traceback(fault)) from fault
+    return follower.sent_step
