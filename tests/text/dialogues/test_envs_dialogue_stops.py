@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from world_runs import Sayings, play
 
@@ -70,6 +71,24 @@ def test_prompts_with_tools_end_with_the_first_turn_without_a_call(asked, tmp_pa
     assert played.metrics["tools/called"] == 1
     assert played.metrics["stops/done"] == 1
     assert played.episodes.score.tolist() == [3.0] * 8, "the usual reward function, of the last answer"
+
+
+def test_answers_that_a_limit_cut_before_any_reply_are_counted_as_cut(asked, tmp_path: Path) -> None:
+    """Of 64 dialogues with tools 58 are cut in their first turn: 58 of 64 are not `done`."""
+
+    class Cut(Sayings):
+        def next_completion(self, *args, **options):
+            first = self.queue and self.queue[0]
+            self.texts = ["42!"] if first and first[0].id[-1] == "0" and first[1] < 6 else ["a" * 40]
+            return super().next_completion(*args, **options)
+
+    played = play(
+        {**asked, **tools("double")}, prompts=2, samples=32, max_tokens=20, session=Cut([]), rewards=by_length(tmp_path)
+    )
+    stops = {name: played.metrics[f"stops/{name}"] for name in STOP_REASONS}
+    assert stops == {name: {"done": 6 / 64, "max_tokens": 58 / 64}.get(name, 0.0) for name in STOP_REASONS}
+    assert played.metrics["turns/mean"] == 1
+    assert np.bincount(played.episodes.stop, minlength=4)[[0, 3]].tolist() == [6, 58]
 
 
 def test_a_call_that_cannot_be_read_is_told_and_three_in_a_row_end_the_dialogue(asked, tmp_path: Path) -> None:

@@ -290,11 +290,11 @@ class DialogueEnvironment:
 
     def end(self, conversation: Conversation) -> None:
         """Close the dialogue's world, and count the dialogue if it ended."""
-        record = self._open.pop((conversation.request.id, conversation.sample), None)
-        if record is None:
-            return
-        self._host.end(record.number)
+        name = (conversation.request.id, conversation.sample)
+        if name in self._open:
+            self._host.end(self._open[name].number)
         if conversation.stop is not None:
+            record = self._record(conversation)  # a first answer that a limit cut was never replied to, and counts
             status, reason = record.status, record.reason
             last = record.paid.get(max(record.paid, default=-1), 0.0)
             if status is ScoreStatus.SCORED and last is None:
@@ -304,6 +304,7 @@ class DialogueEnvironment:
                 stop=conversation.stop, rewards=tuple(rewards), status=status, reason=reason
             )
             self.tally.add(conversation, record)
+        self._open.pop(name, None)
 
     def notes(self) -> list[str]:
         """Notes for the user since the last call: each distinct error of a world once, and tools that nobody calls."""
