@@ -38,6 +38,9 @@ class PlainTokens:
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return "".join(self.letters[int(one)] for one in ids)
 
+    def for_prompt(self, prompt: Prompt) -> "PlainTokens":
+        return self
+
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
         return self.encode("".join(f"{message['content']};" for message in messages))
 

@@ -13,6 +13,7 @@ from hone.core.errors import DataError
 from hone.models.language.tokenizers import answer_end, byte_tokenizer
 from hone.text.tasks.dataset import Example, build_examples
 from hone.text.tasks.scored_rows import AnswerTokens
+from hone.text.tasks.task import TaskConfig
 from hone.text.trained_spans import TurnEncoder, template_findings
 
 HOSTILE = [
@@ -298,14 +299,18 @@ def test_an_answer_of_several_turns_is_one_text_or_refused():
 # ------------------------------------------------------------------------------------------------ findings of the plan
 
 
-def findings(template: str, *prompts: object, tokens: tuple[str, ...] = ("<bos>",)) -> list[str]:
+def findings(
+    template: str, *prompts: object, tokens: tuple[str, ...] = ("<bos>",), chat: bool | None = None
+) -> list[str]:
     tokenizer = byte_tokenizer(chat_template=template, chat_tokens=tokens)
     named = replace(tokenizer, special={**tokenizer.special, "bos_token": "<bos>"})
     drafts = [
         Example(id=str(n), prompt=prompt, completion=None, columns={}, row=n, source="data.jsonl")
         for n, prompt in enumerate(prompts, start=1)
     ]
-    return template_findings(named, build_examples(drafts, source="data.jsonl"))
+    return template_findings(
+        named, build_examples(drafts, source="data.jsonl"), TaskConfig(source="data.jsonl", chat=chat)
+    )
 
 
 TURN = "{%- for m in messages -%}{{- m.role ~ ': ' ~ m.content ~ '<eos>' -}}{%- endfor -%}"
@@ -317,7 +322,8 @@ def test_the_plan_tells_a_date_and_a_second_beginning():
     assert "'<bos>' is written twice" in findings("{{- bos_token ~ bos_token -}}" + TURN, [QUESTION])[0]
     assert findings("{{- bos_token -}}" + TURN, [QUESTION]) == []
     assert "text behind the end token" in findings(TURN.replace("<eos>", "<eos>\n"), [QUESTION])[0]
-    assert findings(TURN.replace("<eos>", "<eos>\n"), "plain text") == []
+    assert findings(TURN.replace("<eos>", "<eos>\n"), "plain text", chat=False) == []
+    assert "text behind the end token" in findings(TURN.replace("<eos>", "<eos>\n"), "plain text")[0]
 
 
 def test_rows_that_a_template_refuses_are_left_to_the_layout_of_all_rows():

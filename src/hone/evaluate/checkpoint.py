@@ -39,6 +39,8 @@ from hone.text.evaluate.text_eval import (
     prompt_task,
     user_code_limits,
 )
+from hone.text.tasks.chat_rows import asked_row
+from hone.text.tasks.task import TaskConfig
 
 _ALL = 1 << 40
 """More problems than a file has."""
@@ -272,9 +274,12 @@ def _prepared(
 def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hearer: StreamListener | None) -> list[str]:
     template, limit = prompt_task(wanted.run)
     plain = template is not None and template.template.count("{") == template.template.count("{prompt}")
-    text = str(template.fill_template(prompt, {}) if template is not None and plain else prompt)
-    chat = policy.tokenizer.chat_template is not None and not wanted.raw
-    tokens = policy.tokenizer.apply_chat([{"role": "user", "content": text}]) if chat else policy.tokenizer.encode(text)
+    task = TaskConfig(source="prompt") if template is None else template
+    task = task if plain else task.model_copy(update={"template": "{prompt}"})
+    task = task.model_copy(update={"chat": False, "system": ""}) if wanted.raw else task
+    asked = asked_row(task, prompt, {}, policy.tokenizer)
+    content = asked.content
+    tokens = asked.tokenizer.encode(content) if isinstance(content, str) else asked.tokenizer.apply_chat(content)
     room = policy.decoder.config.max_positions - len(tokens)
     if room < 1:
         raise DataError(f"the prompt has {len(tokens)} tokens; the model's context is {len(tokens) + room}")

@@ -26,6 +26,7 @@ from hone.core.ragged import offsets_of
 from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.rewards.solutions import check_solution, run_solutions
 from hone.text.open_text import LanguageRunConfig
+from hone.text.tasks.chat_rows import asked_row
 from hone.text.tasks.collection import AnswerKind, PairRule, is_collection, read_collection, select_answers
 from hone.text.tasks.dataset import DatasetKind, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, SUFFIXES
@@ -240,8 +241,8 @@ def imitation_episodes(
 
     def encode(example: Example) -> _EncodedExample:
         assert example.completion is not None
-        prompt = task.fill_template(example.prompt, example.columns)
-        answers = encoder.rows(prompt, example.completion)
+        asked = asked_row(task, example.prompt, example.columns, tokenizer)
+        answers = replace(encoder, tokenizer=asked.tokenizer).rows(asked.content, example.completion)
         if answers[0].at[0] == 0:  # plain text without a prompt: nothing stands before its first token
             first = answers[0]
             answers[0] = row_answer(first.tokens, first.at[1:])
@@ -281,7 +282,8 @@ class _EncodedExample:
 
 
 def _encode(example: Example, task: AnswerTaskConfig, encoder: TurnEncoder, *, learnt: bool) -> _EncodedExample:
-    prompt = task.fill_template(example.prompt, example.columns)
+    asked = asked_row(task, example.prompt, example.columns, encoder.tokenizer)
+    prompt, encoder = asked.content, replace(encoder, tokenizer=asked.tokenizer)
     answers: list[tuple[AnswerTokens, float]] = []
     for answer in example.answers:
         tokens = answer.tokens

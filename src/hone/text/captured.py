@@ -13,7 +13,6 @@ from hone.parallel.config import check_cluster
 from hone.rewards.scorer import RewardScorer
 from hone.sources.live import LiveSource
 from hone.text.adapters.verifiers import VerifiersDriver
-from hone.text.dialogues.config import DialogueToolsConfig
 from hone.text.evaluate.dialogues import dialogue_context
 from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.fleet import generating_cluster
@@ -146,7 +145,8 @@ def open_captured_text(
         clock=clock,
         address=address,
         scorer=inputs.scorer,
-        tool_format=TOOL_FORMATS[(task.tools or DialogueToolsConfig()).format],
+        tool_format=TOOL_FORMATS[task.tool_format],
+        describes_tools=task.describes_tools,
         plan=plan,
         driver=driver,
     )

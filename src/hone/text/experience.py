@@ -20,6 +20,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.process.user_files import check_reference
 from hone.rewards.solutions import run_on_rows
 from hone.text.answer_data import AnswerTaskConfig, encode_answers
+from hone.text.tasks.chat_rows import asked_row
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
 from hone.text.tasks.files import SUFFIXES
 from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
@@ -169,8 +170,9 @@ def _asked_for(
             {**message, "content": question} if place == last else message
             for place, message in enumerate(example.prompt)
         ]
-    asked = task.fill_template(prompt, example.columns)
-    begun = tokenizer.encode(asked) if isinstance(asked, str) else tokenizer.apply_chat(asked)
+    asked = asked_row(task, prompt, example.columns, tokenizer)
+    content = asked.content
+    begun = tokenizer.encode(content) if isinstance(content, str) else asked.tokenizer.apply_chat(content)
     old = _tokens(answer)
     rest = old.tokens[old.at[0] :]
     tokens = replace(

@@ -74,7 +74,9 @@ def prompt_inputs(
             told = dialogue.tokenizer(tokenizer)
         room = context - rollout.max_tokens
         if second_answer is not None:
-            room -= second_answer.further_tokens(tokenizer, rollout.max_tokens, is_chat=has_chats(examples))
+            room -= second_answer.further_tokens(
+                tokenizer, rollout.max_tokens, is_chat=has_chats(task, examples, tokenizer)
+            )
         laid = make_prompts(examples, task, told, room=room)
         require_context(rewards, laid[0], max_tokens=context - room)
         longest = max(len(prompt.tokens) for prompt in laid[0]) if dialogue is None else room
@@ -189,7 +191,7 @@ def open_live_text(
     )
     longest = max(len(prompt.tokens) for prompt in prompts)
     if twice is not None:
-        chats = has_chats(inputs.examples)
+        chats = has_chats(inputs.config.task, inputs.examples, policy.tokenizer)
         longest += twice.further_tokens(policy.tokenizer, rollout.max_tokens, is_chat=chats)
     if inputs.dialogue is not None:
         longest = most - rollout.max_tokens

@@ -21,7 +21,7 @@ from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.memory_plan import MemoryPlan
 from hone.run.saved_config import policy_folder
-from hone.text.evaluate.dialogues import OpenedDialogue, SecondAnswer, open_dialogue
+from hone.text.evaluate.dialogues import OpenedDialogue, SecondAnswer, has_chats, open_dialogue
 from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
 from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
 from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
@@ -30,6 +30,7 @@ from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepa
 from hone.text.memory import config_settings, text_memory
 from hone.text.program_check import check_reference_programs
 from hone.text.saved_optimizer import check_saved_optimizer
+from hone.text.tasks.chat_rows import chat_notes
 from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
 
@@ -169,9 +170,10 @@ class TextInputs(Generic[T]):
             return True
         datasets = [self.examples, *(() if self.held_out is None else (self.held_out,))]
         worlds = [one for one in (self.dialogue, self.evaluation_dialogue) if one is not None]
-        return any(world.is_chat() for world in worlds) or any(
-            example.is_conversation for dataset in datasets for example in dataset.rows
-        )
+        held_out = self.config.answers_evaluation()
+        tasks = [self.config.task, *(() if held_out is None else (held_out.task,))]
+        chats = [has_chats(task, examples) for task, examples in zip(tasks, datasets, strict=False)]
+        return any(chats) or any(world.is_chat() for world in worlds)
 
     @cached_property
     def prepared(self) -> tuple[T, list[str]]:
@@ -277,11 +279,14 @@ def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]
 
 
 def _template_warnings(inputs: TextInputs[T]) -> list[str]:
-    if not any(example.is_conversation for example in inputs.examples.rows):
-        return []
+    tokenizer, task = inputs.tokenizer[0], inputs.config.task
+    prepared = tokenizer if inputs.dialogue is None else inputs.dialogue.tokenizer(tokenizer)
+    notes = chat_notes(task, inputs.examples, prepared)
+    if not has_chats(task, inputs.examples, tokenizer):
+        return notes
     from hone.text.trained_spans import template_findings  # noqa: PLC0415 - for conversations only
 
-    return template_findings(inputs.tokenizer[0], inputs.examples)
+    return [*notes, *template_findings(tokenizer, inputs.examples, task)]
 
 
 def _evaluation_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:

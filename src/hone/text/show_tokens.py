@@ -1,6 +1,6 @@
 """Rows of a dataset as the tokens that a run would train: for `hone show --tokens`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from hone.config.toml import ConfigDocument, read_toml
 from hone.core.errors import ConfigError, DataError
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
+from hone.text.tasks.chat_rows import asked_row, chat_notes
 from hone.text.tasks.dataset import Example, ExampleDataset, dataset_kind, read_examples
 from hone.text.tasks.scored_rows import AnswerTokens, row_answer
 from hone.text.tasks.task import TaskConfig
@@ -56,7 +57,7 @@ def shown_rows(path: Path, model: str, count: int) -> ShownRows:
     if task.is_generated or task.is_captured:
         raise ConfigError(f"task.source = {task.source!r} is no file of data, whose rows --tokens could show")
     examples = read_examples(task.source, need=dataset_kind(task.source), on_bad_row=task.on_bad_row)
-    chat = any(example.is_conversation for example in examples.rows)
+    chat = bool(task.chat or task.system) or any(example.is_conversation for example in examples.rows)
     tokenizer, _ = open_tokenizer(source, chat=chat)
     encoder = TurnEncoder(tokenizer, data.train_on)
     first = ExampleDataset(rows=examples.rows[:count], source=examples.source, fingerprint=examples.fingerprint)
@@ -66,20 +67,21 @@ def shown_rows(path: Path, model: str, count: int) -> ShownRows:
         for example, answers in zip(first.rows, encoded, strict=True)
         for name, row in answers
     ]
-    notes = [*examples.warnings, *template_findings(tokenizer, first), *encoder.remarks(len(rows))]
+    notes = [*examples.warnings, *chat_notes(task, examples, tokenizer), *template_findings(tokenizer, first, task)]
+    notes += encoder.remarks(len(rows))
     shown = tuple((title, tuple(token_spans(row, tokenizer))) for title, row in rows)
     return ShownRows(rows=shown, notes=tuple(dict.fromkeys(notes)))
 
 
 def _encode(example: Example, task: TaskConfig, encoder: TurnEncoder) -> list[tuple[str, AnswerTokens]]:
     """Rows of an example, each with a name where there are several."""
-    prompt = task.fill_template(example.prompt, example.columns)
+    asked = asked_row(task, example.prompt, example.columns, encoder.tokenizer)
+    prompt, encoder = asked.content, replace(encoder, tokenizer=asked.tokenizer)
     if example.answers:
         scored = [(f", score {one.score:g}", encoder.answer_row(prompt, one.content)) for one in example.answers]
         return scored if len(scored) > 1 else [("", scored[0][1])]
     if example.completion is not None:
         rows = encoder.rows(prompt, example.completion)
         return [(f", part {n}" if len(rows) > 1 else "", row) for n, row in enumerate(rows, start=1)]
-    tokenizer = encoder.tokenizer
-    asked = tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.apply_chat(prompt)
-    return [("", row_answer(asked, np.zeros(0, np.int64)))]
+    tokens = asked.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.tokenizer.apply_chat(prompt)
+    return [("", row_answer(tokens, np.zeros(0, np.int64)))]

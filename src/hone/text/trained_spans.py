@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
@@ -26,8 +26,10 @@ from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.models.language.chat_template import REASONING, template_message
 from hone.models.language.tokenizers import Tokenizer
+from hone.text.tasks.chat_rows import asked_row, asks_in_chat
 from hone.text.tasks.dataset import Example, ExampleDataset
 from hone.text.tasks.scored_rows import AnswerTokens, ChatMessage, PromptContent, row_answer
+from hone.text.tasks.task import TaskConfig
 
 TrainOn: TypeAlias = Literal["all", "last", "generation"]
 
@@ -179,19 +181,19 @@ class TurnEncoder:
         self, turns: Sequence[ChatMessage], place: int, asked: RenderedChat, notes: set[str], *, trained: bool
     ) -> _Answer:
         """The turn at a place as tokens. Raises DataError as `rows`."""
-        by_marks = self.train_on == "generation"
+        by_marks, turn = self.train_on == "generation", self._written(turns[place])
         whole = self.tokenizer.chat(turns[: place + 1], add_generation_prompt=False, marks_generation=by_marks)
         start, exact = len(asked.text), whole.text.startswith(asked.text)
         if not exact:
-            start = self._border(asked.text, whole.text, turns[place], notes)
+            start = self._border(asked.text, whole.text, turn, notes)
         if trained:
-            _require_parts(turns[place], whole.text[start:], notes)
+            _require_parts(turn, whole.text[start:], notes)
         tokens, begins = self._apart(asked, whole, start, exact=exact)
         stops = np.flatnonzero(np.isin(tokens, self.tokenizer.eos_ids))
         if len(stops):
             last = int(stops[0])
             behind = whole.text[int(begins[last]) :]
-            parts = _parts(turns[place]) if trained else {}
+            parts = _parts(turn) if trained else {}
             if late := [name for name, text in parts.items() if len(text.strip()) > 3 and text.strip() in behind]:
                 raise DataError(
                     f"the chat template writes {self._name(int(tokens[last]))}, which ends texts, before "
@@ -207,7 +209,7 @@ class TurnEncoder:
             why = "as the next turn writes it" if written else "which the template never writes"
             notes.add(f"writes no end token after the last answer; {self._name(end)} is appended, {why}")
             if not written:  # whitespace of the template's is no part of the answer
-                content = str(turns[place].get("content") or "")
+                content = str(turn.get("content") or "")
                 kept = max(len(whole.text.rstrip()), whole.text.rfind(content, start) + len(content))
                 tokens, begins = tokens[begins < kept], begins[begins < kept]
             tokens, begins = np.append(tokens, np.int32(end)), np.append(begins, len(whole.text))
@@ -225,7 +227,7 @@ class TurnEncoder:
                 )
         return _Answer(tokens=tokens.astype(np.int32), trained=covered, text=text)
 
-    def _border(self, asked: str, whole: str, turn: ChatMessage, notes: set[str]) -> int:
+    def _border(self, asked: str, whole: str, turn: Mapping[str, object], notes: set[str]) -> int:
         """Place in `whole` at which the answer begins, where `whole` does not begin with the prompt. Raises DataError
         unless the two differ by a block of reasoning alone that one of them opens or closes."""
         same = next(
@@ -291,6 +293,11 @@ class TurnEncoder:
             "one a turn ends in; name it as eos_token in tokenizer_config.json"
         )
 
+    def _written(self, turn: ChatMessage) -> Mapping[str, object]:
+        """A turn of the assistant as the template is given it: calls may be text in its content."""
+        prepare = self.tokenizer.prepare
+        return turn if prepare is None else prepare([template_message(turn)])[-1]
+
     def _name(self, token: int) -> str:
         return f"{self.tokenizer.backend.id_to_token(token)!r} ({token})"
 
@@ -311,13 +318,14 @@ _TESTED_ROWS: Final = 8
 """First rows of a dataset on which its chat template is tested."""
 
 
-def template_findings(tokenizer: Tokenizer, examples: ExampleDataset) -> list[str]:
+def template_findings(tokenizer: Tokenizer, examples: ExampleDataset, task: TaskConfig) -> list[str]:
     """What the chat template does to the first conversations of a dataset, in words: ends that the folder does not
     name, a date in the prompt, a beginning that is written twice, and the row of an answer to prompts that have none.
 
     Rows that the template does not take are passed over: they are faults of the data, told where all rows are laid out.
     """
-    chats = [example for example in examples.rows if example.is_conversation][:_TESTED_ROWS]
+    in_chat = asks_in_chat(task, tokenizer)
+    chats = [example for example in examples.rows if in_chat or example.is_conversation][:_TESTED_ROWS]
     if not chats:
         return []
     findings: list[str] = []
@@ -332,10 +340,11 @@ def template_findings(tokenizer: Tokenizer, examples: ExampleDataset) -> list[st
     seen: set[str] = set()
 
     def look(example: Example) -> None:
-        turns: list[ChatMessage] = example.prompt if isinstance(example.prompt, list) else []
+        row = asked_row(task, example.prompt, example.columns, tokenizer)
+        turns: list[ChatMessage] = row.content if isinstance(row.content, list) else []
         if not turns:
             return
-        asked = tokenizer.chat(turns)
+        asked = row.tokenizer.chat(turns)
         if asked.dated:
             seen.add("the prompt holds the date of the day, so that runs of two days differ")
         ids = tokenizer.encode_chat(asked)[0]
@@ -343,7 +352,7 @@ def template_findings(tokenizer: Tokenizer, examples: ExampleDataset) -> list[st
             seen.add(f"{tokenizer.special['bos_token']!r} is written twice at the beginning")
         if example.completion is None and not example.answers:
             with contextlib.suppress(DataError):  # an answer that cannot be learnt can be drawn all the same
-                probe.rows(turns, "44")
+                replace(probe, tokenizer=row.tokenizer).rows(turns, "44")
 
     for example in chats:
         with contextlib.suppress(DataError):

@@ -10,9 +10,10 @@ from hone.core.errors import ConfigError
 from hone.core.generation import Completion
 from hone.engine.engine import DrawnToken
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, byte_tokenizer
-from hone.text.serving.completions.asked import CallIdentity, asked_chat, find_format
+from hone.text.serving.completions.asked import CallIdentity, asked_chat
 from hone.text.serving.completions.fields import ChatFields
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter, StreamedChoice
+from hone.text.tools.described import find_format
 
 HERMES = """
 {%- if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}<eos>{% endif -%}
@@ -56,7 +57,7 @@ def writer_of(model, **fields) -> ReplyWriter:
 
 def test_the_format_is_the_one_in_which_the_template_writes_calls():
     assert find_format(byte_tokenizer(chat_template=HERMES)).name == "hermes"
-    assert find_format(byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE)) is None
+    assert find_format(byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE)).name == "hermes", "hone describes them"
     assert find_format(byte_tokenizer()) is None
     assert find_format(byte_tokenizer(), "bracket").name == "bracket"
     with pytest.raises(ConfigError, match="did you mean hermes"):
@@ -145,6 +146,23 @@ def test_bad_tools_are_refused(model, tmp_path):
         for fields, param in bad.values():
             reply = server.post("/v1/chat/completions", {**plain, **fields})
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-    with live(opened(save_tiny(tmp_path))) as toolless:
-        error = toolless.post("/v1/chat/completions", {**plain, "tools": [TOOL]}).json()["error"]
+    unknown = HERMES.replace('{"name": "', "call ").replace("<tool_call>", "<call>")
+    with live(opened(save_tiny(tmp_path, template=unknown))) as other:
+        error = other.post("/v1/chat/completions", {**plain, "tools": [TOOL]}).json()["error"]
         assert (error["param"], error["code"]) == ("tools", "unsupported")
+        told = {**plain, "tools": [], "chat_template_kwargs": {"tools": []}}
+        error = other.post("/v1/chat/completions", told).json()["error"]
+        assert (error["param"], error["code"]) == ("chat_template_kwargs", "invalid_value")
+
+
+def test_a_template_that_describes_no_tools_is_told_by_hone(tmp_path):
+    """The prompt describes them, and calls are read; `/tokenize` counts the same tokens."""
+    model = opened(save_tiny(tmp_path, template=HERMES.partition("endif -%}")[2]))
+    writer = writer_of(model, chat_template_kwargs={"mood": "x"})
+    prompt = model.served.tokenizer.decode(writer.asked.prompts[0].tokens)
+    assert prompt.startswith("[system]You have tools:") and CALL.replace("4", "1") in prompt
+    choice = writer.whole([PromptResults(writer.asked.prompts[0], {0: answer(model, CALL)})], 0)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    with live(model) as server:
+        body = {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]}
+        assert server.post("/tokenize", body).json()["tokens"] == writer.asked.prompts[0].tokens.tolist()

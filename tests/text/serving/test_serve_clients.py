@@ -25,7 +25,7 @@ from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.tokenizers import load_tokenizer
 from hone.models.packing import pack_rows
 from hone.run.saved_config import policy_folder
-from hone.text.serving.completions.asked import told_of_tools
+from hone.text.serving.completions.asked import chat_tokenizer
 from hone.text.tools.formats import TOOL_FORMATS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -203,7 +203,7 @@ WEATHER = ToolSchema(
 def teach_answers(folder: Path) -> None:
     """Teach the model of a folder to answer, and to go on from the beginning of a call."""
     decoder, tokenizer = load_model(folder), load_tokenizer(folder)
-    told = told_of_tools(tokenizer, [WEATHER], TOOL_FORMATS["hermes"])
+    told = chat_tokenizer(tokenizer, [WEATHER], TOOL_FORMATS["hermes"])
     begun = tokenizer.encode('<tool_call>\n{"name": "get_weather')
     call = tokenizer.encode('", "arguments": {"location": "SF"}}\n</tool_call>')
     answer = tokenizer.encode("I am here.")

@@ -300,6 +300,10 @@ class ChatTemplate:
     tools: Sequence[Mapping[str, object]] = ()
     variables: Mapping[str, object] = field(default_factory=dict[str, object])
     """Further variables of the template, such as `enable_thinking`."""
+    system: str = ""
+    """System message of conversations that have none."""
+    prepare: Callable[[Sequence[Message]], Sequence[Message]] | None = None
+    """Rewrites the messages first."""
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, marks_generation: bool = False
@@ -309,6 +313,10 @@ class ChatTemplate:
         Raises DataError where the template does not take these messages, or goes beyond a limit.
         """
         turns = [template_message(message) for message in messages]
+        if self.system and not (turns and turns[0].get("role") in ("system", "developer")):
+            turns.insert(0, {"role": "system", "content": self.system})
+        if self.prepare is not None:
+            turns = [dict(message) for message in self.prepare(turns)]
         if _wants_parts(self.source, tuple(self.special.items())):
             turns = [
                 {**turn, "content": [{"type": "text", "text": turn["content"]}]} if "content" in turn else turn

@@ -6,7 +6,7 @@ plain characters.
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -93,6 +93,10 @@ class Tokenizer:
     """Tools that the chat template is told about, in OpenAI's form (`ToolSchema.as_function`)."""
     variables: Mapping[str, object] = field(default_factory=dict[str, object])
     """Further variables of the chat template, such as `enable_thinking`."""
+    system: str = ""
+    """System message of conversations that have none."""
+    prepare: Callable[[Sequence[Message]], Sequence[Message]] | None = None
+    """Rewrites messages for the chat template: tools that it does not describe are described in the messages."""
     added_stop: int | None = None
     """The one of `eos_ids` that the folder does not name: the chat template ends turns in it."""
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
@@ -148,8 +152,8 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise DataError(
-                "the data holds conversations, but the model folder has no chat template; add a chat_template.jinja "
-                "to it, or give prompts as text"
+                "the data holds conversations, or task.chat or task.system asks for them, but the model folder has no "
+                "chat template; add a chat_template.jinja to it, or give prompts as text"
             )
         from hone.models.language.chat_template import ChatTemplate  # noqa: PLC0415 - jinja2: for conversations only
 
@@ -159,6 +163,8 @@ class Tokenizer:
             names=_special_names(self.backend, self.eos_ids),
             tools=self.tools,
             variables=self.variables,
+            system=self.system,
+            prepare=self.prepare,
         )
         return template.render(messages, add_generation_prompt=add_generation_prompt, marks_generation=marks_generation)
 

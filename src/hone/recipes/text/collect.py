@@ -31,6 +31,7 @@ from hone.text.live import open_answering_run, open_live_text
 from hone.text.open_text import TextInputs, is_to_come
 from hone.text.rl import TextRunConfig
 from hone.text.samples import judge_questions
+from hone.text.tasks.chat_rows import asks_in_chat
 from hone.text.tasks.world import Prompt
 
 
@@ -157,7 +158,10 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
     job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *live.actor.notes()])
     reviser = None
     if options.revise is not None:
-        reviser = CollectionReviser(open_reviser(options.revise, device=config.run.device), policy.tokenizer)
+        in_chat = asks_in_chat(config.task, policy.tokenizer)
+        reviser = CollectionReviser(
+            open_reviser(options.revise, device=config.run.device), policy.tokenizer, in_chat=in_chat
+        )
     reflect = None if options.reflect is None else BranchReflections(options.reflect, policy.tokenizer)
     writer = CollectionWriter(
         world=live.world,

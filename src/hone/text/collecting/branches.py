@@ -141,7 +141,7 @@ def _encode_turns(
 ) -> dict[str, list[Tokens]]:
     """Tokens of the expert's turns by prompt; the token that ends answers ends a turn that no stop string ends."""
     known = {prompt.id for prompt in prompts}
-    end = answer_end(tokenizer, is_chat=any(not isinstance(prompt.content, str) for prompt in prompts))
+    end = answer_end(tokenizer, is_chat=any(not isinstance(prompt.turns, str) for prompt in prompts))
 
     def encode(text: str) -> Tokens:
         tokens = tokenizer.encode(text)

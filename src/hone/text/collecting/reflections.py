@@ -142,6 +142,8 @@ class CollectionReviser:
 
     reviser: AnswerReviser
     tokenizer: Tokenizer
+    in_chat: bool = False
+    """Plain prompts were asked in the chat template."""
     _notes: list[str] = field(default_factory=list[str])
 
     def __call__(self, rows: Sequence[CollectedAnswer]) -> list[CollectedAnswer]:
@@ -175,7 +177,7 @@ class CollectionReviser:
     def _revised(self, row: CollectedAnswer, text: str, samples: int, faults: list[str]) -> CollectedAnswer | None:
         """The revision as an answer of its own, with the end token that a finished answer has."""
         try:
-            is_chat = not isinstance(json.loads(row.prompt), str)
+            is_chat = self.in_chat or not isinstance(json.loads(row.prompt), str)
             tokens = [*self.tokenizer.encode(text).tolist(), answer_end(self.tokenizer, is_chat=is_chat)]
         except DataError as error:
             faults.append(str(error))

@@ -36,6 +36,8 @@ class DialogueToolsConfig(Config):
     """Arguments of classes among them, by the name in `use`."""
     format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
     """Form in which the policy writes calls. Three turns in a row with a call that cannot be read end a dialogue."""
+    describe: bool | None = None
+    """Describe tools in the system message where the chat template does not; unset: but to models that hone made."""
     reward: str | None = None
     """Function that scores environments among the tools at the end of a dialogue, as TRL calls it:
     `f(environments, prompts, completions, **columns)`. It runs in the dialogue's process."""
@@ -79,6 +81,14 @@ class DialogueTaskConfig(TaskConfig):
     tools: DialogueToolsConfig | None = None
     """Tools that the policy may call; with prompts in place of a world, the first turn without a call ends a
     dialogue."""
+
+    @property
+    def tool_format(self) -> str:
+        return super().tool_format if self.tools is None else self.tools.format
+
+    @property
+    def describes_tools(self) -> bool | None:
+        return None if self.tools is None else self.tools.describe
 
     @property
     def is_dialogue(self) -> bool:
@@ -126,8 +136,10 @@ class DialogueTaskConfig(TaskConfig):
         if wrong:
             named = ", ".join(f"task.{name}" for name in wrong)
             raise ValueError(f"{named}: for dialogues; name a world in task.source, as {PREFIX}file.py:Class")
-        if self.is_captured and self.tools is not None and self.tools.model_fields_set - {"format"}:
-            raise ValueError("task.tools: agents bring tools of their own; only task.tools.format is for them")
+        if self.is_captured and self.tools is not None and self.tools.model_fields_set - {"format", "describe"}:
+            raise ValueError(
+                "task.tools: agents bring tools of their own; only task.tools.format and describe are for them"
+            )
         if self.is_dialogue and self.tools is not None and not self.tools.use and not self.has_world:
             raise ValueError("task.tools.use is empty, and there is no world to hand calls to; name a tool")
         return self

@@ -43,6 +43,7 @@ class _DialogueRecord:
     """Its name at the host."""
     content: str | Sequence[Message]
     """Prompt: text, or messages."""
+    tokens: "DialogueTokens"
     paid: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
     """Reward of each turn that the world answered."""
     facts: dict[str, float] = field(default_factory=dict[str, float])
@@ -186,6 +187,10 @@ class DialogueTokens(Protocol):
     """Text of a dialogue as tokens, by the policy's tokenizer. Text of a world is plain text: it cannot name special
     tokens. All methods raise DataError for text that has no tokens, and messages that the chat template refuses."""
 
+    def for_prompt(self, prompt: Prompt) -> "DialogueTokens":
+        """The same for the dialogues of a row, whose chat template may be told more."""
+        ...
+
     def prompt(self, messages: Sequence[Message]) -> Tokens:
         """`[n]` a conversation up to the beginning of the first answer."""
         ...
@@ -321,7 +326,8 @@ class DialogueEnvironment:
     def _record(self, conversation: Conversation) -> _DialogueRecord:
         name = (conversation.request.id, conversation.sample)
         if name not in self._open:
-            self._open[name] = _DialogueRecord(self._host.number(), self._prompt(conversation).content)
+            prompt = self._prompt(conversation)
+            self._open[name] = _DialogueRecord(self._host.number(), prompt.turns, self._tokens.for_prompt(prompt))
         return self._open[name]
 
     def _prompt(self, conversation: Conversation) -> Prompt:
@@ -369,7 +375,7 @@ class DialogueEnvironment:
         tokens = prompt.tokens
         if turn.messages:
             record.content = conversation.opening = tuple(turn.messages)
-            tokens = self._tokens.prompt(turn.messages)
+            tokens = record.tokens.prompt(turn.messages)
         if not len(tokens):
             raise WorldFaultError("begin gave no messages, and the row has no prompt")
         return EnvironmentReply(prompt=tokens)
@@ -394,10 +400,10 @@ class DialogueEnvironment:
         """The reply of messages, with all tokens between the latest turn and the next one."""
         answer = conversation.transcript.answers[-1].tokens
         if isinstance(record.content, str):
-            plain = self._tokens.encode("".join(str(message["content"]) for message in messages))
+            plain = record.tokens.encode("".join(str(message["content"]) for message in messages))
             return EnvironmentReply(messages=messages, tokens=plain)
         *before, last = conversation.messages
-        bridge = self._tokens.bridge([*record.content, *before], str(last["content"]), answer, messages)
+        bridge = record.tokens.bridge([*record.content, *before], str(last["content"]), answer, messages)
         return EnvironmentReply(messages=messages, tokens=bridge.tokens, prompt=bridge.prompt)
 
     def _cut(self, message: Message) -> Message:

@@ -20,10 +20,12 @@ from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig, dial
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
 from hone.text.dialogues.hosted import WorldDescription, WorldFaultError
 from hone.text.dialogues.hosts import ProcessHost, ThreadHost
+from hone.text.tasks.chat_rows import asks_in_chat, row_tokenizer, tools_note
 from hone.text.tasks.conversation import Conversation, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.task import is_captured
+from hone.text.tasks.task import TaskConfig, is_captured
 from hone.text.tasks.world import Prompt
+from hone.text.tools.described import describes_tools, with_tools
 from hone.text.tools.formats import TOOL_FORMATS, check_round_trip
 
 History: TypeAlias = Literal["append", "template"]
@@ -66,21 +68,23 @@ class OpenedDialogue:
             self._opening = self._try_first_row() if self.description.begins else WorldTurn()
         return self._opening
 
-    def is_chat(self) -> bool:
-        """True if its dialogues are conversations, which a chat template renders. Raises as `opening`."""
-        return any(example.is_conversation for example in self.examples().rows) or bool(self.opening().messages)
+    def is_chat(self, tokenizer: Tokenizer | None = None) -> bool:
+        """True if its dialogues are conversations, which a chat template renders: that of `tokenizer`, if plain prompts
+        are asked in it. Raises as `opening`."""
+        return has_chats(self.task, self.examples(), tokenizer) or bool(self.opening().messages)
 
     def tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
-        """The tokenizer with a chat template that is told about the tools."""
-        return replace(tokenizer, tools=tuple(one.as_function() for one in self.description.schemas))
+        """The tokenizer whose chats are prepared about the tools."""
+        functions = [one.as_function() for one in self.description.schemas]
+        return with_tools(tokenizer, functions, TOOL_FORMATS[self.task.tool_format], describe=self.task.describes_tools)
 
     def check(self, tokenizer: Tokenizer, limits: DialogueLimits) -> list[str]:
         """Check that dialogues can be written with a tokenizer, and return warnings. Raises DataError for a chat
         template that rewrites earlier turns, ConfigError for tools without a format of calls, for a format that the
         template does not write and for a context without room for a turn, UserCodeError for a world that fails."""
-        with_tools = self.tokenizer(tokenizer)
+        prepared = row_tokenizer(self.task, {}, self.tokenizer(tokenizer))
         messages = self.opening().messages
-        size = len(with_tools.apply_chat(messages)) if messages else 0
+        size = len(prepared.apply_chat(messages)) if messages else 0
         if size + limits.max_tokens > limits.context:
             raise ConfigError(
                 f"rollout.context = {limits.context} has no room for a turn: the prompt that the world begins with has "
@@ -92,20 +96,25 @@ class OpenedDialogue:
                 f"{self.task.world_spec.name} has the tools {', '.join(one.name for one in schemas)}, and nothing "
                 'says how the policy writes calls: add [task.tools] format = "hermes", or another'
             )
-        if self.task.tools is not None and tokenizer.chat_template is not None:
-            check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, with_tools.render_chat)
-        if self.is_chat():
+        notes, is_chat = list(self.host.warnings), self.is_chat(tokenizer)
+        if self.task.tools is not None and is_chat:
+            check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, prepared.render_chat)
+        if schemas and not is_chat:
+            notes.append("prompts are plain text: nobody tells the policy of the tools but the prompts themselves")
+        elif schemas and not describes_tools(tokenizer):
+            notes.append(tools_note(self.task.tool_format, described=prepared.prepare is not None))
+        if is_chat:
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
-            with_tools.check_chat_beginning(roles)
+            prepared.check_chat_beginning(roles)
             if limits.history == "append":
                 try:
-                    with_tools.check_chat_continuation(roles)
+                    prepared.check_chat_continuation(roles)
                 except DataError as fault:
                     raise DataError(
                         *fault.messages,
                         'rollout.history = "template" follows such a template: dialogues go on in new rows',
                     ) from None
-        return self.host.warnings
+        return notes
 
     def check_pay(self, rewards: RewardsConfig) -> None:
         """Raise ConfigError if nothing scores the dialogues: tools that pay nothing, and no other reward."""
@@ -178,6 +187,9 @@ class TokenizerDialogue:
 
     tokenizer: Tokenizer
     history: History
+
+    def for_prompt(self, prompt: Prompt) -> "TokenizerDialogue":
+        return replace(self, tokenizer=prompt.tokenizer(self.tokenizer))
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         return self.tokenizer.apply_chat(messages)
@@ -287,12 +299,13 @@ class SecondAnswer:
     def environment(self, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> NudgeEnvironment:
         """The environment of conversations that begin with `prompts`. Raises DataError for a nudge that the model
         cannot read, and for a chat template that rewrites earlier messages."""
-        self.tokens_between(tokenizer, is_chat=any(not isinstance(prompt.content, str) for prompt in prompts))
-        histories = {prompt.id: prompt.content for prompt in prompts}
+        self.tokens_between(tokenizer, is_chat=any(not isinstance(prompt.turns, str) for prompt in prompts))
+        by_id = {prompt.id: prompt for prompt in prompts}
 
         def tokens(conversation: Conversation) -> NDArray[np.int32]:
-            history = histories[conversation.request.id.rpartition("#")[0]]
-            return self._tokens(tokenizer, history, conversation.transcript.answers[-1].tokens)
+            prompt = by_id[conversation.request.id.rpartition("#")[0]]
+            answer = conversation.transcript.answers[-1].tokens
+            return self._tokens(prompt.tokenizer(tokenizer), prompt.turns, answer)
 
         return NudgeEnvironment(self.nudge, tokens)
 
@@ -319,6 +332,10 @@ class SecondAnswer:
         return tokenizer.continue_chat(list(history), [{"role": "user", "content": self.nudge}], answer=answer)
 
 
-def has_chats(examples: ExampleDataset) -> bool:
-    """True if a prompt is a conversation."""
-    return any(example.is_conversation for example in examples.rows)
+def has_chats(task: TaskConfig, examples: ExampleDataset, tokenizer: Tokenizer | None = None) -> bool:
+    """True if a prompt is a conversation, or is asked in one: by the chat template of `tokenizer`, or as the task says
+    whatever the tokenizer is."""
+    if any(example.is_conversation for example in examples.rows):
+        return True
+    asks = bool(task.system or task.chat) if tokenizer is None else asks_in_chat(task, tokenizer)
+    return asks and any(example.prompt for example in examples.rows)

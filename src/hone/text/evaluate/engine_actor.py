@@ -18,6 +18,7 @@ from hone.engine.protocol import RunnerKind
 from hone.engine.session import TokenizerRules
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
+from hone.text.tasks.chat_rows import asked_row
 from hone.text.tasks.dataset import Example, ExampleDataset
 from hone.text.tasks.files import MAX_FAULTS_SHOWN
 from hone.text.tasks.task import TaskConfig
@@ -191,9 +192,11 @@ def make_prompts(
 
 
 def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
-    turns = task.fill_template(example.prompt, example.columns)
-    tokens = tokenizer.encode(turns) if isinstance(turns, str) else tokenizer.apply_chat(turns)
-    return Prompt(id=example.id, content=turns, tokens=tokens, columns=example.columns)
+    asked = asked_row(task, example.prompt, example.columns, tokenizer)
+    content = asked.content
+    tokens = tokenizer.encode(content) if isinstance(content, str) else asked.tokenizer.apply_chat(content)
+    seen = task.fill_template(example.prompt, example.columns)
+    return Prompt(id=example.id, content=seen, tokens=tokens, columns=example.columns, asked=asked)
 
 
 # ------------------------------------------------------------------------------------------------------------ streaming

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, cast
 
-import numpy as np
 from pydantic import ValidationError
 
 from hone.core.conversation import Message
@@ -36,9 +35,11 @@ from hone.text.evaluate.dialogues import (
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.text_eval import user_code_limits
+from hone.text.tasks.chat_rows import asked_row
 from hone.text.tasks.conversation import ConversationLimits, ConversationLoop
 from hone.text.tasks.dataset import Example
 from hone.text.tasks.scored_rows import PromptContent
+from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt
 
 PlaySide: TypeAlias = Literal["world", "user"]
@@ -189,7 +190,7 @@ def _play(
     limits = DialogueLimits(max_tokens=settings.max_tokens, context=context, history=settings.history)
     tokenizer = dialogue.tokenizer(policy.tokenizer)
     rows = dialogue.examples().rows
-    prompt = _prompt(wanted, rows[wanted.seed % len(rows)], tokenizer, player)
+    prompt = _prompt(wanted, settings.task, rows[wanted.seed % len(rows)], tokenizer, player)
     host = _PersonHost(dialogue.host, wanted.side, player, dialogue.description.begins)
     rules = replace(dialogue.rules(limits), begins=True, pays=wanted.side == "world")
     tokens = TokenizerDialogue(tokenizer, limits.history)
@@ -231,19 +232,21 @@ def _play(
     )
 
 
-def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: DialoguePlayer) -> Prompt:
+def _prompt(
+    wanted: PlayRequest, task: TaskConfig, row: Example, tokenizer: Tokenizer, player: DialoguePlayer
+) -> Prompt:
     """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
     content: PromptContent = row.prompt
     if wanted.side == "user":
         typed = player.reply(None)
         if not typed:
             raise DataError("a dialogue needs first words")
-        asked: list[dict[str, object]] = [{"role": "user", "content": typed}]
-        content = typed if tokenizer.chat_template is None else asked
-    plain = isinstance(content, str)
-    none = np.zeros(0, np.int32)
-    tokens = (tokenizer.encode(content) if content else none) if plain else tokenizer.apply_chat(content)
-    return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns)
+        content, task = typed, task.model_copy(update={"template": "{prompt}"})
+    asked = asked_row(task, content, row.columns, tokenizer)
+    turns = asked.content
+    tokens = asked.tokenizer.encode(turns) if isinstance(turns, str) else asked.tokenizer.apply_chat(turns)
+    content = task.fill_template(content, row.columns)
+    return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns, asked=asked)
 
 
 def _settled(work: Callable[[], WorldTurn]) -> "Future[WorldTurn]":

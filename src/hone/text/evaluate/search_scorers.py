@@ -216,9 +216,11 @@ class WorldModelCandidateScorer:
 
     def _wanted_tokens(self, prompt: Prompt, one: Candidate) -> NDArray[np.int32]:
         text, tokenizer = str(prompt.columns[self.wanted]), self.model.tokenizer
-        if isinstance(prompt.content, str):
+        if isinstance(prompt.turns, str):
             return tokenizer.encode(text)
-        return tokenizer.continue_chat(prompt.content, [{"role": "user", "content": text}], answer=one.tokens)
+        return prompt.tokenizer(tokenizer).continue_chat(
+            prompt.turns, [{"role": "user", "content": text}], answer=one.tokens
+        )
 
     @torch.no_grad()
     def _probabilities(self, rows: Sequence[NDArray[np.int32]], starts: Sequence[int]) -> NDArray[np.float64]:

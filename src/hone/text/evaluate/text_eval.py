@@ -45,6 +45,7 @@ from hone.text.evaluate.dialogues import (
 from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine, make_prompts
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.search_config import SearchConfig
+from hone.text.tasks.chat_rows import chat_notes
 from hone.text.tasks.conversation import NO_LIMITS, Conversation, ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.reasoning_gym import PREFIX
@@ -379,8 +380,11 @@ def prepare_evaluation(
     room = context - config.max_tokens
     further_tokens = 0
     if second_answer is not None:
-        further_tokens = second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples))
+        further_tokens = second_answer.further_tokens(
+            tokenizer, config.max_tokens, is_chat=has_chats(config.task, examples, tokenizer)
+        )
     prompts, notes = make_prompts(examples, config.task, with_tools, room=room - further_tokens)
+    notes += chat_notes(config.task, examples, with_tools)
     if dialogues is not None:
         notes += dialogues.check()
         dialogues.dialogue.check_pay(config.rewards)
@@ -485,7 +489,8 @@ def _task(own: Mapping[str, Json], tree: Mapping[str, Json], asked: EvaluationTa
         return before
     template = str(before.get("template", "{prompt}"))
     plain = template.count("{") == template.count("{prompt}")  # other columns belong to the other task
-    return {"source": asked.source, "size": problems, "template": template if plain else "{prompt}"}
+    kept = {name: before[name] for name in ("chat", "system", "chat_template_kwargs") if name in before}
+    return {**kept, "source": asked.source, "size": problems, "template": template if plain else "{prompt}"}
 
 
 def _rewards(own: Mapping[str, Json], tree: Mapping[str, Json], asked: EvaluationTask) -> Json:
@@ -536,7 +541,7 @@ class _ServerGenerator:
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
         """Ask the questions of `requests`; the server keeps no rounds."""
         del round
-        turns = {prompt.id: prompt.content for prompt in self.prompts}
+        turns = {prompt.id: prompt.turns for prompt in self.prompts}
         questions = [
             OpenAiRequest(
                 id=request.id,

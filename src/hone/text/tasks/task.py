@@ -78,7 +78,13 @@ class TaskConfig(Config):
     """Make no question twice (reasoning-gym)."""
     template: str = "{prompt}"
     """Template of a plain-text prompt: `{prompt}`, or other columns by name, such as `{metadata.expression}`.
-    Conversations use the tokenizer's chat template instead."""
+    A prompt of messages stays as it is."""
+    chat: bool | None = None
+    """Plain prompts are asked as a user's message of the tokenizer's chat template; unset: where it has one."""
+    system: str = ""
+    """System message before plain prompts, and of conversations that have none."""
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Variables of the chat template, such as `enable_thinking`; a row's column `chat_template_kwargs` adds to them."""
     on_bad_row: Literal["error", "drop"] = "error"
     """Treatment of invalid rows of a file, and of rows that repeat the `id` of an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
@@ -90,6 +96,16 @@ class TaskConfig(Config):
     def is_captured(self) -> bool:
         """True if agents hold the dialogues, and their requests become the episodes."""
         return is_captured(self.source)
+
+    @property
+    def tool_format(self) -> str:
+        """Name of the form of calls in rows with tools, where the chat template describes none."""
+        return "hermes"
+
+    @property
+    def describes_tools(self) -> bool | None:
+        """Whether tools are described where the chat template does not; None: not to models that hone made."""
+        return None
 
     @property
     def takes_options(self) -> bool:
@@ -109,6 +125,16 @@ class TaskConfig(Config):
             )
         if not _FIELD.search(self.template):
             raise ValueError("template must contain {prompt} or another column in braces")
+        return self
+
+    @model_validator(mode="after")
+    def _chat_keys_fit(self) -> "TaskConfig":
+        if self.system and self.chat is False:
+            raise ValueError(
+                "system is a message of a chat, and chat = false asks prompts as plain text; leave one out"
+            )
+        if fault := variable_fault(self.chat_template_kwargs):
+            raise ValueError(f"chat_template_kwargs: {fault}")
         return self
 
     @model_validator(mode="after")
@@ -149,6 +175,17 @@ class TaskConfig(Config):
         if not isinstance(prompt, str):
             return prompt
         return _FIELD.sub(lambda found: _column(found[1], {"prompt": prompt, **columns}), self.template)
+
+
+def variable_fault(variables: Mapping[str, object]) -> str:
+    """Fault of a table of variables of a chat template; empty without one."""
+    own = sorted({"messages", "tools", "add_generation_prompt", "self"}.intersection(variables))
+    own += [name for name in variables if name.endswith("_token")]
+    if not own:
+        return ""
+    return (
+        f"{', '.join(own)}: what hone gives the chat template itself; leave it out (tools have a column of their own)"
+    )
 
 
 def _column(path: str, columns: Mapping[str, object]) -> str:

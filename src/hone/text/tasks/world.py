@@ -20,6 +20,8 @@ from hone.core.judging import ScoreBatch, Scorer, ScorerInput
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
+from hone.models.language.tokenizers import Tokenizer
+from hone.text.tasks.chat_rows import AskedRow
 from hone.text.tasks.conversation import (
     NO_LIMITS,
     Conversation,
@@ -38,9 +40,21 @@ class Prompt:
 
     id: str
     content: PromptContent
+    """As reward functions and worlds see it: plain text stays plain where it was asked in a chat."""
     tokens: NDArray[np.int32]
     columns: Mapping[str, object]
     """Passed to the reward functions by name."""
+    asked: AskedRow | None = None
+    """What was encoded, and the tokenizer that is told of the row; None: `content`, and the policy's own."""
+
+    @property
+    def turns(self) -> PromptContent:
+        """Text that was encoded as it is, or the messages that the chat template wrote."""
+        return self.content if self.asked is None else self.asked.content
+
+    def tokenizer(self, own: Tokenizer) -> Tokenizer:
+        """The tokenizer that is told of the row; `own` where nothing is to be told."""
+        return own if self.asked is None else self.asked.tokenizer
 
 
 @dataclass

@@ -23,6 +23,16 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
+def schema_of(tool: Mapping[str, Any]) -> ToolSchema:
+    """The schema of a tool in OpenAI's form, `{"type": "function", "function": {"name": ..., ...}}`."""
+    function = cast("Mapping[str, Any]", tool["function"])
+    return ToolSchema(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters=function.get("parameters") or {"type": "object", "properties": {}},
+    )
+
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,63}")
 _RESERVED = {"reset": "`reset` begins an episode of an environment, and a policy never calls it"}
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE)

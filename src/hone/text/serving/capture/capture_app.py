@@ -189,6 +189,7 @@ def _agent_request(fields: ChatFields, session: str, role: str) -> AgentRequest:
         session=session,
         messages=messages,
         tools=tuple(one.model_dump(exclude_none=True) for one in offered),
+        variables=fields.chat_template_kwargs or {},
         role=role,
         max_tokens=fields.most_tokens,
         stop=fields.stops,

@@ -22,9 +22,11 @@ from hone.core.random import generator, permutation
 from hone.core.state import State, integer, substate
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.serving.capture.dialogue_tree import DialogueTree, PlannedAnswer, answer_message
+from hone.text.serving.completions.asked import chat_tokenizer
 from hone.text.serving.completions.fields import ApiError
 from hone.text.serving.completions.served_model import without_stop
 from hone.text.tools.formats import ToolFormat
+from hone.text.tools.schemas import schema_of
 
 # --------------------------------------------------------------------------------------------------------- capture desk
 
@@ -52,6 +54,8 @@ class AgentRequest:
     stop: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the agent offers, as OpenAI's protocol has them."""
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Variables of the chat template."""
     top_logprobs: int = 0
     answer: "Future[AgentAnswer]" = field(default_factory=lambda: Future[AgentAnswer]())
     """Cancelled once nobody waits for it any more."""
@@ -423,6 +427,8 @@ class CaptureWorld:
     """Gives a session its score: what was reported, and reward functions."""
     tool_format: ToolFormat
     """Form in which the policy writes calls of an agent's tools."""
+    describes_tools: bool | None = None
+    """As `task.tools.describe`."""
     plan: SessionPlan | None = None
     driver: SessionDriver | None = None
     """Holds the planned sessions; None: agents come of themselves."""
@@ -522,7 +528,13 @@ class CaptureWorld:
     def _ask(self, engine: GenerationSession, asked: AgentRequest, session: _CapturedSession) -> None:
         """Hand a request to the engine, or refuse it."""
         try:
-            planned = session.tree.plan(asked.messages, self.tokenizer, tools=asked.tools, role=asked.role)
+            prepared = chat_tokenizer(
+                self.tokenizer, [schema_of(one) for one in asked.tools], self.tool_format, asked.variables,
+                describe=self.describes_tools,
+            )  # fmt: skip
+            planned = session.tree.plan(
+                asked.messages, prepared, tools=asked.tools, variables=asked.variables, role=asked.role
+            )
             room = self.limits.context - len(planned.prompt)
             most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
             if most < 1:

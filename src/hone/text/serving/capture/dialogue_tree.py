@@ -9,19 +9,19 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.conversation import Message, TranscriptBuilder
-from hone.core.dialogue import ToolSchema
 from hone.core.errors import DataError
 from hone.core.generation import Completion
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.serving.completions.asked import call_shapes
 from hone.text.tools.formats import ToolFormat
+from hone.text.tools.schemas import schema_of
 
 # ------------------------------------------------------------------------------------------------------- agent messages
 
@@ -30,23 +30,11 @@ def answer_message(text: str, tools: Sequence[Mapping[str, Any]], tool_format: T
     """The message of an answer: its text, with the calls in it taken out where the agent offers `tools`. Text whose
     calls cannot be read is sent as it is. Ids of calls are those of the answer, `key`, so that a run can be
     repeated."""
-    parsed = tool_format.parse(text, _tool_schemas(tools)) if tools else None
+    parsed = tool_format.parse(text, [schema_of(one) for one in tools]) if tools else None
     if parsed is None or not parsed.calls:
         return {"role": "assistant", "content": text}
     calls = call_shapes(parsed.calls, key, ascii_only=True)
     return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
-
-
-def _tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    functions = [cast("Mapping[str, Any]", one["function"]) for one in tools]
-    return [
-        ToolSchema(
-            name=one["name"],
-            description=one.get("description", ""),
-            parameters=one.get("parameters") or {"type": "object", "properties": {}},
-        )
-        for one in functions
-    ]
 
 
 def for_template(messages: Sequence[Message]) -> list[Message]:
@@ -120,11 +108,13 @@ class DialogueTree:
         tokenizer: Tokenizer,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
         role: str = "",
     ) -> PlannedAnswer:
-        """Place a request. Raises DataError for messages that the chat template does not take."""
-        asked, with_tools = tuple(messages), (replace(tokenizer, tools=tuple(tools)) if tools else tokenizer)
-        asking = _AskingPart(role=role, tools=_digest(tools) if tools else "")
+        """Place a request; `tokenizer` is told of the tools and variables. Raises DataError for messages that the chat
+        template does not take."""
+        asked, offered = tuple(messages), [*tools, *([variables] if variables else [])]
+        asking = _AskingPart(role=role, tools=_digest(offered) if offered else "")
         compared = _compared(asked)
         # The answer with the longest history that the messages begin with and go beyond; the latest of equal ones.
         before: _DrawnAnswer | None = None
@@ -140,7 +130,7 @@ class DialogueTree:
         if before is not None:
             history, new = for_template(before.history[:-1]), for_template(asked[len(before.history) :])
             try:
-                written = with_tools.continue_chat(history, new, answer=before.completion.tokens)
+                written = tokenizer.continue_chat(history, new, answer=before.completion.tokens)
             except DataError:
                 self.rewritten += 1
             else:
@@ -148,7 +138,7 @@ class DialogueTree:
                 return PlannedAnswer(
                     key=key, messages=asked, before=before, written=written, prompt=prompt, asking=asking
                 )
-        prompt = with_tools.apply_chat(for_template(asked))
+        prompt = tokenizer.apply_chat(for_template(asked))
         return PlannedAnswer(key=key, messages=asked, before=None, written=prompt, prompt=prompt, asking=asking)
 
     def add(self, planned: PlannedAnswer, completion: Completion, answer: Message) -> None:

@@ -18,7 +18,15 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hone.core.clock import Clock
-from hone.text.serving.completions.asked import AskedAnswers, CallIdentity, asked_chat, asked_texts, chat_messages
+from hone.text.serving.completions.asked import (
+    AskedAnswers,
+    CallIdentity,
+    asked_chat,
+    asked_texts,
+    chat_messages,
+    chat_tokenizer,
+    tool_schemas,
+)
 from hone.text.serving.completions.fields import (
     ApiError,
     ChatFields,
@@ -126,7 +134,9 @@ class CompletionRoutes:
             raise ApiError(400, "give exactly one of prompt and messages", param="prompt", code="invalid_value")
         if fields.messages is not None:
             messages = chat_messages(fields.messages)
-            ids = self.served.chat_tokens(messages, tokenizer, begin_answer=fields.add_generation_prompt)
+            tools = tool_schemas(fields.tools or ())
+            prepared = chat_tokenizer(tokenizer, tools, self.served.tool_format, fields.chat_template_kwargs)
+            ids = self.served.chat_tokens(messages, prepared, begin_answer=fields.add_generation_prompt)
         else:
             ids = tokenizer.encode(fields.prompt or "")
         return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": self.served.context})

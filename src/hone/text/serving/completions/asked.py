@@ -4,14 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.conversation import Message
 from hone.core.dialogue import ToolCall, ToolSchema
-from hone.core.errors import ConfigError, did_you_mean
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.serving.completions.fields import (
@@ -25,65 +24,45 @@ from hone.text.serving.completions.fields import (
     ToolFields,
 )
 from hone.text.serving.completions.served_model import ServedModel
-from hone.text.tools.formats import TOOL_FORMATS, ToolFormat, check_round_trip
+from hone.text.tasks.task import variable_fault
+from hone.text.tools.described import with_tools
+from hone.text.tools.formats import TOOL_FORMATS, ToolFormat
+from hone.text.tools.schemas import schema_of
 
 # ----------------------------------------------------------------------------------------------------------- tool calls
 
-_PROBE: Final = ToolSchema(
-    name="probe_of_tools",
-    description="Finds out what the chat template does with tools.",
-    parameters={"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-)
 
-
-def find_format(tokenizer: Tokenizer, name: str = "") -> ToolFormat | None:
-    """The format in which a chat template writes calls: `name`, or the only one that reads them back; None for a
-    template that describes no tools, or whose calls no format or several read. Raises ConfigError for an unknown
-    `name`.
-    """
-    if name:
-        if name not in TOOL_FORMATS:
-            raise ConfigError(f"--tool-format: no format {name!r}{did_you_mean(name, list(TOOL_FORMATS))}")
-        return TOOL_FORMATS[name]
-    with_probe = replace(tokenizer, tools=(_PROBE.as_function(),))
-    try:
-        if tokenizer.chat_template is None or _PROBE.name not in with_probe.render_chat(
-            [{"role": "user", "content": "a"}]
-        ):
-            return None
-    except Exception:  # noqa: BLE001 - a template is code of the model's folder, and one that raises describes no tools
-        return None
-    fitting = [one for one in TOOL_FORMATS.values() if _reads(one, with_probe)]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def told_of_tools(tokenizer: Tokenizer, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> Tokenizer:
-    """The tokenizer whose chat template is told of `tools`. Raises ApiError where it has none."""
+def chat_tokenizer(
+    tokenizer: Tokenizer,
+    tools: Sequence[ToolSchema],
+    tool_format: ToolFormat | None,
+    variables: Mapping[str, object] | None = None,
+    *,
+    describe: bool | None = True,
+) -> Tokenizer:
+    """The tokenizer whose chat template is told of `tools` and `variables`. Raises ApiError for tools without a form of
+    calls, and for variables that hone sets itself."""
+    if variables:
+        if fault := variable_fault(variables):
+            raise ApiError(400, f"chat_template_kwargs: {fault}", param="chat_template_kwargs", code="invalid_value")
+        tokenizer = replace(tokenizer, variables=variables)
     if not tools:
         return tokenizer
     if tool_format is None:
         raise ApiError.unsupported(
             "tools",
-            "the chat template of this model describes no tools, or its calls are in no known format; start the server "
-            f"with --tool-format ({', '.join(TOOL_FORMATS)}) if it was trained with one",
+            "this model has no chat template, or its template writes calls in no known format; start the server with "
+            f"--tool-format ({', '.join(TOOL_FORMATS)}) if it was trained with one",
         )
-    return replace(tokenizer, tools=tuple(one.as_function() for one in tools))
+    return with_tools(tokenizer, [one.as_function() for one in tools], tool_format, describe=describe)
 
 
-def _tool_schemas(given: Sequence[ToolFields]) -> tuple[ToolSchema, ...]:
+def tool_schemas(given: Sequence[ToolFields]) -> tuple[ToolSchema, ...]:
     """Tools of a request. Raises ApiError for two of one name."""
     names = [one.function.name for one in given]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ApiError(400, f"two tools have the name {twice[0]!r}", param="tools", code="invalid_value")
-    nothing: Mapping[str, Any] = {"type": "object", "properties": {}}
-    return tuple(
-        ToolSchema(
-            name=one.function.name,
-            description=one.function.description or "",
-            parameters=one.function.parameters or nothing,
-        )
-        for one in given
-    )
+    return tuple(schema_of(one.model_dump(exclude_none=True)) for one in given)
 
 
 def _begun_call(choice: str | ToolChoice | None, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> str:
@@ -126,14 +105,6 @@ def call_shapes(calls: Sequence[ToolCall], answer: str, *, ascii_only: bool = Fa
         {"id": f"call_{answer}_{place}", "type": "function", "function": {"name": one.name, "arguments": text}}
         for place, (one, text) in enumerate(zip(calls, texts, strict=True))
     ]
-
-
-def _reads(tool_format: ToolFormat, told: Tokenizer) -> bool:
-    try:
-        check_round_trip(tool_format, [_PROBE], told.render_chat)
-    except Exception:  # noqa: BLE001 - as above: a template that raises reads no calls back
-        return False
-    return True
 
 
 def _object(value: object) -> Mapping[str, Any] | None:
@@ -222,8 +193,8 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
     """Read a body of `/v1/chat/completions`. Raises ApiError; DataError for messages that the chat template refuses."""
     _refuse_faults(fields, served)
     messages = chat_messages(fields.messages)
-    tools = () if fields.tool_choice == "none" else _tool_schemas(fields.tools or ())
-    tokenizer = told_of_tools(served.tokenizer, tools, served.tool_format)
+    tools = () if fields.tool_choice == "none" else tool_schemas(fields.tools or ())
+    tokenizer = chat_tokenizer(served.tokenizer, tools, served.tool_format, fields.chat_template_kwargs)
     tokens = served.chat_tokens(messages, tokenizer, begin_answer=True)
     begun = _begun_call(fields.tool_choice, tools, served.tool_format)
     if begun:

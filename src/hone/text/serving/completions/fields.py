@@ -278,6 +278,8 @@ class ChatFields(SamplingFields):
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     """`required`, or a tool: the answer begins as a call does."""
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM's: variables of the chat template."""
 
     @property
     def top(self) -> int | None:
@@ -302,6 +304,8 @@ class TokenizeFields(_Body):
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     add_generation_prompt: bool = True
+    tools: Annotated[list[ToolFields], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeFields(_Body):

@@ -26,10 +26,10 @@ from hone.run.store.folder import open_run
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
-from hone.text.serving.completions.asked import find_format
 from hone.text.serving.completions.limits import ClientShares
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.service import AnswerDesk, EngineService
+from hone.text.tools.described import describes_tools, find_format
 
 # ---------------------------------------------------------------------------------------------------------- open served
 
@@ -304,4 +304,5 @@ def _address(opened: OpenedModel, host: str, port: int) -> str:
         f"serving {opened.served.name} ({named}) at http://{shown}:{port}/v1: {opened.engine.runner.name}, "
         f"{opened.source.slots} slots, context {opened.served.context} tokens, {opened.engine.stats.pages} pages, "
         f"{'no tools' if calls is None else f'tools as {calls.name}'}"
+        f"{'' if calls is None or describes_tools(opened.served.tokenizer) else ', described by hone'}"
     )

@@ -1,0 +1,185 @@
+"""Rows as chats: the messages that a prompt is asked as, and what the chat template is told beside them.
+
+| from | the chat template is told |
+|---|---|
+| `task.chat`, `task.system` | a plain prompt as a user's message; a system message where the row has none |
+| `task.chat_template_kwargs`, column `chat_template_kwargs` | variables by name; the row's before the task's |
+| column `tools` | tools in OpenAI's form, unless the task has tools of its own |
+
+Both columns may be JSON text, as files with one type for each column hold them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from hone.core.errors import DataError
+from hone.core.strict_json import strict_json
+from hone.models.language.tokenizers import Tokenizer
+from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.scored_rows import ChatMessage, PromptContent
+from hone.text.tasks.task import TaskConfig, variable_fault
+from hone.text.tools.described import describes_tools, with_tools
+from hone.text.tools.formats import TOOL_FORMATS
+
+TOOLS: Final = "tools"
+VARIABLES: Final = "chat_template_kwargs"
+_MEDIA: Final = "hone reads text only"
+_TOKENS: Final = "hone encodes the text itself"
+_CALLS: Final = "give tools as a list in OpenAI's form in a column `tools`"
+_HOLDERS: Final = "tools run by task.tools.use, worlds by task.source"
+_PEERS: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), ("TRL and verl", _MEDIA)),
+    **dict.fromkeys(("input_ids", "attention_mask", "completion_mask", "assistant_masks"), ("TRL", _TOKENS)),
+    **dict.fromkeys(("functions", "function_call"), ("OpenAI", _CALLS)),
+    **dict.fromkeys(
+        ("parallel_tool_calls", "tool_choice"), ("OpenAI", "calls are as the assistant's messages have them")
+    ),
+    **dict.fromkeys(("tools_kwargs", "interaction_kwargs", "agent_name"), ("verl", _HOLDERS)),
+    "environment": ("TRL", _HOLDERS),
+    "enable_thinking": ("verl", "put it into a column `chat_template_kwargs`"),
+    "raw_prompt_ids": ("verl", _TOKENS),
+    "margin": ("TRL", "pairs are weighed alike"),
+    "ref_chosen_logps": ("TRL", "the reference policy is asked"),
+    "ref_rejected_logps": ("TRL", "the reference policy is asked"),
+}
+"""Columns that other trainers use and hone does not: who does, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRow:
+    """A prompt as a policy is asked it."""
+
+    content: PromptContent
+    """Text that is encoded as it is, or messages for the chat template of `tokenizer`."""
+    tokenizer: Tokenizer
+
+    @property
+    def is_chat(self) -> bool:
+        return not isinstance(self.content, str)
+
+
+def asked_row(task: TaskConfig, prompt: PromptContent, columns: Mapping[str, object], tokenizer: Tokenizer) -> AskedRow:
+    """A row's prompt in `task.template` or as messages, with the tokenizer that is told of the row. Raises DataError
+    for a column that cannot be used, or is not there."""
+    content = task.fill_template(prompt, columns)
+    if isinstance(content, str) and content:
+        if not asks_in_chat(task, tokenizer):
+            return AskedRow(content, tokenizer)
+        messages: list[ChatMessage] = [{"role": "user", "content": content}]
+        content = messages
+    return AskedRow(content, row_tokenizer(task, columns, tokenizer))
+
+
+def asks_in_chat(task: TaskConfig, tokenizer: Tokenizer) -> bool:
+    """True if plain prompts are a user's message."""
+    return bool(task.system) or (tokenizer.chat_template is not None if task.chat is None else task.chat)
+
+
+def row_tokenizer(task: TaskConfig, columns: Mapping[str, object], tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer whose chat template is told of the task's system message and variables, and of a row's variables
+    and tools. Raises DataError for columns that cannot be used."""
+    variables = {**task.chat_template_kwargs, **_variables(columns.get(VARIABLES))}
+    if task.system or variables:
+        tokenizer = replace(tokenizer, system=task.system, variables=variables)
+    if tokenizer.tools or tokenizer.prepare is not None or not (listed := _tools(columns.get(TOOLS))):
+        return tokenizer
+    return with_tools(tokenizer, listed, TOOL_FORMATS[task.tool_format], describe=task.describes_tools is not False)
+
+
+def _variables(value: object) -> Mapping[str, object]:
+    parsed = _parsed(value, VARIABLES)
+    if not isinstance(parsed, Mapping):
+        raise DataError(
+            f"`{VARIABLES}` is a {type(parsed).__name__}, expected a table of variables or JSON text of one"
+        )
+    table = {str(name): one for name, one in cast("Mapping[object, object]", parsed).items() if one is not None}
+    if fault := variable_fault(table):
+        raise DataError(f"`{VARIABLES}`: {fault}")
+    return table
+
+
+def _tools(value: object) -> list[Mapping[str, Any]]:
+    """Tools of a column in OpenAI's form, without the nulls that a file with one type for all rows holds."""
+    parsed = _parsed(value, TOOLS)
+    listed = [] if isinstance(parsed, Mapping) and not parsed else parsed
+    tools: list[Mapping[str, Any]] = []
+    for one in cast("list[object]", listed) if isinstance(listed, list) else [listed]:
+        table = cast("dict[str, Any]", _without_nulls(one)) if isinstance(one, Mapping) else {}
+        function = table.get("function", table)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise DataError(
+                f"`{TOOLS}` holds {str(one)[:80]!r}, expected tools in OpenAI's form, "
+                '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}; rename the '
+                "column if it is something else"
+            )
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _parsed(value: object, column: str) -> object:
+    """A column's value, or what its JSON text holds; nothing is an empty table."""
+    if not isinstance(value, str):
+        return {} if value is None else value
+    try:
+        return strict_json(value) if value.strip() else {}
+    except ValueError as error:
+        raise DataError(f"`{column}` is text and no JSON: {error}") from None
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, object]", value).items()
+        return {name: _without_nulls(one) for name, one in pairs if one is not None}
+    return [_without_nulls(one) for one in cast("list[object]", value)] if isinstance(value, list) else value
+
+
+# --------------------------------------------------------------------------------------------------------------- notes
+
+
+def chat_notes(task: TaskConfig, examples: ExampleDataset, tokenizer: Tokenizer) -> list[str]:
+    """What is done with the rows of a dataset as chats, in words: plain prompts in the chat template, tools that it
+    does not describe, and columns that other trainers use and hone does not."""
+    names, notes = examples.column_names(), list[str]()
+    empty = (None, "", [], {})
+    filled = {name for name in names if any(row.columns.get(name) not in empty for row in examples.rows)}
+    plain = [row for row in examples.rows if isinstance(row.prompt, str) and row.prompt]
+    in_chat = asks_in_chat(task, tokenizer)
+    chats = in_chat or len(plain) < len(examples)
+    if plain and in_chat and task.chat is None and not task.system:
+        notes.append(
+            "plain prompts are asked as a user's message of the chat template; task.chat = false encodes them as they "
+            "are"
+        )
+    own_tools = bool(tokenizer.tools) or tokenizer.prepare is not None
+    for name in sorted(filled & {TOOLS, VARIABLES}):
+        if not chats:
+            notes.append(f"column {name!r} is not used: prompts are plain text, without a chat template")
+        elif name == TOOLS and own_tools:
+            notes.append("column 'tools' is not used: the policy is told of the tools of task.tools")
+        elif name == TOOLS and not describes_tools(tokenizer):
+            notes.append(tools_note(task.tool_format, described=task.describes_tools is not False))
+    if task.chat_template_kwargs and not chats:
+        notes.append("task.chat_template_kwargs is not used: prompts are plain text, without a chat template")
+    inside = {name for row in examples.rows for name in _table(row.columns.get("extra_info"))}
+    for name in sorted({*filled, *inside} & set(_PEERS)):
+        peer, instead = _PEERS[name]
+        notes.append(f"column {name!r}, which {peer} would use, reaches reward functions only: {instead}")
+    return [f"{examples.source}: {note}" for note in notes]
+
+
+def tools_note(format_name: str, *, described: bool) -> str:
+    """What becomes of tools that a chat template does not describe."""
+    if described:
+        return (
+            f"the chat template describes no tools: hone describes them in the system message, with calls as "
+            f"{format_name} (task.tools.format)"
+        )
+    return (
+        "the chat template describes no tools, and nobody tells the policy of them: the prompts have to, or "
+        "task.tools.describe = true"
+    )
+
+
+def _table(value: object) -> Mapping[str, object]:
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
