@@ -83,10 +83,9 @@ OPEN_DOORS: dict[str, str] = {}
 # Config class -> (fields allowed, reason)
 WIDE_CONFIGS: dict[str, tuple[int, str]] = {
     "hone.decide.monitor.config.MonitorConfig": (13, "a cycle of the rewards stands beside their run length"),
-    "hone.text.dialogues.config.DialogueTaskConfig": (
-        14,
-        "prompts and dialogues are one table",
-    ),
+    "hone.text.tasks.task.TaskConfig": (13, "a source of prompts, and how they are asked as chats"),
+    "hone.text.answer_data.AnswerTaskConfig": (14, "the same, with the use of its answers"),
+    "hone.text.dialogues.config.DialogueTaskConfig": (17, "prompts, their chats and dialogues are one table"),
     "hone.run.job.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
     "hone.text.rollout_config.RolloutConfig": (
         17,

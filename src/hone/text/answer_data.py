@@ -145,6 +145,12 @@ class AnswerTaskConfig(TaskConfig):
     """Use of the answers of the data."""
 
     @model_validator(mode="after")
+    def _tools_are_told(self) -> "AnswerTaskConfig":
+        if self.tools is not None and (self.tools.reward is not None or not self.tools.use):
+            raise ValueError("tools: rows are learnt and no tool runs; name tools in tools.use, without tools.reward")
+        return self
+
+    @model_validator(mode="after")
     def _answers_fit_the_source(self) -> "AnswerTaskConfig":
         # A stage's folder may not be there yet; a file is known by its name.
         collected = not self.is_generated and Path(self.source).suffix.lower() not in SUFFIXES

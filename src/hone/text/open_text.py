@@ -21,7 +21,7 @@ from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.memory_plan import MemoryPlan
 from hone.run.saved_config import policy_folder
-from hone.text.evaluate.dialogues import OpenedDialogue, SecondAnswer, has_chats, open_dialogue
+from hone.text.evaluate.dialogues import OpenedDialogue, SecondAnswer, has_chats, open_dialogue, task_tokenizer
 from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
 from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
 from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
@@ -176,9 +176,16 @@ class TextInputs(Generic[T]):
         return any(chats) or any(world.is_chat() for world in worlds)
 
     @cached_property
+    def chat_tokenizer(self) -> Tokenizer:
+        """The tokenizer whose chats are told of the task's tools."""
+        if self.dialogue is not None:
+            return self.dialogue.tokenizer(self.tokenizer[0])
+        return task_tokenizer(self.config.task, self.tokenizer[0], self.config.user_code)
+
+    @cached_property
     def prepared(self) -> tuple[T, list[str]]:
         """Result of `lay_out` on the examples, and its warnings."""
-        return self.lay_out(self.examples, *self.tokenizer)
+        return self.lay_out(self.examples, self.chat_tokenizer, self.tokenizer[1])
 
     @cached_property
     def scorer(self) -> RewardScorer:
@@ -279,9 +286,8 @@ def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]
 
 
 def _template_warnings(inputs: TextInputs[T]) -> list[str]:
-    tokenizer, task = inputs.tokenizer[0], inputs.config.task
-    prepared = tokenizer if inputs.dialogue is None else inputs.dialogue.tokenizer(tokenizer)
-    notes = chat_notes(task, inputs.examples, prepared)
+    tokenizer, task = inputs.chat_tokenizer, inputs.config.task
+    notes = chat_notes(task, inputs.examples, tokenizer)
     if not has_chats(task, inputs.examples, tokenizer):
         return notes
     from hone.text.trained_spans import template_findings  # noqa: PLC0415 - for conversations only

@@ -8,6 +8,8 @@ from pydantic import ValidationError
 
 from hone.config.toml import ConfigDocument, read_toml
 from hone.core.errors import ConfigError, DataError
+from hone.rewards.config import UserCodeConfig
+from hone.text.evaluate.dialogues import task_tokenizer
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
 from hone.text.tasks.chat_rows import asked_row, chat_notes
 from hone.text.tasks.dataset import Example, ExampleDataset, dataset_kind, read_examples
@@ -59,6 +61,7 @@ def shown_rows(path: Path, model: str, count: int) -> ShownRows:
     examples = read_examples(task.source, need=dataset_kind(task.source), on_bad_row=task.on_bad_row)
     chat = bool(task.chat or task.system) or any(example.is_conversation for example in examples.rows)
     tokenizer, _ = open_tokenizer(source, chat=chat)
+    tokenizer = task_tokenizer(task, tokenizer, UserCodeConfig())
     encoder = TurnEncoder(tokenizer, data.train_on)
     first = ExampleDataset(rows=examples.rows[:count], source=examples.source, fingerprint=examples.fingerprint)
     encoded = first.apply(lambda example: _encode(example, task, encoder))

@@ -9,9 +9,10 @@ from chat_families import family_tokenizer
 
 from hone.core.errors import DataError
 from hone.models.language.tokenizers import byte_tokenizer
+from hone.rewards.config import UserCodeConfig
 from hone.text.answer_data import AnswerTaskConfig, encode_answers, imitation_episodes
 from hone.text.dialogues.config import DialogueTaskConfig
-from hone.text.evaluate.dialogues import TokenizerDialogue
+from hone.text.evaluate.dialogues import TokenizerDialogue, task_tokenizer
 from hone.text.evaluate.engine_actor import make_prompts
 from hone.text.serving.completions.asked import CallIdentity, asked_chat
 from hone.text.serving.completions.fields import ChatFields
@@ -155,8 +156,8 @@ def test_the_plan_names_columns_that_are_not_used(tmp_path) -> None:
     examples = read_examples(path, need="prompt")
     said = [one.removeprefix(f"{path}: ").partition(":")[0] for one in chat_notes(task_of(path), examples, CHAT)]
     assert said == [
-        "plain prompts are asked as a user's message of the chat template; task.chat = false encodes them as they are",
         "the chat template describes no tools",
+        "plain prompts are asked as a user's message of the chat template; task.chat = false encodes them as they are",
         "column 'parallel_tool_calls', which OpenAI would use, reaches reward functions only",
         "column 'tools_kwargs', which verl would use, reaches reward functions only",
     ]
@@ -166,5 +167,27 @@ def test_the_plan_names_columns_that_are_not_used(tmp_path) -> None:
         f"{path}: task.chat_template_kwargs is not used: prompts are plain text, without a chat template",
     ]
     own = DialogueTaskConfig(source=str(path), tools={"use": ["hone:calculator"]})
-    told = chat_notes(own, examples, replace(CHAT, tools=(TOOL,)))
-    assert "column 'tools' is not used: the policy is told of the tools of task.tools" in told[1]
+    assert [
+        one.removeprefix(f"{path}: ")[:80] for one in chat_notes(own, examples, replace(CHAT, tools=(TOOL,)))[:2]
+    ] == [
+        "column 'tools' is not used: the policy is told of the tools of task.tools",
+        "the chat template describes no tools, and nobody tells the policy of them: the p",
+    ]
+    assert "nobody tells the policy of the tools" in chat_notes(own, examples, byte_tokenizer())[0]
+
+
+def test_a_task_tells_rows_without_a_column_of_its_tools(tmp_path) -> None:
+    """The same row as one whose column holds the tool; nothing is run."""
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2+2"}}}
+    turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    task = task_of(tmp_path / "rows.jsonl", AnswerTaskConfig, tools={"use": ["hone:calculator"], "format": "qwen_xml"})
+    prepared = task_tokenizer(task, CHAT, UserCodeConfig())
+    learnt = []
+    for columns, tokenizer in (({}, prepared), ({"tools": [prepared.prepare.tools[0].as_function()]}, CHAT)):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns, **columns}))
+        examples = read_examples(task.source, need="prompt-completion")
+        learnt.append(imitation_episodes(examples, task, tokenizer, context=4000, data=DataConfig())[0])
+    one, other = (CHAT.decode(episodes.transcript.tokens) for episodes in learnt)
+    assert one == other and "<function=calculator>\n<parameter=expression>\n2+2\n</parameter>" in one
+    with pytest.raises(ValueError, match="no tool runs"):
+        task_of("rows.jsonl", AnswerTaskConfig, tools={"use": []})

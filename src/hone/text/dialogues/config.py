@@ -1,13 +1,12 @@
-"""Config of dialogue tasks: the world, its limits, and the tools of a dialogue."""
+"""Config of dialogue tasks: the world and its limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
-from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
 from hone.process.user_files import check_reference
 from hone.text.dialogues.hosted import WorldSpec
@@ -15,7 +14,6 @@ from hone.text.tasks.dataset import MAX_ROW_BYTES, Example, ExampleDataset, buil
 from hone.text.tasks.files import read_rows
 from hone.text.tasks.scored_rows import BadRowError, checked_content
 from hone.text.tasks.task import TaskConfig
-from hone.text.tools.loading import ToolUse, check_references
 
 PREFIX: Final = "dialogue:"
 """Beginning of a `task.source` that names a world."""
@@ -24,39 +22,6 @@ OPENENV: Final = "openenv:"
 OPENENV_WORLD: Final = "hone.text.adapters.openenv:OpenEnvWorld"
 DEFAULT_TURNS: Final = 8
 DEFAULT_MESSAGE_TOKENS: Final = 1024
-
-
-class DialogueToolsConfig(Config):
-    """Tools that a dialogue may call."""
-
-    use: list[str] = []
-    """`hone:calculator`, `file.py:name` or `module:name`: a function, a list of functions, or a class whose public
-    methods are tools. Empty: calls are parsed and handed to the world."""
-    options: dict[str, dict[str, JsonValue]] = {}
-    """Arguments of classes among them, by the name in `use`."""
-    format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
-    """Form in which the policy writes calls. Three turns in a row with a call that cannot be read end a dialogue."""
-    describe: bool | None = None
-    """Describe tools in the system message where the chat template does not; unset: but to models that hone made."""
-    reward: str | None = None
-    """Function that scores environments among the tools at the end of a dialogue, as TRL calls it:
-    `f(environments, prompts, completions, **columns)`. It runs in the dialogue's process."""
-
-    @model_validator(mode="after")
-    def _references_are_some(self) -> "DialogueToolsConfig":
-        if unknown := [name for name in self.options if name not in self.use]:
-            raise ValueError(f"options: {', '.join(unknown)} is not in use = {self.use}")
-        try:
-            check_references(self.uses)
-            if self.reward is not None:
-                check_reference(self.reward, kind="task.tools.reward")
-        except ConfigError as error:
-            raise ValueError("; ".join(error.messages)) from None
-        return self
-
-    @property
-    def uses(self) -> tuple[ToolUse, ...]:
-        return tuple(ToolUse(use=name, options=self.options.get(name, {})) for name in self.use)
 
 
 class DialogueTaskConfig(TaskConfig):
@@ -78,17 +43,6 @@ class DialogueTaskConfig(TaskConfig):
     isolate: Literal["process", "thread"] = "process"
     """`process`: each dialogue's world has a process of its own. `thread`: threads of the trainer, for worlds that come
     with hone."""
-    tools: DialogueToolsConfig | None = None
-    """Tools that the policy may call; with prompts in place of a world, the first turn without a call ends a
-    dialogue."""
-
-    @property
-    def tool_format(self) -> str:
-        return super().tool_format if self.tools is None else self.tools.format
-
-    @property
-    def describes_tools(self) -> bool | None:
-        return None if self.tools is None else self.tools.describe
 
     @property
     def is_dialogue(self) -> bool:

@@ -18,14 +18,14 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig, RewardWorld, UserCodeConfig
 from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig, dialogue_examples
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
-from hone.text.dialogues.hosted import WorldDescription, WorldFaultError
+from hone.text.dialogues.hosted import WorldDescription, WorldFaultError, WorldSpec
 from hone.text.dialogues.hosts import ProcessHost, ThreadHost
-from hone.text.tasks.chat_rows import asks_in_chat, row_tokenizer, tools_note
+from hone.text.tasks.chat_rows import asks_in_chat, row_tokenizer
 from hone.text.tasks.conversation import Conversation, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.task import TaskConfig, is_captured
 from hone.text.tasks.world import Prompt
-from hone.text.tools.described import describes_tools, with_tools
+from hone.text.tools.described import with_tools
 from hone.text.tools.formats import TOOL_FORMATS, check_round_trip
 
 History: TypeAlias = Literal["append", "template"]
@@ -96,13 +96,9 @@ class OpenedDialogue:
                 f"{self.task.world_spec.name} has the tools {', '.join(one.name for one in schemas)}, and nothing "
                 'says how the policy writes calls: add [task.tools] format = "hermes", or another'
             )
-        notes, is_chat = list(self.host.warnings), self.is_chat(tokenizer)
+        is_chat = self.is_chat(tokenizer)
         if self.task.tools is not None and is_chat:
             check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, prepared.render_chat)
-        if schemas and not is_chat:
-            notes.append("prompts are plain text: nobody tells the policy of the tools but the prompts themselves")
-        elif schemas and not describes_tools(tokenizer):
-            notes.append(tools_note(self.task.tool_format, described=prepared.prepare is not None))
         if is_chat:
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
             prepared.check_chat_beginning(roles)
@@ -114,7 +110,7 @@ class OpenedDialogue:
                         *fault.messages,
                         'rollout.history = "template" follows such a template: dialogues go on in new rows',
                     ) from None
-        return notes
+        return self.host.warnings
 
     def check_pay(self, rewards: RewardsConfig) -> None:
         """Raise ConfigError if nothing scores the dialogues: tools that pay nothing, and no other reward."""
@@ -171,6 +167,18 @@ class OpenedDialogue:
             raise UserCodeError(about, *filter(None, [fault.traceback])) from None
         finally:
             self.host.end(number)
+
+
+def task_tokenizer(task: TaskConfig, tokenizer: Tokenizer, limits: UserCodeConfig) -> Tokenizer:
+    """The tokenizer whose chats are told of the tools of a task whose rows are learnt. Raises UserCodeError."""
+    if task.tools is None or task.is_captured:
+        return tokenizer
+    host = ProcessHost(WorldSpec(tools=task.tools.uses), limits)
+    try:
+        functions = [one.as_function() for one in host.describe().schemas]
+    finally:
+        host.close()
+    return with_tools(tokenizer, functions, TOOL_FORMATS[task.tool_format], describe=task.describes_tools)
 
 
 def open_dialogue(task: DialogueTaskConfig, limits: UserCodeConfig) -> OpenedDialogue | None:

@@ -40,6 +40,7 @@ from hone.run.loop import Recipe
 from hone.run.store.records import CALIBRATION
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
+from hone.text.evaluate.dialogues import task_tokenizer
 from hone.text.evaluate.open_policy import ModelSource, load_scorer, open_scorer
 from hone.text.evaluate.scorer_eval import (
     HeldOutKind,
@@ -175,7 +176,9 @@ class HeldOutAnswers:
     @cached_property
     def log(self) -> tuple[AnswerLog, list[str]]:
         """The answers as episodes, and warnings."""
-        return laid_out(self.examples, *self.inputs.tokenizer, task=self.task(), kind=self.kind)
+        (tokenizer, context), task = self.inputs.tokenizer, self.task()
+        tokenizer = task_tokenizer(task, tokenizer, self.inputs.config.user_code)
+        return laid_out(self.examples, tokenizer, context, task=task, kind=self.kind)
 
     def warnings(self) -> list[str]:
         """Warnings of the data, and on questions that are in both sets. Raises DataError with all faults; what an
@@ -374,13 +377,14 @@ def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -
     if config.evaluation is None and not request.task:
         raise ConfigError(f"{request.policy}: its run has no [evaluation]; name labelled answers with --task FILE")
     scorer = load_scorer(request.policy, device=request.device)
-    task = AnswerTaskConfig(source=request.task) if config.evaluation is None else config.evaluation.task
+    task = config.task if config.evaluation is None else config.evaluation.task
     if request.task:
         task = task.model_copy(update={"source": request.task})
     examples = read_answers(task, config.data_kind)
     log, notes = laid_out(
-        examples, scorer.tokenizer, scorer.decoder.config.max_positions, task=task, kind=config.data_kind
-    )
+        examples, task_tokenizer(task, scorer.tokenizer, config.user_code), scorer.decoder.config.max_positions,
+        task=task, kind=config.data_kind,
+    )  # fmt: skip
     few = some_examples(log.episodes, request)
     if config.evaluation is None:
         config = config.model_copy(update={"evaluation": ScorerEvaluationConfig(task=task)})

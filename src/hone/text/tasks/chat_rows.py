@@ -140,27 +140,21 @@ def _without_nulls(value: object) -> object:
 def chat_notes(task: TaskConfig, examples: ExampleDataset, tokenizer: Tokenizer) -> list[str]:
     """What is done with the rows of a dataset as chats, in words: plain prompts in the chat template, tools that it
     does not describe, and columns that other trainers use and hone does not."""
-    names, notes = examples.column_names(), list[str]()
     empty = (None, "", [], {})
-    filled = {name for name in names if any(row.columns.get(name) not in empty for row in examples.rows)}
+    filled = {name for row in examples.rows for name, one in row.columns.items() if one not in empty}
     plain = [row for row in examples.rows if isinstance(row.prompt, str) and row.prompt]
     in_chat = asks_in_chat(task, tokenizer)
     chats = in_chat or len(plain) < len(examples)
+    notes = _tool_notes(task, tokenizer, has_column=TOOLS in filled, chats=chats)
     if plain and in_chat and task.chat is None and not task.system:
         notes.append(
             "plain prompts are asked as a user's message of the chat template; task.chat = false encodes them as they "
             "are"
         )
-    own_tools = bool(tokenizer.tools) or tokenizer.prepare is not None
-    for name in sorted(filled & {TOOLS, VARIABLES}):
-        if not chats:
-            notes.append(f"column {name!r} is not used: prompts are plain text, without a chat template")
-        elif name == TOOLS and own_tools:
-            notes.append("column 'tools' is not used: the policy is told of the tools of task.tools")
-        elif name == TOOLS and not describes_tools(tokenizer):
-            notes.append(tools_note(task.tool_format, described=task.describes_tools is not False))
-    if task.chat_template_kwargs and not chats:
-        notes.append("task.chat_template_kwargs is not used: prompts are plain text, without a chat template")
+    if not chats:
+        unused = [f"column {name!r}" for name in (TOOLS, VARIABLES) if name in filled]
+        unused += ["task.chat_template_kwargs"] if task.chat_template_kwargs else []
+        notes += [f"{name} is not used: prompts are plain text, without a chat template" for name in unused]
     inside = {name for row in examples.rows for name in _table(row.columns.get("extra_info"))}
     for name in sorted({*filled, *inside} & set(_PEERS)):
         peer, instead = _PEERS[name]
@@ -168,17 +162,24 @@ def chat_notes(task: TaskConfig, examples: ExampleDataset, tokenizer: Tokenizer)
     return [f"{examples.source}: {note}" for note in notes]
 
 
-def tools_note(format_name: str, *, described: bool) -> str:
-    """What becomes of tools that a chat template does not describe."""
-    if described:
-        return (
-            f"the chat template describes no tools: hone describes them in the system message, with calls as "
-            f"{format_name} (task.tools.format)"
-        )
-    return (
+def _tool_notes(task: TaskConfig, tokenizer: Tokenizer, *, has_column: bool, chats: bool) -> list[str]:
+    own = bool(tokenizer.tools) or tokenizer.prepare is not None
+    if not chats:
+        plain = "prompts are plain text: nobody tells the policy of the tools but the prompts themselves"
+        return [plain] if own or (task.tools is not None and task.tools.use) else []
+    if not (own or has_column):
+        return []
+    notes = ["column 'tools' is not used: the policy is told of the tools of task.tools"] if own and has_column else []
+    if describes_tools(tokenizer):
+        return notes
+    if tokenizer.prepare is not None or (not own and task.describes_tools is not False):
+        form = f"with calls as {task.tool_format} (task.tools.format)"
+        return [*notes, f"the chat template describes no tools: hone describes them in the system message, {form}"]
+    return [
+        *notes,
         "the chat template describes no tools, and nobody tells the policy of them: the prompts have to, or "
-        "task.tools.describe = true"
-    )
+        "task.tools.describe = true",
+    ]
 
 
 def _table(value: object) -> Mapping[str, object]:

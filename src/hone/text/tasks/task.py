@@ -14,6 +14,7 @@ from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.text.tasks.dataset import DatasetKind, ExampleDataset, read_examples
 from hone.text.tasks.reasoning_gym import PREFIX, reasoning_gym_examples
 from hone.text.tasks.scored_rows import PromptContent
+from hone.text.tools.loading import ToolsConfig
 
 # ------------------------------------------------------------------------------------------------------- agent sessions
 
@@ -91,6 +92,9 @@ class TaskConfig(Config):
     """Treatment of prompts that exceed the model's context; `truncate` keeps the last tokens."""
     agents: AgentSessionsConfig | None = None
     """Sessions of agents, for the sources `verifiers:` and `agents:`."""
+    tools: ToolsConfig | None = None
+    """Tools that the policy may call; with prompts in place of a world, the first turn without a call ends a dialogue.
+    Rows that are learnt are told of them, and nothing is run."""
 
     @property
     def is_captured(self) -> bool:
@@ -99,13 +103,13 @@ class TaskConfig(Config):
 
     @property
     def tool_format(self) -> str:
-        """Name of the form of calls in rows with tools, where the chat template describes none."""
-        return "hermes"
+        """Name of the form of calls, which rows with tools have where the chat template describes none."""
+        return "hermes" if self.tools is None else self.tools.format
 
     @property
     def describes_tools(self) -> bool | None:
-        """Whether tools are described where the chat template does not; None: not to models that hone made."""
-        return None
+        """As `tools.describe`."""
+        return None if self.tools is None else self.tools.describe
 
     @property
     def takes_options(self) -> bool:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType, MethodType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError, model_validator
 
+from hone.core.config import Config
 from hone.core.dialogue import ToolSchema
 from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError, did_you_mean
 from hone.process import user_files
@@ -338,3 +339,39 @@ def _option_faults(found: type, options: Mapping[str, Any]) -> list[str]:
         *(f"{found.__name__} takes no option {key!r}{did_you_mean(key, named)}" for key in unknown),
         *(f"{found.__name__} needs the option {name!r}" for name in missing),
     ]
+
+
+# --------------------------------------------------------------------------------------------------------------- config
+
+
+class ToolsConfig(Config):
+    """Tools that a policy may call."""
+
+    use: list[str] = []
+    """`hone:calculator`, `file.py:name` or `module:name`: a function, a list of functions, or a class whose public
+    methods are tools. Empty: calls are parsed and handed to the world."""
+    options: dict[str, dict[str, JsonValue]] = {}
+    """Arguments of classes among them, by the name in `use`."""
+    format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
+    """Form in which the policy writes calls. Three turns in a row with a call that cannot be read end a dialogue."""
+    describe: bool | None = None
+    """Describe tools in the system message where the chat template does not; unset: but to models that hone made."""
+    reward: str | None = None
+    """Function that scores environments among the tools at the end of a dialogue, as TRL calls it:
+    `f(environments, prompts, completions, **columns)`. It runs in the dialogue's process."""
+
+    @model_validator(mode="after")
+    def _references_are_some(self) -> "ToolsConfig":
+        if unknown := [name for name in self.options if name not in self.use]:
+            raise ValueError(f"options: {', '.join(unknown)} is not in use = {self.use}")
+        try:
+            check_references(self.uses)
+            if self.reward is not None:
+                user_files.check_reference(self.reward, kind="task.tools.reward")
+        except ConfigError as error:
+            raise ValueError("; ".join(error.messages)) from None
+        return self
+
+    @property
+    def uses(self) -> tuple[ToolUse, ...]:
+        return tuple(ToolUse(use=name, options=self.options.get(name, {})) for name in self.use)
