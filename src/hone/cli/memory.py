@@ -23,7 +23,7 @@ def require_opened_fit(opened: OpenedRun, settings: Mapping[str, object]) -> Non
 
 
 def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: bool, request: MemoryRequest) -> None:
-    """Print the memory of opened runs, and the warnings of their checks.
+    """Print the memory of opened runs, how their data were read, and the warnings of their checks.
 
     `build`: nothing follows, so that the networks of control are made to be counted, and all of a plan is told.
     `request`: what is asked about memory. Raises HoneError as the build, and ConfigError for an unknown device.
@@ -33,6 +33,8 @@ def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: b
             screen.rows(list(rows.items()))
             screen.line()
     for opened, _, with_location in runs:
+        for note in opened.notes:
+            screen.line(f"data: {note}")
         for warning in opened.warnings:
             screen.line(f"warning: {with_location(warning)}")
 

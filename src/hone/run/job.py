@@ -271,6 +271,8 @@ class OpenedRun:
     resolved since."""
     close: Callable[[], None] = close_nothing
     """Closes the opened resources if no job is built; may be called twice."""
+    notes: Sequence[str] = ()
+    """How the data were read, in words."""
     memory: MemoryPlan | None = None
     """Memory of the networks where it is known before they are made; None: a job is built to count it."""
     plan_checks: Callable[[], Sequence[str]] = no_notices

@@ -63,7 +63,8 @@ def solved_examples(
     drafts = [
         replace(example, completion=completion) for example, completion in zip(examples, completions, strict=True)
     ]
-    return build_examples(drafts, source=f"{examples.source}, worked by {solution.use}", warnings=examples.warnings)
+    solved = build_examples(drafts, source=f"{examples.source}, worked by {solution.use}", warnings=examples.warnings)
+    return replace(solved, shape=examples.shape)
 
 
 # ---------------------------------------------------------------------------------------------------- tokens, episodes
@@ -157,6 +158,8 @@ class AnswerTaskConfig(TaskConfig):
         usual = AnswersConfig().model_dump()
         changed = {name for name, value in self.answers.model_dump().items() if value != usual[name]}
         idle = sorted(changed & {"separator"} if collected else changed - {"separator"})
+        if collected and self.columns:
+            raise ValueError(f"columns names those of a file of rows, but source is {self.source}")
         if idle:
             what = "a file of steps, not for collected answers" if collected else "collected answers, not for a file"
             raise ValueError(f"answers.{', answers.'.join(idle)}: for {what} ({self.source}); leave it out")
@@ -197,7 +200,7 @@ def read_answers(task: AnswerTaskConfig, kind: AnswerKind) -> ExampleDataset:
         raise DataError(
             f"{task.source} has questions and no scored answers; give a file, or stage:NAME of a collection"
         )
-    return read_examples(task.source, need=_FILE_KINDS[kind], on_bad_row=task.on_bad_row)
+    return read_examples(task.source, need=_FILE_KINDS[kind], columns=task.columns, on_bad_row=task.on_bad_row)
 
 
 def encode_answers(

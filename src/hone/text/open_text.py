@@ -361,7 +361,14 @@ def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]],
         return build(config, inputs)
 
     opened = opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
-    return replace(opened, memory=_memory(inputs), plan_checks=partial(_run_programs, inputs))
+    notes = _data_notes(inputs)
+    return replace(opened, notes=notes, memory=_memory(inputs), plan_checks=partial(_run_programs, inputs))
+
+
+def _data_notes(inputs: TextInputs[T]) -> list[str]:
+    """How the rows of files were read, in words."""
+    datasets = [None if inputs.waits_for_answers else inputs.examples, inputs.held_out]
+    return list(dict.fromkeys(one.shape for one in datasets if one is not None and one.shape))
 
 
 def _run_programs(inputs: TextInputs[T]) -> list[str]:

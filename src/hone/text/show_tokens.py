@@ -58,7 +58,8 @@ def shown_rows(path: Path, model: str, count: int) -> ShownRows:
         raise ConfigError(f"{path}: {key}: {fault['msg']}; hone plan {path} checks the whole config") from None
     if task.is_generated or task.is_captured:
         raise ConfigError(f"task.source = {task.source!r} is no file of data, whose rows --tokens could show")
-    examples = read_examples(task.source, need=dataset_kind(task.source), on_bad_row=task.on_bad_row)
+    kind = dataset_kind(task.source, task.columns)
+    examples = read_examples(task.source, need=kind, columns=task.columns, on_bad_row=task.on_bad_row)
     chat = bool(task.chat or task.system) or any(example.is_conversation for example in examples.rows)
     tokenizer, _ = open_tokenizer(source, chat=chat)
     tokenizer = task_tokenizer(task, tokenizer, UserCodeConfig())

@@ -46,9 +46,7 @@ def fault(path: Path, need: str = "prompt", **settings: object) -> str:
         ({"messages": [USER, REPLY]}, "prompt-completion", [USER], [REPLY]),
         ({"messages": [USER, REPLY]}, "prompt", [USER], [REPLY]),
         ({"messages": [USER, REPLY, USER]}, "prompt", [USER, REPLY, USER], None),
-        ({"messages": [USER, REPLY]}, "text", [], [USER, REPLY]),
-        ({"text": "once"}, "text", "", "once"),
-        ({"prompt": "a", "completion": "b"}, "text", "", "ab"),
+        ({"text": "once"}, "prompt-completion", "", "once"),
     ],
 )
 def test_formats(tmp_path: Path, row: dict[str, object], need: str, prompt: object, completion: object) -> None:
@@ -153,7 +151,7 @@ def test_a_missing_column_is_named_with_the_closest(tmp_path: Path) -> None:
     ],
 )
 def test_datasets_for_other_recipes_are_recognised(tmp_path: Path, row: dict[str, object], kind: str) -> None:
-    for need in ("prompt", "prompt-completion", "text"):
+    for need in ("prompt", "prompt-completion"):
         assert f"this is a dataset of the {kind} kind" in fault(jsonl(tmp_path, row), need=need)
 
 

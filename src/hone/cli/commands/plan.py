@@ -75,5 +75,6 @@ def _figures(stage: Any, request: MemoryRequest) -> dict[str, Any]:  # noqa: ANN
         "settings": {key: item.value for key, item in stage.resolved.non_defaults().items()},
         "derived": dict(config.derive()),
         "memory": memory,
+        "data": [] if opened is None else list(opened.notes),
         "warnings": [] if opened is None else list(opened.warnings),
     }

@@ -13,6 +13,7 @@ from hone.text.dialogues.hosted import WorldSpec
 from hone.text.tasks.dataset import MAX_ROW_BYTES, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import read_rows
 from hone.text.tasks.scored_rows import BadRowError, checked_content
+from hone.text.tasks.shapes import renamed_columns
 from hone.text.tasks.task import TaskConfig
 
 PREFIX: Final = "dialogue:"
@@ -139,9 +140,9 @@ def dialogue_examples(
         return task.examples()
     if task.rows is not None:
         path = Path(task.rows)
-        file_rows = read_rows(path, max_row_bytes=MAX_ROW_BYTES)
-        if {"prompt", "messages", "text"} & {name for row in file_rows for name in row.columns}:
-            return read_examples(path, need="prompt", on_bad_row=task.on_bad_row)
+        file_rows, names = renamed_columns(read_rows(path, max_row_bytes=MAX_ROW_BYTES), task.columns, str(path))
+        if not {"prompt", "messages", "text"}.isdisjoint(names):
+            return read_examples(path, need="prompt", columns=task.columns, on_bad_row=task.on_bad_row)
         return _built([row.columns for row in file_rows], str(path), [row.number for row in file_rows])
     rows = rows_of(task.size, task.seed)
     if rows is None:

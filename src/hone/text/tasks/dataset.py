@@ -1,8 +1,9 @@
 """Prompt and example datasets: the formats that users have, normalised to one `Example`.
 
 Belongs here: which columns make which kind of dataset, what each row must hold, ids, fingerprint, overlap.
-Formats: text, messages, prompt, prompt-completion (plain or conversational) as TRL has them, those with scored answers
-(`scored_rows`), and the parquet schema of verl (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`).
+Formats: TRL's (text, messages, prompt, prompt-completion, plain or conversational), those with scored answers
+(`scored_rows`), the parquet schema of verl (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`), and
+those that `shapes` converts to these.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from hone.core.errors import DataError, did_you_mean
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, FileRow, read_rows
@@ -22,15 +23,15 @@ from hone.text.tasks.scored_rows import (
     checked_content,
     scored_answers,
 )
+from hone.text.tasks.shapes import SHAPES, RowShape, fitting_shapes, renamed_columns
 
 T = TypeVar("T")
-DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text", "preference", "unpaired", "stepwise"]
+DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "preference", "unpaired", "stepwise"]
 MAX_ROW_BYTES = 16 * 2**20
 
 _NEEDS: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt", "prompt-completion", "verl", "messages"),
-    "prompt-completion": ("prompt-completion", "messages"),
-    "text": ("text", "messages", "prompt-completion"),
+    "prompt-completion": ("prompt-completion", "messages", "text"),
     "preference": ("preference",),
     "unpaired": ("unpaired", "preference"),
     "stepwise": ("stepwise",),
@@ -38,7 +39,6 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 _MAIN_COLUMNS = {
     "prompt": ("prompt",),
     "prompt-completion": ("completion",),
-    "text": ("text",),
     "preference": ("chosen", "rejected"),
     "unpaired": ("prompt", "completion", "label"),
     "stepwise": ("prompt", "completions", "labels"),
@@ -46,12 +46,12 @@ _MAIN_COLUMNS = {
 _WANTED = {
     "prompt": "prompts",
     "prompt-completion": "prompts with completions",
-    "text": "text",
     "preference": "pairs of answers",
     "unpaired": "labelled answers",
     "stepwise": "answers with labelled steps",
 }
 _USED = {"text": {"text"}, "messages": {"messages"}}
+_SCORED: Final = ("preference", "stepwise", "unpaired")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,8 @@ class ExampleDataset:
     warnings: tuple[str, ...] = ()
     vocabulary: str | None = None
     """Hash of the vocabulary of answers that were collected as tokens; None for text."""
+    shape: str = ""
+    """How the rows of a file were read, in words; empty where they were made."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -137,29 +139,27 @@ def read_examples(
     path: str | Path,
     *,
     need: DatasetKind,
+    columns: Mapping[str, str] | None = None,
     on_bad_row: Literal["error", "drop"] = "error",
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> ExampleDataset:
-    """Read a `.jsonl`, `.json` or `.parquet` dataset in any known format.
+    """Read a `.jsonl`, `.json` or `.parquet` dataset of any known shape.
 
-    `need="text"` gives an empty prompt and the whole text (or conversation) as the completion; `preference`, `unpaired`
+    `columns`: names of the file's columns by hone's names for them, `{"prompt": "question"}`. `preference`, `unpaired`
     and `stepwise` give `answers`. Pairs with equal scores are left out, with a warning that counts them.
     `on_bad_row="drop"` leaves out rows whose content is unusable (null, empty, wrong type), and all but the first row
     of each id, with warnings that count them; a file that is damaged is an error all the same.
 
     Raises DataError, with all faults at once.
     """
-    path = Path(path)
-    rows = read_rows(path, max_row_bytes=max_row_bytes)
-    names = tuple(dict.fromkeys(name for row in rows for name in row.columns))
-    kind = need if set(_MAIN_COLUMNS[need]) <= set(names) and need == "unpaired" else _kind(rows, names)
-    if kind not in _NEEDS[need]:
-        raise DataError(_wrong_kind(path, kind=kind, need=need, names=names))
+    path, named = Path(path), columns or {}
+    rows, names = renamed_columns(read_rows(path, max_row_bytes=max_row_bytes), named, str(path))
+    shape = _shape(path, rows, names, need=need, named=named)
     drafts: list[Example] = []
     bad = _BadRowTally(path)
     for row in rows:
         try:
-            drafts.append(_example(row, kind=kind, need=need, names=names, source=str(path)))
+            drafts.append(_example(row, shape.columns_of(row, names), kind=shape.kind, need=need, source=str(path)))
         except BadRowError as fault:
             bad.add(str(fault), row.number)
     warnings = bad.settle(on_bad_row=on_bad_row, total=len(rows))
@@ -170,18 +170,59 @@ def read_examples(
         if len(kept) < len(drafts):
             warnings.append(f"{path}: {len(drafts) - len(kept)} of {len(drafts)} rows repeat an id and were dropped")
         drafts = kept
-    return build_examples(drafts, source=str(path), warnings=warnings, ids_given=has_ids)
+    renamed = "".join(f", {name} = {column}" for name, column in named.items() if name != column)
+    words = f"{path}: {len(rows):,} rows read as {shape.words}{renamed}"
+    return replace(build_examples(drafts, source=str(path), warnings=warnings, ids_given=has_ids), shape=words)
 
 
-def dataset_kind(path: str | Path) -> DatasetKind:
+def dataset_kind(path: str | Path, columns: Mapping[str, str] | None = None) -> DatasetKind:
     """The kind of a file by its columns, prompts to be answered where it has no answers. Raises DataError."""
-    rows = read_rows(Path(path), max_row_bytes=MAX_ROW_BYTES)
-    kind = _kind(rows, tuple(dict.fromkeys(name for row in rows for name in row.columns)))
-    if kind in SCORED_COLUMNS:
-        return cast("DatasetKind", kind)
-    ends = [turns[-1] for row in rows if isinstance(turns := row.columns.get("messages"), list) and turns]
-    spoken = kind == "messages" and all(isinstance(one, dict) and one.get("role") == "assistant" for one in ends)
-    return "prompt-completion" if spoken or kind == "prompt-completion" else "prompt"
+    path, named = Path(path), columns or {}
+    rows, names = renamed_columns(read_rows(path, max_row_bytes=MAX_ROW_BYTES), named, str(path))
+    kinds = {shape.kind for shape in fitting_shapes(rows, names, named)}
+    for scored in _SCORED:
+        if scored in kinds:
+            return scored
+    if not kinds.intersection(_NEEDS["prompt-completion"]):
+        return "prompt"
+    shape = _shape(path, rows, names, need="prompt-completion", named=named)
+    ends = [shape.columns_of(row, names).get("messages") for row in rows] if shape.kind == "messages" else []
+    spoken = [turns[-1] for turns in ends if isinstance(turns, list) and turns]
+    answered = all(isinstance(one, dict) and one.get("role") == "assistant" for one in spoken)
+    return "prompt-completion" if answered else "prompt"
+
+
+def _shape(
+    path: Path, rows: Sequence[FileRow], names: Sequence[str], *, need: DatasetKind, named: Mapping[str, str]
+) -> RowShape:
+    """The one shape of a file that gives what is needed. Raises DataError where none does, or more than one."""
+    if need == "unpaired" and set(_MAIN_COLUMNS[need]) <= set(names):  # its labels are checked row by row
+        return next(shape for shape in SHAPES if shape.kind == need)
+    fits = fitting_shapes(rows, names, named)
+    useful = [shape for shape in fits if shape.kind in _NEEDS[need]]
+    if not useful:
+        kinds = [shape.kind for shape in fits]
+        scored = next((kind for kind in _SCORED if kind in kinds), None)
+        message = _wrong_kind(path, kind=scored or next(iter(kinds), ""), need=need, names=names)
+        if scored is None and {"instruction", "completions"} <= set(names):
+            message += (
+                "; these look like UltraFeedback's raw rows, of which nothing says which two completions make a pair: "
+                "write the better one as `chosen` and the other as `rejected`"
+            )
+        elif scored is None:
+            main = ("prompt", "completion") if need == "prompt-completion" else _MAIN_COLUMNS[need]
+            shown = ", ".join(f'{name} = "..."' for name in main)
+            message += f"; where other columns hold that, name them: task.columns = {{ {shown} }}"
+        raise DataError(message)
+    if len(useful) > 1:
+        everywhere = frozenset.intersection(*(shape.uses for shape in useful))
+        telling = [next(name for name in shape.columns if name not in everywhere) for shape in useful]
+        raise DataError(
+            f"{path}: the rows can be read as {', or as '.join(shape.words for shape in useful)} (columns found: "
+            f"{', '.join(names)}); say which by naming a column of it: "
+            + " or ".join(f'task.columns = {{ {name} = "{name}" }}' for name in telling)
+        )
+    return useful[0]
 
 
 def build_examples(
@@ -237,23 +278,6 @@ def prompt_key(prompt: PromptContent) -> str:
     return prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
 
 
-def _kind(rows: Sequence[FileRow], names: Sequence[str]) -> str:
-    have = set(names)
-    if "chosen" in have and "rejected" in have:
-        return "preference"
-    if {"prompt", "completions", "labels"} <= have:
-        return "stepwise"
-    if {"prompt", "completion", "label"} <= have and all(isinstance(row.columns.get("label"), bool) for row in rows):
-        return "unpaired"
-    if {"prompt", "data_source", "reward_model"} <= have:
-        return "verl"
-    if "messages" in have:
-        return "messages"
-    if {"prompt", "completion"} <= have:
-        return "prompt-completion"
-    return next((name for name in ("prompt", "text") if name in have), "")
-
-
 def _wrong_kind(path: Path, *, kind: str, need: str, names: Sequence[str]) -> str:
     wanted, columns = _WANTED[need], f"columns found: {', '.join(names)}"
     if kind in SCORED_COLUMNS:
@@ -297,22 +321,14 @@ class _BadRowTally:
         return [f"{line} (dropped)" for line in lines]
 
 
-def _example(row: FileRow, *, kind: str, need: str, names: Sequence[str], source: str) -> Example:
-    columns = {name: row.columns.get(name) for name in names}
+def _example(row: FileRow, columns: Mapping[str, object], *, kind: str, need: str, source: str) -> Example:
     answers: tuple[ScoredAnswer, ...] = ()
     if kind in SCORED_COLUMNS:
         prompt, answers = scored_answers(columns, kind)
         completion = None
     else:
         prompt, completion = _turns(columns, kind, need)
-    if need == "text":
-        if isinstance(prompt, str) and isinstance(completion, str):
-            prompt, completion = "", prompt + completion
-        elif isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
-            prompt, completion = [], prompt + (completion or [])
-        else:
-            raise BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
-    elif need == "prompt-completion" and completion is None:
+    if need == "prompt-completion" and completion is None:
         raise BadRowError("`messages` do not end with the assistant's turn")
     used = SCORED_COLUMNS[kind] if answers else _USED.get(kind, {"prompt", "completion"})
     rest = {name: value for name, value in columns.items() if name not in used}

@@ -53,10 +53,14 @@ def checked_content(value: object, name: str) -> PromptContent:
 def _checked_message(value: object, name: str) -> ChatMessage:
     if not isinstance(value, dict):
         raise BadRowError(f"`{name}` holds a {type(value).__name__}, expected a message with role and content")
-    # Parquet gives every message all keys that any message has: null says that this one lacks it.
-    turn: ChatMessage = {str(key): part for key, part in value.items() if part is not None}
+    # Parquet gives every message all keys that any message has, and so on inside: null says that this one lacks it.
+    turn = cast("ChatMessage", _without_nulls(value))
     if not isinstance(turn.get("role"), str):
         raise BadRowError(f"`{name}` holds a message without a role")
+    if "function_call" in turn:  # as OpenAI had calls before `tool_calls`
+        turn["tool_calls"] = [{"type": "function", "function": turn.pop("function_call")}]
+    if turn["role"] == "function":
+        turn["role"] = "tool"
     if isinstance(turn.setdefault("content", ""), list):
         from hone.models.language.chat_template import joined_parts  # noqa: PLC0415 - for such rows only
 
@@ -67,6 +71,14 @@ def _checked_message(value: object, name: str) -> ChatMessage:
     if not isinstance(turn["content"], str):
         raise BadRowError(f"`{name}` holds a message whose content is a {type(turn['content']).__name__}, not text")
     return turn
+
+
+def _without_nulls(value: object) -> object:
+    """A JSON value without keys that are null, at any depth."""
+    if isinstance(value, dict):
+        table = cast("dict[object, object]", value)
+        return {str(key): _without_nulls(part) for key, part in table.items() if part is not None}
+    return [_without_nulls(item) for item in cast("list[object]", value)] if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------------------------------------------------- scored rows
@@ -150,9 +162,13 @@ def _pair(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAns
     if chosen == rejected:
         raise BadRowError("`chosen` equals `rejected`")
     own = columns.get("prompt")
-    # As in TRL: a plain prompt beside conversations repeats their first message.
-    if own is None or (isinstance(own, str) and isinstance(chosen, list)):
+    # As in TRL: a plain prompt beside conversations repeats their question; beside answers alone it is the question.
+    repeated = isinstance(own, str) and isinstance(chosen, list) and chosen[0]["role"] != "assistant"
+    if own is None or repeated:
         prompt, chosen, rejected = _common_prompt(chosen, rejected)
+        turns = prompt if isinstance(own, str) and isinstance(prompt, list) else []
+        if turns and not any(str(turn["content"]).strip() == str(own).strip() for turn in turns):
+            raise BadRowError("`prompt` is none of the messages with which `chosen` and `rejected` begin")
     else:
         prompt = checked_content(own, "prompt")
     _check_is_answer(chosen, "chosen")
@@ -197,7 +213,7 @@ def _check_is_answer(content: PromptContent, name: str) -> None:
 
 def _labelled_answer(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
     prompt, content = (checked_content(columns[name], name) for name in ("prompt", "completion"))
-    if columns["label"] not in (True, False):
+    if not isinstance(columns["label"], bool):  # of 0 and 1 nobody says which is good
         raise BadRowError(f"`label` is {columns['label']!r}, expected true or false")
     return prompt, (ScoredAnswer(content=content, score=float(bool(columns["label"]))),)
 

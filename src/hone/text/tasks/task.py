@@ -86,6 +86,8 @@ class TaskConfig(Config):
     """System message before plain prompts, and of conversations that have none."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Variables of the chat template, such as `enable_thinking`; a row's column `chat_template_kwargs` adds to them."""
+    columns: dict[str, str] = {}
+    """Columns of a file by the names that hone has for them: `{prompt = "question", answer = "target"}`."""
     on_bad_row: Literal["error", "drop"] = "error"
     """Treatment of invalid rows of a file, and of rows that repeat the `id` of an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
@@ -127,6 +129,8 @@ class TaskConfig(Config):
             raise ValueError(
                 f"options is for sources that make their rows, such as {PREFIX}TASK, but source is {self.source}"
             )
+        if self.columns and (self.is_generated or self.is_captured):
+            raise ValueError(f"columns names those of a file of rows, but source is {self.source}")
         if not _FIELD.search(self.template):
             raise ValueError("template must contain {prompt} or another column in braces")
         return self
@@ -172,7 +176,7 @@ class TaskConfig(Config):
                 distinct=self.distinct,
                 exclude=exclude,
             )
-        return read_examples(Path(self.source), need=need, on_bad_row=self.on_bad_row)
+        return read_examples(Path(self.source), need=need, columns=self.columns, on_bad_row=self.on_bad_row)
 
     def fill_template(self, prompt: PromptContent, columns: Mapping[str, object]) -> PromptContent:
         """The prompt in its template; conversations as they are. Raises DataError for a column that is not there."""
