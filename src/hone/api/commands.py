@@ -184,9 +184,9 @@ def _train_seeds(document: ConfigDocument, asked: Sequence[int], runs: Path, *, 
     check_name(folder.name)
     set_seed(document, asked[0])
     stages = planned_runs(document)
-    with opened_runs(stages):  # the first seed's data are checked; each run opens its own
-        pass
-    turns = SeedRuns(root=folder, seeds=asked, steps=stages[0].resolved.config.steps, resume=resume)
+    with opened_runs(stages) as opened:  # the first seed's data are checked; each run opens its own
+        steps = opened[0].resolved.config.steps
+    turns = SeedRuns(root=folder, seeds=asked, steps=steps, resume=resume)
 
     def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
         set_seed(document, seed)

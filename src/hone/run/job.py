@@ -273,6 +273,8 @@ class OpenedRun:
     """Closes the opened resources if no job is built; may be called twice."""
     notes: Sequence[str] = ()
     """How the data were read, in words."""
+    config: RunConfig | None = None
+    """The config with the steps that its epochs make; None where it has them, or where the data are yet to come."""
     memory: MemoryPlan | None = None
     """Memory of the networks where it is known before they are made; None: a job is built to count it."""
     plan_checks: Callable[[], Sequence[str]] = no_notices

@@ -16,6 +16,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
 from hone.estimators.means import mean_interval, paired_difference
 from hone.run.callbacks import ProgressDisplay
+from hone.run.job import RunConfig
 from hone.run.report.run_page import write_report
 from hone.run.resume import allowed_changes, code_fingerprints, refuse_fewer_steps
 from hone.run.run import RunRequest, run
@@ -42,7 +43,6 @@ class PipelineStage:
     """One run of a pipeline; its order is made when its turn comes, because it may start from an earlier stage."""
 
     name: str
-    steps: int
     make_request: Callable[[], RunRequest]
 
 
@@ -82,12 +82,13 @@ def run_pipeline(
     PIPELINE.write(folder, PipelineRecord(name=name, stages=tuple(stage.name for stage in stages)))
     began_s = clock.monotonic_s()
     for place, stage in enumerate(stages):
-        if _is_finished(folder / stage.name, stage.steps, clock):
-            _refuse_changes(folder / stage.name, stage, clock)
+        request = stage.make_request()
+        if _is_finished(folder / stage.name, request.config.steps, clock):
+            _refuse_changes(folder / stage.name, request, clock)
             progress.note(f"stage {stage.name} is done: passed over")
             continue
-        _refuse_successors(folder, stage, stages[place + 1 :])
-        run(stage.make_request(), progress=progress, clock=clock)
+        _refuse_successors(folder, request.config, stages[place + 1 :])
+        run(request, progress=progress, clock=clock)
     answers = {stage.name: latest_answers(folder / stage.name) for stage in stages}
     seconds = clock.monotonic_s() - began_s
     names = [name for name, rows in answers.items() if any(row.score is not None for row in rows)]
@@ -115,19 +116,19 @@ def _is_finished(folder: Path, steps: int, clock: Clock) -> bool:
     return bool(saved) and saved[-1] >= steps
 
 
-def _refuse_changes(folder: Path, stage: PipelineStage, clock: Clock) -> None:
+def _refuse_changes(folder: Path, request: RunRequest, clock: Clock) -> None:
     """A stage that is passed over must be the one that the file describes."""
-    done, request = open_run(folder, clock=clock), stage.make_request()
-    refuse_fewer_steps(done.checkpoints(), stage.steps, f"stage {stage.name}")
+    done, name = open_run(folder, clock=clock), request.config.name
+    refuse_fewer_steps(done.checkpoints(), request.config.steps, f"stage {name}")
     before = done.manifest().metadata
     differences = resume_differences(
         done.config(), request.settings, before, replace(before, code=code_fingerprints(request.settings))
     )
     allowed = replace(allowed_changes(request.consent, request.settings), config=False, otherwise="")
-    refuse_differences(f"stage {stage.name} is done, and cannot be passed over", differences, allowed)
+    refuse_differences(f"stage {name} is done, and cannot be passed over", differences, allowed)
 
 
-def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[PipelineStage]) -> None:
+def _refuse_successors(folder: Path, stage: RunConfig, later: Sequence[PipelineStage]) -> None:
     """Raise ConfigError if later stages started from this one: it cannot continue, because they depend on its
     result."""
     begun = [one.name for one in later if (folder / one.name / "manifest.json").is_file()]

@@ -100,6 +100,7 @@ def prompt_inputs(
         dialogue=dialogue,
         lay_out=lay_out,
         rewards=rewards,
+        count=len,
         measure=lambda laid: TextLengths(prompt=max(len(one.tokens) for one in laid), whole=whole_tokens(laid)),
         second_answer=second_answer,
         other_policies=[*other_policies, *rewards.local_judges],

@@ -1,14 +1,17 @@
 """Data, tokenizer and reward workers of a text run: opened and checked once, then handed to the build of the run."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from pydantic import Field, ValidationError, model_validator
+
 from hone.core.config import STAGE_PREFIX
-from hone.core.errors import run_all_checks
+from hone.core.errors import ConfigError, run_all_checks
 from hone.credit.grouping import LabelCredit
 from hone.models.language.hf_checkpoint import check_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
@@ -65,7 +68,47 @@ class TextDataConfig(Protocol):
         ...
 
 
-class LanguageRunConfig(RunConfig):
+class DataRunConfig(RunConfig):
+    """A run on rows of data: as many steps, or passes over the rows."""
+
+    steps: int = Field(default=0, ge=0)
+    """Iterations of the training loop: collect, score, learn, publish. Either `steps` or `epochs` is given."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over the training rows, in place of `steps`. Steps are whole: the last one takes from the next pass what
+    it lacks. Where a recipe asks further prompts within a step, passes are over earlier."""
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> "DataRunConfig":
+        if bool(self.steps) == (self.epochs is not None):
+            both = f"steps = {self.steps} and epochs = {self.epochs:g}" if self.epochs else "neither"
+            raise ValueError(f"give either steps (at least 1) or epochs (passes over the rows), got {both}")
+        return self
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows that a step takes."""
+        raise TypeError(f"{type(self).__name__} names no rows of a step")
+
+    def with_steps(self, rows: int, source: str) -> tuple["DataRunConfig", str]:
+        """The config with the steps that its epochs make of so many rows, and a sentence on them. Raises ConfigError
+        where the recipe cannot have so many steps."""
+        assert self.epochs is not None
+        seen = round(self.epochs * rows, 6)
+        steps = math.ceil(seen / self.rows_per_step)
+        beyond = steps * self.rows_per_step - seen
+        note = (
+            f"epochs = {self.epochs:g}: {self.epochs:g} x {rows:,} rows of {source} in steps of {self.rows_per_step:,} "
+            f"are {steps:,} steps" + (f"; the last one takes {beyond:g} of the next pass" if beyond else "")
+        )
+        values = self.model_dump(exclude_unset=True)
+        try:
+            return type(self).model_validate({**values, "steps": steps, "epochs": None}), note
+        except ValidationError as error:
+            faults = [str(fault["msg"]).removeprefix("Value error, ") for fault in error.errors()]
+            raise ConfigError(*(f"{note}: {fault}" for fault in faults)) from None
+
+
+class LanguageRunConfig(DataRunConfig):
     """A language model, or a scorer on one, to train on a dataset."""
 
     model: ModelSource
@@ -114,6 +157,8 @@ class TextInputs(Generic[T]):
     """Further checks of the recipe's own, by name, which return warnings."""
     measure: Callable[[T], TextLengths] | None = None
     """Lengths of the texts that were laid out; None: as long as the model's context."""
+    count: Callable[[T], int] | None = None
+    """Number of rows that were laid out, which a pass over the data takes; None: there are no such rows."""
 
     @property
     def lengths(self) -> TextLengths:
@@ -356,19 +401,38 @@ def is_to_come(path: str | None) -> bool:
 def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[Any]]) -> OpenedRun:
     """`inputs`, opened and checked, for `build(config, inputs)`; they are closed with the job."""
 
-    def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[Any]:  # noqa: ANN401 - the recipe's own
-        inputs.config = config
-        return build(config, inputs)
+    warnings, config, notes = open_text(inputs), None, list[str]()
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(inputs.close)
+        datasets = [None if inputs.waits_for_answers else inputs.examples, inputs.held_out]
+        notes += dict.fromkeys(one.shape for one in datasets if one is not None and one.shape)
+        if isinstance(inputs.config, DataRunConfig) and inputs.config.epochs is not None:
+            config, note = _with_steps(inputs, inputs.config)
+            notes.append(note)
+        memory = _memory(inputs)
+        on_fault.pop_all()
 
-    opened = opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
-    notes = _data_notes(inputs)
-    return replace(opened, notes=notes, memory=_memory(inputs), plan_checks=partial(_run_programs, inputs))
+    def build_job(asked: Any, inputs: TextInputs[T]) -> TrainingJob[Any]:  # noqa: ANN401 - the recipe's own
+        own: Any = asked if asked.steps else config
+        inputs.config = own
+        return build(own, inputs)
+
+    opened = opened_run(inputs, build_job, warnings=warnings, close=inputs.close)
+    plan_checks = partial(_run_programs, inputs)
+    return replace(opened, notes=notes, config=config, memory=memory, plan_checks=plan_checks)
 
 
-def _data_notes(inputs: TextInputs[T]) -> list[str]:
-    """How the rows of files were read, in words."""
-    datasets = [None if inputs.waits_for_answers else inputs.examples, inputs.held_out]
-    return list(dict.fromkeys(one.shape for one in datasets if one is not None and one.shape))
+def _with_steps(inputs: TextInputs[T], config: DataRunConfig) -> tuple[DataRunConfig | None, str]:
+    """The config with the steps that its epochs make, and a sentence on them; None before an earlier stage has made the
+    data or the tokenizer. Raises ConfigError for a task without rows."""
+    if inputs.count is None:
+        raise ConfigError(
+            f"epochs = {config.epochs:g}: task.source = {inputs.config.task.source!r} has no rows to pass over; give "
+            "steps"
+        )
+    if inputs.waits_for_answers or not inputs.has_model:
+        return None, f"epochs = {config.epochs:g}: the steps are known once the earlier stages have run"
+    return config.with_steps(inputs.count(inputs.prepared[0]), inputs.examples.source)
 
 
 def _run_programs(inputs: TextInputs[T]) -> list[str]:

@@ -27,7 +27,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.planner.run_settings import PlannedRecipe
 from hone.rewards.config import RewardsConfig, UserCodeConfig
-from hone.run.job import OpenedRun, RecipeParts, RunConfig, TrainingJob, no_notices
+from hone.run.job import OpenedRun, RecipeParts, TrainingJob, no_notices
 from hone.run.loop import Learner, Recipe, Source, SourceWrapper, WithState
 from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.run.store.survivorship import Fate, SurvivorshipCounts
@@ -53,7 +53,7 @@ from hone.text.learners import language_job, step_layout, token_learner
 from hone.text.live import LiveText, open_live_text, prompt_inputs
 from hone.text.loss import TokenLoss, TokenLossSpec
 from hone.text.loss_adapters import AGGREGATIONS, AggregationConfig
-from hone.text.open_text import TextInputs, opened_text_run
+from hone.text.open_text import DataRunConfig, TextInputs, opened_text_run
 from hone.text.presets import PresetName, preset_values
 from hone.text.quantised import ratio_defaults, require_correction, require_ratio
 from hone.text.ratio import Denominator, RatioLearnerConfig
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from hone.text.captured import CapturedText
 
 
-class TextRunConfig(RunConfig):
+class TextRunConfig(DataRunConfig):
     """A language model that answers prompts, or takes part in dialogues, and learns from the scores."""
 
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
@@ -154,6 +154,10 @@ class TextRunConfig(RunConfig):
             },
         )
         return opened_text_run(inputs, _text_job)
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.rollout.prompts_per_step
 
     def derive(self) -> dict[str, str]:
         """prompts x samples -> sequences -> minibatches -> optimizer steps -> micro-batch tokens."""

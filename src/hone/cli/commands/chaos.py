@@ -37,6 +37,8 @@ def run(call: CommandCall) -> int:
     stages = planned_runs(document)
     require_stage_consent(stages, yes=call.switch("yes"))
     config, settings = stages[0].resolved.config, stages[0].resolved.settings()
+    if not config.steps:
+        raise ConfigError("epochs: faults are placed at steps, whose number has to be known; give steps instead")
     replicas = next((item.value for key, item in settings.items() if key == "cluster.rollout.replicas"), None)
     kinds = _kinds(call.text("faults"), has_replicas=bool(replicas))
     name = call.text("name") or f"{pipeline_name(document)}_chaos"

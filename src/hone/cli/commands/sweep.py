@@ -244,8 +244,11 @@ def _examples(search: GridSearch | OptunaSearch, keys: Sequence[SweptKey]) -> Se
 
 
 def _steps(asked: _SweepCall, keys: Sequence[SweptKey]) -> int:
-    """Steps of a run."""
-    return planned_runs(_trial_document(asked, keys, one_at_a_time(keys)[0]))[0].resolved.config.steps
+    """Steps of a run. Raises ConfigError for one whose epochs say them."""
+    steps = planned_runs(_trial_document(asked, keys, one_at_a_time(keys)[0]))[0].resolved.config.steps
+    if not steps:
+        raise ConfigError("epochs: trials are compared, and stopped early, at a number of steps; give steps instead")
+    return steps
 
 
 def _check_trials(asked: _SweepCall, keys: Sequence[SweptKey], trials: Sequence[TrialSettings], *, yes: bool) -> None:

@@ -227,9 +227,12 @@ def run(call: CommandCall) -> int:
     require_stage_consent(stages, yes=call.switch("yes"))
     for note in document.notes:
         screen.line(f"note: {note}")
-    for stage in stages:
+    counted = [stage for stage in stages if stage.resolved.config.steps]
+    for stage in counted:
         show_plan(screen, stage)
     with opened_runs(stages) as opened:
+        for stage in opened[: None if len(counted) < len(stages) else 0]:
+            show_plan(screen, stage)
         planned_only = call.command == "plan" or call.switch("dry_run")
         certified = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
         absent = missing_devices(stage.resolved.config.run.device for stage in stages)
@@ -247,7 +250,7 @@ def run(call: CommandCall) -> int:
     turns = SeedRuns(
         root=Path(call.text("runs")) / name,
         seeds=seeds,
-        steps=stages[0].resolved.config.steps,
+        steps=opened[0].resolved.config.steps,
         resume=call.switch("resume"),
     )
     _train_each_seed(call, document, turns, screen)
@@ -336,7 +339,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
                 opened = stage.resolved.config.open()
                 require_opened_fit(opened, settings)
             stack.callback(opened.close)
-            return replace(stage, opened=opened)
+            return replace(stage, opened=opened, resolved=_with_steps(stage.resolved, opened.config))
 
         checks = {stage.resolved.config.name: partial(open_stage, stage) for stage in stages}
         yield list(run_all_checks(checks).values())
@@ -347,6 +350,17 @@ def _check_trackers(config: RunConfig) -> None:
         from hone.run.tracking import check_trackers  # noqa: PLC0415 - most runs have none
 
         check_trackers(config.track)
+
+
+def _with_steps(resolved: ResolvedConfig[RunConfig], counted: RunConfig | None) -> ResolvedConfig[RunConfig]:
+    """A config with the steps that its epochs make, which are then as if they had been given."""
+    if counted is None:
+        return resolved
+    origins = {key: place for key, place in resolved.origins.items() if key != "epochs"}
+    epochs = resolved.settings()["epochs"]
+    return replace(
+        resolved, config=counted, origins={**origins, "steps": f"epochs = {epochs.value:g} in {epochs.origin}"}
+    )
 
 
 @contextlib.contextmanager
@@ -430,7 +444,7 @@ def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
     ]
     screen.rows([*rows, *kept])
     with _locating_errors(stage):
-        derived = {**config.derive(), **rank_placement(config)}
+        derived = {**config.derive(), **rank_placement(config)} if config.steps else {}
     if derived:
         screen.line()
         screen.rows(list(derived.items()))
@@ -477,8 +491,10 @@ def train_one(
     """Train one run, from its checked config to its finished folder."""
     from hone.run.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
 
-    request = _run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
-    folder = drive(request, progress=progress)
+    with contextlib.ExitStack() as stack:
+        stage = _counted(stage, stack)
+        request = _run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
+        folder = drive(request, progress=progress)
     # add pictures of the policy and searches to a finished run
     from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
 
@@ -489,6 +505,11 @@ def train_one(
         folder.log(f"no picture of the policy: {fault}", level="WARNING")
     _write_searches(folder, stage.resolved.config, progress=progress)
     return folder
+
+
+def _counted(stage: PlannedRun, stack: contextlib.ExitStack) -> PlannedRun:
+    """The stage with its number of steps; one that is not known is counted in the data, which stay open."""
+    return stage if stage.resolved.config.steps else stack.enter_context(opened_runs([stage]))[0]
 
 
 def _run_request(
@@ -544,21 +565,24 @@ def train_pipeline(
     waiting = resolve_stage_references(document, folder, names)
     placed: list[PlannedRun] = []
     for place, (stage, checked) in enumerate(zip(planned_runs(document), stages, strict=True)):
-        if place in waiting and checked.opened is not None:
+        late = place in waiting or not checked.resolved.config.steps
+        if late and checked.opened is not None:
             checked.opened.close()  # opened again once the earlier stages are there
-        placed.append(replace(stage, opened=None if place in waiting else checked.opened))
+        resolved = _with_steps(stage.resolved, None if late or checked.opened is None else checked.opened.config)
+        placed.append(replace(stage, resolved=resolved, opened=None if late else checked.opened))
 
-    def turn(stage: PlannedRun) -> Turn:
-        config = stage.resolved.config
-        begun = (folder / config.name / "manifest.json").is_file()
-        return Turn(
-            name=config.name,
-            steps=config.steps,
-            make_request=lambda: _run_request(
-                stage, root=folder, resume=resume and begun, callbacks=callbacks, consent=consent
-            ),
-        )
+    with contextlib.ExitStack() as stack:
 
-    result = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+        def turn(stage: PlannedRun) -> Turn:
+            config = stage.resolved.config
+            begun = (folder / config.name / "manifest.json").is_file()
+            return Turn(
+                name=config.name,
+                make_request=lambda: _run_request(
+                    _counted(stage, stack), root=folder, resume=resume and begun, callbacks=callbacks, consent=consent
+                ),
+            )
+
+        result = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
     _write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
     return result

@@ -33,7 +33,7 @@ def require_longer_than_warmup(config: recipe.TextRunConfig) -> None:
     """A run that ends within the critic's warm-up trains no policy."""
     assert isinstance(config, PpoTextConfig)
     warmup = config.algorithm.critic.warmup_steps
-    if warmup >= config.steps:
+    if config.steps and warmup >= config.steps:
         raise ValueError(
             f"algorithm.critic.warmup_steps = {warmup} of steps = {config.steps}: the policy would never be trained; "
             "lower the one, or raise the other"

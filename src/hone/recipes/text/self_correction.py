@@ -41,7 +41,7 @@ def require_both_stages(config: recipe.TextRunConfig) -> None:
     """The second stage is what keeps the first answer good; rewards of steps are for single answers."""
     assert isinstance(config, SelfCorrectionConfig)
     first = config.algorithm.correction.first_stage_steps
-    if first >= config.steps:
+    if config.steps and first >= config.steps:
         raise ValueError(
             f"algorithm.correction.first_stage_steps = {first} of steps = {config.steps} leaves no second stage; lower "
             "the one, or raise the other"

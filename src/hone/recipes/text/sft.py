@@ -61,6 +61,10 @@ class SftConfig(AnswerRunConfig):
         check_experience(self.task, self.learn, self.relabel)
         return self
 
+    @property
+    def rows_per_step(self) -> int:
+        return self.batch
+
     @classmethod
     def planned(cls) -> PlannedRecipe:
         return PlannedRecipe(rows=("batch",))
@@ -78,6 +82,7 @@ class SftConfig(AnswerRunConfig):
             read=lambda held_out: _examples(self, held_out),
             lay_out=lambda examples, tokenizer, context: _lay_out(self, examples, tokenizer, context),
             measure=text_lengths,
+            count=len,
             more_checks={"relabel": lambda: _relabel_warnings(self)},
         )
         return opened_text_run(inputs, build)

@@ -242,6 +242,10 @@ class PreferenceRunConfig(AnswerRunConfig):
     def open(self) -> OpenedRun:
         return _open_preferences(self)
 
+    @property
+    def rows_per_step(self) -> int:
+        return self.batch
+
     @classmethod
     def planned(cls) -> PlannedRecipe:
         return PlannedRecipe(rows=("batch",), factor=2 if cls.answers == "preference" else 1)
@@ -368,6 +372,7 @@ def _open_preferences(config: PreferenceRunConfig) -> OpenedRun:
             examples, config.task, tokenizer, context=context, kind=config.answers, data=config.data
         ),
         measure=lambda log: text_lengths(log.episodes),
+        count=lambda log: len(log.ids),
         other_policies=[path for path in [config.reference()] if path is not None],
     )
     inputs.more_checks = {"answers": lambda: data_warnings(inputs, config.answers)}

@@ -109,6 +109,7 @@ def _open_held_out_run(config: HeldOutRunConfig) -> OpenedRun:
             kind=config.answers,
             data=_config_of(inputs).data,
         ),
+        count=lambda log: len(log.ids),
     )
     inputs.more_checks = {"answers": lambda: data_warnings(inputs, config.answers)}
     held_out = None

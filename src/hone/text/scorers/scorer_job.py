@@ -120,6 +120,10 @@ class ScorerRunConfig(LanguageRunConfig):
     def has_search(self) -> bool:
         return False
 
+    @property
+    def rows_per_step(self) -> int:
+        return self.batch
+
     @classmethod
     def planned(cls) -> PlannedRecipe:
         return PlannedRecipe(rows=("batch",), factor=2 if cls.data_kind == "preference" else 1, predicts_tokens=False)
@@ -261,6 +265,7 @@ def _open_scorer_run(config: ScorerRunConfig) -> OpenedRun:
             examples, tokenizer, context, task=_task_of(inputs), kind=config.data_kind
         ),
         measure=lambda log: text_lengths(log.episodes),
+        count=lambda log: len(log.ids) if config.data_kind == "preference" else len(log.episodes),
     )
     inputs.more_checks = {"answers": lambda: data_warnings(inputs, config.data_kind)}
     held_out = None
