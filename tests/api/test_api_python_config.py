@@ -1,7 +1,10 @@
 """Configs made of Python objects train as the same config in a file does."""
 
+import itertools
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from importable_code import ImportableCorridor, starts_with_digit
 from short_runs import SHORT
 
-from hone.api import read_result, sample, train, train_seeds
+from hone.api import python_config, read_result, sample, train, train_seeds
 from hone.api.python_config import document_of
 from hone.cli.main import main
 from hone.core.errors import ConfigError, HoneError
@@ -112,6 +115,118 @@ def test_a_dataset_is_rows_a_dataframe_or_a_table() -> None:
     assert set(result.samples()["prompt"]) <= {row["prompt"] for row in ROWS}
 
 
+class Stream:
+    """As `datasets.IterableDataset`: rows anew for each iteration, and no length."""
+
+    def __iter__(self) -> Iterator[dict]:
+        return iter(ROWS)
+
+
+def endless() -> Iterator[dict]:
+    for number in itertools.count():
+        yield {"prompt": f"{number}+1=", "answer": str(number + 1)}
+
+
+def test_a_dataset_is_a_stream_of_rows() -> None:
+    def source(rows: object, **more: object) -> str:
+        return document_of({"task": {"source": rows, **more}}, [], Path("runs")).values["task"]["source"]
+
+    listed = source(ROWS)
+    streams = [
+        (row for row in ROWS),
+        Stream(),
+        iter(ROWS),
+        lambda: iter(ROWS),
+        Stream().__iter__,
+        Stream,
+        map(dict, ROWS),
+    ]
+    assert {source(one) for one in streams} == {listed}
+    assert {source(one, size=4) for one in (endless(), endless, partial(itertools.islice, endless(), 9))} == {listed}
+    assert len(list(Path("runs/.python").iterdir())) == 1
+
+
+def test_a_stream_is_written_row_by_row() -> None:
+    rows = ({"prompt": f"{number}" + "x" * 1000} for number in range(10_000))  # 10 MB
+    tracemalloc.start()
+    values = document_of({"task": {"source": rows}}, [], Path("runs")).values
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert Path(values["task"]["source"]).stat().st_size > 10_000_000
+    assert peak < 1_000_000
+
+
+def broken() -> Iterator[dict]:
+    yield ROWS[0]
+    raise KeyError("no such row")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (iter([]), "task.source: it gave no rows; an iterator gives its rows once"),
+        ([], "task.source: it gave no rows"),
+        (endless, "task.source: more than 5 rows, and no end in sight; say how many to take by task.size"),
+        (iter([{"prompt": "a"}, {"prompt": object()}]), "task.source: its rows must be dicts .* row 2: a object is"),
+        (lambda name: [], "a function that gives rows is called without arguments, and this one needs name"),
+        (broken, "task.source: its iterator failed after 1 rows with KeyError: 'no such row'"),
+        (lambda: Path("nowhere").read_text(), "task.source: its iterator failed after 0 rows with FileNotFoundError"),
+    ],
+)
+def test_streams_that_cannot_be_taken(source: object, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_config, "MAX_STREAM_ROWS", 5)
+    with pytest.raises(HoneError, match=message):
+        train({**GRPO, "task": {"source": source}, "rewards": {"functions": ["exact_match"]}})
+    assert not list(Path("runs").glob(".python/*"))
+
+
+def test_a_stream_resumes_exactly_or_not_at_all() -> None:
+    sft = {**{key: GRPO[key] for key in ("model", "learner", "run")}, "recipe": "sft", "batch": 2}
+    rows = [{"prompt": row["prompt"], "completion": row["answer"]} for row in ROWS]
+    train({**sft, "steps": 1, "task": {"source": iter(rows)}})
+    again = train({**sft, "steps": 2, "task": {"source": iter(rows)}}, resume=True)
+    plain = train({**sft, "steps": 2, "name": "plain", "task": {"source": rows}})
+    assert figures(again.folder) == figures(plain.folder)
+    with pytest.raises(ConfigError, match=r"task\.source"):
+        train({**sft, "steps": 3, "task": {"source": iter(rows[::-1])}}, resume=True)
+
+
+def test_a_world_is_its_class_with_arguments_bound() -> None:
+    class Doors:
+        def __init__(self, doors: int = 3) -> None:
+            self.doors = doors
+
+    sources = [
+        document_of({"task": {"source": one}}, [], Path("runs")).values["task"]["source"]
+        for one in (Doors, partial(Doors, doors=4), ImportableCorridor)
+    ]
+    assert sources[0].startswith("dialogue:runs/.python/Doors_")
+    assert sources[1].startswith("dialogue:runs/.python/Doors_")
+    assert sources[0] != sources[1]
+    assert sources[2] == "dialogue:importable_code:ImportableCorridor"
+
+
+def test_lambdas_partials_and_objects_score() -> None:
+    class Wanted:
+        def __init__(self, digit: str) -> None:
+            self.digit = digit
+
+        def __call__(self, completions: list[str], **columns: object) -> list[float]:
+            return [float(self.digit in text) for text in completions]
+
+    def contains(completion: str, digit: str) -> float:
+        return float(digit in completion)
+
+    functions = [lambda completion: float("2" in completion), partial(contains, digit="2"), Wanted("2"), Wanted("3")]
+    metrics = train({**GRPO, "steps": 1, "rewards": {"functions": functions}}).metrics()
+    columns = {
+        name.rpartition("_")[0]: metrics[name].tolist() for name in metrics.columns if name.startswith("rewards/")
+    }
+    assert {"rewards/lambda", "rewards/contains", "rewards/Wanted"} <= set(columns), metrics.columns
+    assert columns["rewards/lambda"] == columns["rewards/contains"]
+    assert len([name for name in metrics.columns if name.startswith("rewards/Wanted")]) == 2
+
+
 def test_environments_are_classes_functions_and_made_by_gymnasium() -> None:
     class Corridor(ImportableCorridor):
         """A class that no import finds."""
@@ -120,9 +235,10 @@ def test_environments_are_classes_functions_and_made_by_gymnasium() -> None:
         return ImportableCorridor()
 
     small = {**PPO, "steps": 1, "env": {"num_envs": 2, "max_episode_steps": 20}}
-    for name, env in {"a": ImportableCorridor, "b": Corridor, "c": make_corridor}.items():
+    makers = {"a": ImportableCorridor, "b": Corridor, "c": make_corridor, "e": lambda: ImportableCorridor()}
+    for name, env in {**makers, "f": partial(Corridor)}.items():
         train({**small, "name": name, "env": {**small["env"], "id": env}})
-    assert figures(Path("runs/a")) == figures(Path("runs/b")) == figures(Path("runs/c"))
+    assert len({tuple(figures(Path(f"runs/{name}"))) for name in "abcef"}) == 1
     assert train({**PPO, "steps": 1, "name": "d", "env": gymnasium.make("CartPole-v1")}).step == 1
     assert document_of({**PPO, "env": "CartPole-v1"}, [], Path()).values["env"] == {"id": "CartPole-v1"}
 
@@ -131,8 +247,11 @@ def test_environments_are_classes_functions_and_made_by_gymnasium() -> None:
     ("change", "said"),
     [
         ({"env": ImportableCorridor()}, "env: one ImportableCorridor object cannot be the many environments"),
-        ({"env": {"id": lambda: ImportableCorridor()}}, "env.id: the function .*is a lambda"),
-        ({"env": {"id": partial(ImportableCorridor)}}, "env.id: .* is a partial; give a function written with def"),
+        (
+            {"env": {"id": partial(ImportableCorridor, np.zeros(2))}},
+            "env.id: the partial object uses a value, a ndarray",
+        ),
+        ({"env": {"id": len}}, "env.id: <built-in function len> is written in C; give a function of your own"),
         ({"learner": {"lrr": 1e-4}}, "unknown key learner.lrr in the config; did you mean learner.lr"),
         ({"learner": {"lr": "fast"}}, "learner.lr .*the config"),
         ({3: 4}, "the key 3 is not text"),
@@ -147,11 +266,11 @@ def test_faults_name_the_key(change: dict, said: str) -> None:
 
 def test_all_faults_of_a_dictionary_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        train({**GRPO, "task": {"source": [{"prompt": object()}]}, "rewards": {"functions": [lambda: 0, len]}})
+        train({**GRPO, "task": {"source": [{"prompt": object()}]}, "rewards": {"functions": [len, np.zeros(2).sum]}})
     told = "\n".join(caught.value.messages)
     assert "task.source: its rows must be dicts" in told
-    assert "rewards.functions.0: the function" in told
-    assert "rewards.functions.1: <built-in function len>" in told
+    assert "rewards.functions.0: <built-in function len> is written in C" in told
+    assert "rewards.functions.1: <built-in method sum" in told
 
 
 SCRIPT = """

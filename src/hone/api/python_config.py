@@ -7,11 +7,16 @@ content.
 
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from itertools import chain, islice
 from pathlib import Path
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -19,10 +24,11 @@ import numpy as np
 from hone.config.resolve import read_document
 from hone.config.toml import ConfigDocument, KeyPath, TomlFile, parse_overrides
 from hone.core.config import Config
-from hone.core.errors import ConfigError, ErrorCollector
+from hone.core.errors import ConfigError, ErrorCollector, UserCodeError
 from hone.process.source_capture import importable_name, module_text
+from hone.process.user_files import describe_error, user_traceback
 from hone.recipes.registry import short_name
-from hone.run.store.durable import replace_file
+from hone.run.store.durable import replace_file, writing
 from hone.text.evaluate.evaluation_request import EvaluationTask
 
 ConfigInput: TypeAlias = str | Path | Mapping[str, Any] | Config
@@ -31,7 +37,10 @@ ConfigInput: TypeAlias = str | Path | Mapping[str, Any] | Config
 RewardInput: TypeAlias = str | Callable[..., object]
 """A reward function, its reference, or a built-in one's name."""
 TaskInput: TypeAlias = Any
-"""Problems: a file, a reasoning-gym task's name, rows (a list of dicts), or a table of pandas, datasets or pyarrow."""
+"""Problems: a file, a reasoning-gym task's name, rows (a list of dicts, or a stream: an iterator, an iterable, or a
+function that gives one), a table of pandas, datasets or pyarrow, or the class of a world."""
+MAX_STREAM_ROWS = 1_000_000
+"""Most rows of a stream that are taken without a `task.size`."""
 FOLDER = ".python"
 """Folder under the runs for code and rows that were given as Python objects."""
 _NAME = "the config"
@@ -74,11 +83,18 @@ class _ObjectWriter:
         wrong = [key for key in given if not isinstance(key, str)]
         for key in wrong:
             self.faults.add(f"{_place(at)}: the key {key!r} is not text")
-        return {key: self.value(value, (*at, key)) for key, value in given.items() if key not in wrong}
+        size = given.get("size")
+        return {
+            key: self.value(value, (*at, key), size if isinstance(size, int) else None)
+            for key, value in given.items()
+            if key not in wrong
+        }
 
-    def value(self, value: object, at: KeyPath) -> object:
-        """One value; a fault is collected, and the value is then left out."""
+    def value(self, value: object, at: KeyPath, size: int | None = None) -> object:
+        """One value; a fault is collected, and the value is then left out. `size`: rows to take of a stream."""
         try:
+            if at and at[-1] in ("source", "rows") and not isinstance(value, str | Mapping | Path):
+                return self._source(value, size)
             return self._value(value, at)
         except ConfigError as fault:
             self.faults.extend([f"{_place(at)}: {message}" for message in fault.messages])
@@ -93,8 +109,6 @@ class _ObjectWriter:
             return str(value)
         if isinstance(value, np.generic):
             return value.item()
-        if (rows := self._rows(value, at)) is not None:
-            return rows
         if isinstance(value, list | tuple):
             return [self.value(item, (*at, index)) for index, item in enumerate(cast("Sequence[object]", value))]
         if at and at[-1] == "env":
@@ -122,19 +136,16 @@ class _ObjectWriter:
         return {"id": spec.id, "kwargs": {key: item for key, item in spec.kwargs.items() if item is not None}}
 
     def _reference(self, thing: Callable[..., object]) -> str:
-        """The name of a function or class: `module:name`, or `file.py:name` with its text written to the file."""
-        if not isinstance(thing, FunctionType | type):
-            raise ConfigError(
-                f"{thing!r} is a {type(thing).__name__}; give a function written with def, or a class "
-                "(arguments that are bound beforehand go to the table `options`, or `kwargs` of an environment)"
-            )
-        name = importable_name(thing)
-        if name is not None:
+        """The name of a callable: `module:name`, or `file.py:name` with its text written to the file."""
+        if isinstance(thing, FunctionType | type) and (name := importable_name(thing)) is not None:
             return name
-        return f"{self._write(thing.__name__, '.py', module_text(thing).encode())}:{thing.__name__}"
+        if isinstance(thing, BuiltinFunctionType):
+            raise ConfigError(f"{thing!r} is written in C; give a function of your own that calls it")
+        name, text = module_text(thing)
+        return f"{self._write(name, '.py', text.encode())}:{name}"
 
-    def _rows(self, value: object, at: KeyPath) -> str | None:
-        """The file of a dataset that is given as rows or as a table; None for any other value."""
+    def _source(self, value: object, size: int | None) -> object:
+        """The file of a dataset that is given as rows, as a stream of them or as a table; the reference of a world."""
         table = _arrow_table(value)
         if table is not None:
             import pyarrow as arrow  # noqa: PLC0415 - as above
@@ -143,14 +154,39 @@ class _ObjectWriter:
             sink = arrow.BufferOutputStream()
             parquet.write_table(table, sink)
             return str(self._write("rows", ".parquet", cast("bytes", sink.getvalue().to_pybytes())))
-        if at and at[-1] == "source" and isinstance(value, list | tuple):
-            rows = cast("Sequence[object]", value)
-            try:
-                lines = [json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain_number) for row in rows]
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"its rows must be dicts of text, numbers, lists and dicts: {error}") from None
-            return str(self._write("rows", ".jsonl", ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")))
-        return None
+        made = value.func if isinstance(value, partial) else value
+        if isinstance(made, type) and not issubclass(made, Iterable):
+            return f"dialogue:{self._reference(cast('Callable[..., object]', value))}"
+        if callable(value) and not isinstance(value, Iterable):
+            parameters = () if isinstance(made, type) else signature(value).parameters.values()
+            required = [one.name for one in parameters if one.default is one.empty]
+            if required:
+                raise ConfigError(
+                    f"a function that gives rows is called without arguments, and this one needs "
+                    f"{', '.join(required)}: give functools.partial(function, ...); a world is given by its class"
+                )
+            value = chain.from_iterable(make() for make in (value,))  # called where its faults are told
+        if not isinstance(value, Iterable):
+            return value
+        rows = cast("Iterable[object]", value)
+        if isinstance(value, Sequence):
+            return str(self._stream(_json_lines(rows, len(value))))
+        most = MAX_STREAM_ROWS if size is None else size
+        return str(self._stream(_json_lines(rows if size is None else islice(rows, size), most)))
+
+    def _stream(self, lines: Iterator[bytes]) -> Path:
+        """The file of rows, which are written one by one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            path = Path(folder) / "rows.jsonl"
+            with writing(path), path.open("wb") as file:
+                for line in lines:
+                    digest.update(line)
+                    file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            return path.replace(self.folder / f"rows_{digest.hexdigest()[:12]}.jsonl")
 
     def _write(self, name: str, ending: str, content: bytes) -> Path:
         path = self.folder / f"{name}_{hashlib.sha256(content).hexdigest()[:12]}{ending}"
@@ -158,6 +194,34 @@ class _ObjectWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, content)
         return path
+
+
+def _json_lines(rows: Iterable[object], most: int) -> Iterator[bytes]:
+    """Rows as lines of JSON. Raises ConfigError for no rows, more than `most`, and rows that JSON does not have, and
+    UserCodeError where the iterator fails."""
+    stream, count = iter(rows), 0
+    while True:
+        try:
+            row = next(stream, stream)
+        except Exception as error:
+            raise UserCodeError(
+                f"task.source: its iterator failed after {count:,} rows with {describe_error(error)}",
+                user_traceback(error),
+            ) from error
+        if row is stream:
+            break
+        if count == most:
+            raise ConfigError(f"more than {most:,} rows, and no end in sight; say how many to take by task.size")
+        count += 1
+        try:
+            line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain_number)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"its rows must be dicts of text, numbers, lists and dicts: row {count}: {error}"
+            ) from None
+        yield f"{line}\n".encode("utf-8", "surrogatepass")
+    if not count:
+        raise ConfigError("it gave no rows; an iterator gives its rows once: make a new one for each call")
 
 
 def _plain_number(value: object) -> object:

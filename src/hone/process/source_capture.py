@@ -1,8 +1,8 @@
-"""Functions and classes as names and text, so that another process, and a later resume, finds them.
+"""Functions, classes and callable objects as names and text, so that another process, and a later resume, finds them.
 
 Belongs here: the reference of an importable function or class (`module:name`), and the text of a module for one that
-is not importable: a script's, a notebook's, or one made inside a function. No pickle: the text can be read, kept with a
-run, and compared.
+is not importable: a script's, a notebook's, one made inside a function, a lambda, a partial, or an object that is
+called. No pickle: the text can be read, kept with a run, and compared.
 """
 
 import __future__
@@ -10,6 +10,8 @@ import __future__
 import ast
 import builtins
 import contextlib
+import functools
+import hashlib
 import inspect
 import linecache
 import re
@@ -17,8 +19,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, ModuleType
-from typing import TypeAlias
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 from hone.core.errors import ConfigError
 
@@ -35,27 +37,38 @@ def importable_name(thing: Definition) -> str | None:
     return f"{module}:{name}" if vars(home).get(name) is thing else None
 
 
-def module_text(thing: Definition) -> str:
-    """The text of a module that defines `thing` and everything that it uses from its place: imports, constants,
-    functions and classes.
+def module_text(thing: Callable[..., object]) -> tuple[str, str]:
+    """A name, and the text of a module that defines `thing` by it, with everything that it uses from its place:
+    imports, constants, functions, classes, and objects as they are now.
 
-    Raises ConfigError for what has no text (a lambda, a definition in an interactive session), and for a used value
-    that is neither importable nor a constant.
+    Raises ConfigError for what has no text (a definition in an interactive session, a function written in C), and for a
+    used value that is neither importable nor made of constants.
     """
     capture = _SourceCapture(root=thing)
-    capture.define(thing)
-    return capture.text()
+    if isinstance(thing, FunctionType | type) and thing.__name__.isidentifier():
+        capture.define(thing)
+        return thing.__name__, capture.text()
+    expression = capture.expression(thing)
+    inner = thing
+    while isinstance(inner, functools.partial):
+        inner = cast("functools.partial[object]", inner).func
+    word = inner.__name__ if isinstance(inner, FunctionType | type | MethodType) else type(inner).__name__
+    name = f"{word.strip('<>')}_{hashlib.sha256(expression.encode()).hexdigest()[:6]}"
+    capture.definitions[name] = f"{name} = {expression}"
+    return name, capture.text()
 
 
 @dataclass(slots=True)
 class _SourceCapture:
     """Collector of definitions, each after those that it uses."""
 
-    root: Definition
+    root: Callable[..., object]
     imports: dict[str, str] = field(default_factory=dict[str, str])
     constants: dict[str, str] = field(default_factory=dict[str, str])
     definitions: dict[str, str] = field(default_factory=dict[str, str])
     under_way: set[str] = field(default_factory=set[str])
+    held: dict[str, object] = field(default_factory=dict[str, object])
+    """Everything that is defined, by its name."""
     postponed_annotations: bool = False
 
     def text(self) -> str:
@@ -66,6 +79,7 @@ class _SourceCapture:
     def define(self, thing: Definition) -> None:
         """Add a definition and, before it, everything that it names."""
         name = thing.__name__
+        self._hold(name, thing)
         if name in self.definitions or name in self.under_way:
             return
         self.under_way.add(name)
@@ -79,6 +93,7 @@ class _SourceCapture:
         self.definitions[name] = source
 
     def _add(self, name: str, value: object) -> None:
+        self._hold(name, value)
         if isinstance(value, ModuleType):
             self.imports[name] = f"import {value.__name__} as {name}"
         elif isinstance(value, re.Pattern):
@@ -86,17 +101,72 @@ class _SourceCapture:
             self.constants[name] = f"{name} = re.compile({value.pattern!r}, {int(value.flags)})"
         elif _is_constant(value):
             self.constants[name] = f"{name} = {value!r}"
-        elif isinstance(value, FunctionType | type) and importable_name(value) is None:
+        elif _is_definition(value) and importable_name(value) is None:
             self.define(value)
             if name != value.__name__:
                 self.definitions[name] = f"{name} = {value.__name__}"
         elif (place := _import_of(value)) is not None:
             self.imports[name] = f"from {place[0]} import {place[1]} as {name}"
-        else:
+        elif name not in self.under_way:
+            self.under_way.add(name)
+            self.definitions[name] = f"{name} = {self.expression(value, name)}"
+
+    def _hold(self, name: str, value: object) -> None:
+        """Raise ConfigError for another value of a name: definitions of different places see different ones."""
+        if self.held.setdefault(name, value) is not value and not (_is_constant(value) and self.held[name] == value):
             raise ConfigError(
-                f"{_described(self.root)} uses {name}, a {type(value).__name__} that another process cannot be given: "
-                "make it inside the function, or move both to a file and name that: 'path/to/file.py:name'"
+                f"{_described(self.root)} uses two things named {name}, of different places: rename one of them"
             )
+
+    def expression(self, value: object, name: str = "") -> str:
+        """An expression that makes a value again; what it needs is defined before. `name` is that of the value.
+
+        Raises ConfigError for a value that is neither importable, nor a constant, nor made of such.
+        """
+        if _is_constant(value):
+            return repr(value)
+        if _is_definition(value):
+            self._add(value.__name__, value)
+            return value.__name__
+        if isinstance(value, FunctionType):
+            return self._lambda(value)
+        if isinstance(value, BuiltinFunctionType) and (place := _import_of(value)) is not None:
+            self._add(place[1], value)
+            return place[1]
+        if isinstance(value, MethodType):
+            return f"{self.expression(value.__self__, name)}.{value.__name__}"
+        if isinstance(value, functools.partial):
+            self.imports["functools"] = "import functools as functools"
+            bound = cast("functools.partial[object]", value)
+            parts = [bound.func, *bound.args]
+            written = [self.expression(part, name) for part in parts]
+            written += [f"{key}={self.expression(part, key)}" for key, part in bound.keywords.items()]
+            return f"functools.partial({', '.join(written)})"
+        kind = type(value)
+        has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+        if kind.__new__ is object.__new__ and not has_slots and "__dict__" in dir(kind):
+            self.definitions["_with_state"] = _WITH_STATE
+            state = [f"{key!r}: {self.expression(part, f'{name}.{key}')}" for key, part in vars(value).items()]
+            return f"_with_state({self.expression(kind, name)}, {{{', '.join(state)}}})"
+        raise ConfigError(
+            f"{_described(self.root)} uses {name.strip('.') or 'a value'}, a {kind.__name__} that another process "
+            "cannot be given: make it inside the function, or move both to a file and name that: 'path/to/file.py:name'"
+        )
+
+    def _lambda(self, function: FunctionType) -> str:
+        """The text of a lambda, with its defaults as they are; everything that it names is defined before."""
+        node, seen = _lambda_node(function), _namespace(function)
+        for used in sorted(_names_in(node.body)):
+            if used in seen:
+                self._add(used, seen[used])
+
+        def written(value: object) -> ast.expr:
+            return ast.parse(self.expression(value), mode="eval").body
+
+        named = function.__kwdefaults__ or {}
+        node.args.defaults = [written(value) for value in function.__defaults__ or ()]
+        node.args.kw_defaults = [written(named[one.arg]) if one.arg in named else None for one in node.args.kwonlyargs]
+        return ast.unparse(node)
 
     def _refuse_missing(self, tree: ast.Module, seen: Mapping[str, object]) -> None:
         """Raise ConfigError for a decorator, default or base class that only the function around it knew."""
@@ -127,12 +197,33 @@ def _names_in(tree: ast.AST) -> set[str]:
 
 
 def _function_source(function: FunctionType) -> str:
-    if not function.__name__.isidentifier():
-        raise ConfigError(f"{_described(function)} is a lambda, which has no text of its own: write it with def")
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):
         raise _no_source(function) from None
+
+
+def _lambda_node(function: FunctionType) -> ast.Lambda:
+    """The lambda's place in the text of its file: the innermost one around all its instructions."""
+    code = function.__code__
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except SyntaxError:
+        raise _no_source(function) from None
+    spans = [span for span in code.co_positions() if None not in span and span[2] != span[3]]
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Lambda)
+        and all(
+            (node.lineno, node.col_offset) <= (span[0], span[2])
+            and (span[1], span[3]) <= (node.end_lineno, node.end_col_offset)
+            for span in cast("list[tuple[int, int, int, int]]", spans)
+        )
+    ]
+    if not spans or not around:
+        raise _no_source(function)
+    return max(around, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _class_source(made: type) -> str:
@@ -202,6 +293,21 @@ def _import_of(value: object) -> tuple[str, str] | None:
     return min(places, key=lambda place: (place[0].count("."), place), default=None)
 
 
+def _is_definition(value: Any) -> TypeGuard[Definition]:  # noqa: ANN401 - anything
+    """True for a class, and for a function with a name."""
+    return isinstance(value, type) or (isinstance(value, FunctionType) and value.__name__.isidentifier())
+
+
 def _described(thing: Callable[..., object]) -> str:
-    kind = "class" if isinstance(thing, type) else "function"
-    return f"the {kind} {thing.__qualname__}"
+    if isinstance(thing, FunctionType | type):
+        return f"the {'class' if isinstance(thing, type) else 'function'} {thing.__qualname__}"
+    return f"the {type(thing).__name__} object"
+
+
+_WITH_STATE: Final = """
+def _with_state(kind, state):
+    made = kind.__new__(kind)
+    vars(made).update(state)
+    return made
+""".strip()
+"""Makes an object with the attributes that another one had."""
