@@ -59,7 +59,7 @@ MODELS = [
     Case(row=19, name="no such folder", code=3, config=grpo('[model]\npath = "nowhere/at/all"\n'),
          says=["model folder 'nowhere/at/all' does not exist (looked at /"]),
     Case(row=19, name="name of a model on the Hub", code=3, config=grpo('[model]\npath = "Qwen/Qwen3-0.6B"\n'),
-         says=["does not exist", "looks like the name of a model on the Hub", "hone works offline", "hf download"]),
+         says=["the Hub's model 'Qwen/Qwen3-0.6B', which is no folder here", "HF_HUB_OFFLINE is set", "hf download"]),
     Case(row=19, name="no tokenizer, found in a dry run", code=3, config=grpo(FOLDER), words=["--dry-run"],
          prepare=partial(model, change=partial(without, "tokenizer.json")),
          says=["model/tokenizer.json does not exist"]),

@@ -460,6 +460,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         positionals=(CHECKPOINT, ("folder", "the new folder")),
         options=(
             CommandOption(flag="--adapter", help="the adapter as it is, a PEFT folder, in place of merging"),
+            CommandOption(flag="--push", metavar="ORG/NAME", help="also upload the folder to this model of the Hub"),
             RUNS,
         ),
     ),

@@ -9,6 +9,7 @@ from typing import cast
 
 from hone.core.clock import SystemClock
 from hone.core.strict_json import Json
+from hone.process.hub import hub_folder, is_hub_name
 from hone.run.store.checkpoints import verify_policy
 from hone.run.store.folder import open_run
 
@@ -56,11 +57,14 @@ def table_of(tree: Mapping[str, Json], name: str) -> dict[str, Json]:
 
 
 def policy_folder(path: Path) -> Path:
-    """Folder of weights for `path`: itself, a checkpoint's, or that of a run's newest intact checkpoint.
+    """Folder of weights for `path`: itself, a checkpoint's, that of a run's newest intact checkpoint, or the cache of a
+    model on the Hub.
 
     Files of a checkpoint are verified. Raises DataError for damaged ones, and issues a CheckpointWarning for a newer
     checkpoint of a run that is damaged.
     """
+    if is_hub_name(str(path)):
+        return hub_folder(str(path))
     verify_policy(path)
     if (path / "policy").is_dir():
         return path / "policy"

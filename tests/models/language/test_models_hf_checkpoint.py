@@ -149,9 +149,8 @@ def test_load_weights_works_in_place(folder):
 
 def test_no_folder_and_a_name_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"offline.*hf download Qwen/Qwen3-0.6B") as error:
+    with pytest.raises(DataError, match=r"no folder here: HF_HUB_OFFLINE is set, .*hf download Qwen/Qwen3-0.6B"):
         load_model("Qwen/Qwen3-0.6B")
-    assert str(tmp_path) in str(error.value)
     with pytest.raises(DataError, match="does not exist") as error:
         load_model(tmp_path / "nothing")
     assert "Hub" not in str(error.value)

@@ -277,7 +277,7 @@ QUERY = f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"
         ({"bias": "all"}, {}, "trained biases"),
         ({"init_lora_weights": "pissa_niter_4"}, {}, "changed the base too"),
         ({"base_model_name_or_path": None}, {}, "must name the folder of the base model, got None"),
-        ({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}, {}, "hf download Qwen/Qwen3-0.6B --local-dir DIR"),
+        ({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}, {}, "hf download Qwen/Qwen3-0.6B"),
         ({}, {QUERY: None}, "q_proj.lora_A.weight is missing"),
         ({}, {QUERY: torch.full((2, 16), float("nan"))}, "NaN or infinite"),
         ({}, {f"{PREFIX}lm_head.lora_A.weight": torch.zeros(2, 16)}, "lm_head.lora_A.weight is of no linear layer"),

@@ -19,6 +19,7 @@ from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationStats
+from hone.process.hub import hub_folder, is_hub_name
 from hone.recipes.registry import is_recipe, load_recipe
 from hone.run.job import EvaluationRequest, RunConfig
 from hone.run.report.run_page import write_report
@@ -325,7 +326,8 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
 
 
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
-    """Find the model folder and its run from a model folder, a checkpoint folder, or a run (its newest checkpoint).
+    """Find the model folder and its run from a model folder, a checkpoint folder, a run (its newest checkpoint), or a
+    model of the Hub.
 
     Files of a checkpoint are verified. Raises DataError for damaged ones, and for an unknown run with the nearest name.
     """
@@ -339,6 +341,8 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
             )  # runs/NAME/checkpoints/step_00000010/policy, or anywhere else after export
             owner = above[2] if len(above) > 2 else None
             return folder, owner if owner is not None and (owner / "manifest.json").is_file() else None
+    if is_hub_name(text) and not (runs / text.partition("/")[0]).exists():
+        return hub_folder(text), None
     run = find_run(text, runs)
     return run.checkpoints().newest_policy().policy_folder, run.path
 

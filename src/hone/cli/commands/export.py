@@ -1,16 +1,41 @@
-"""`hone export`: the model of a run or checkpoint, in a folder of its own."""
+"""`hone export`: the model of a run or checkpoint, in a folder of its own, and on the Hub."""
 
 from pathlib import Path
 
 from hone.cli.commands.evaluate import find_policy
 from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import standard_screen
+from hone.core.errors import ConfigError, HoneError
+from hone.process.hub import NAME, push_folder
+from hone.run.saved_config import config_tree, table_of
 
 
 def run(call: CommandCall) -> int:
-    """Write the folder; returns the exit code."""
+    """Write the folder, and upload it with --push; returns the exit code."""
+    name, runs = call.text("push"), Path(call.text("runs"))
+    if name and not NAME.fullmatch(name):
+        raise ConfigError(f"--push {name!r}: expected the name of a model on the Hub, such as org/name")
     from hone.text.evaluate.open_policy import export_policy  # noqa: PLC0415 - torch takes seconds, and help should not
 
-    policy, _ = find_policy(call.text("checkpoint"), Path(call.text("runs")))
-    standard_screen().line(export_policy(policy, Path(call.text("folder")), adapter=call.switch("adapter")))
+    policy, own = find_policy(call.text("checkpoint"), runs)
+    target, screen = Path(call.text("folder")), standard_screen()
+    dtype = _first_type(policy, own, runs)
+    screen.line(export_policy(policy, target, adapter=call.switch("adapter"), dtype=dtype))
+    if name:
+        screen.line(f"pushed {target} to {push_folder(target, name)}")
     return 0
+
+
+def _first_type(policy: Path, run: Path | None, runs: Path) -> str:
+    """Data type of the model that training began with, as far back as its folders are there."""
+    from hone.models.language.hf_checkpoint import stored_type  # noqa: PLC0415 - as above
+
+    dtype = "float32"
+    try:
+        dtype = stored_type(policy)
+        while run is not None and isinstance(path := table_of(config_tree(run), "model").get("path"), str):
+            policy, run = find_policy(path, runs)
+            dtype = stored_type(policy)
+    except HoneError:  # what is not there any more, or no language model, has no say
+        pass
+    return dtype

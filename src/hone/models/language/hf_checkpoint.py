@@ -27,6 +27,7 @@ from hone.models.language.peft_folder import (
 )
 from hone.models.language.tokenizers import read_json, tokenizer_files
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
+from hone.process.hub import hub_folder, is_hub_name
 from hone.process.user_files import file_fault
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -72,9 +73,16 @@ def load_model(
 
 
 def load_with_adapter(
-    folder: Path | str, lora: LoraConfig, *, seed: int, device: str = "cpu", checkpoint_activations: bool = False
+    folder: Path | str,
+    lora: LoraConfig,
+    *,
+    seed: int,
+    device: str = "cpu",
+    checkpoint_activations: bool = False,
+    base_name: str = "",
 ) -> LoraAdapter:
-    """A float32 Decoder with an adapter to train: a new one for a model's folder, that of an adapter's folder as it is.
+    """A float32 Decoder with an adapter to train: a new one for a model's folder, of which the adapter will say
+    `base_name`, or that of an adapter's folder as it is.
 
     Raises DataError as `load_model`, and ConfigError where `lora` is not what an adapter's folder holds.
     """
@@ -83,7 +91,7 @@ def load_with_adapter(
     if is_adapter(folder):
         return _load_with_adapter(read_peft_folder(folder), device, checkpoint_activations=checkpoint_activations)
     decoder = load_model(folder, device=device, checkpoint_activations=checkpoint_activations)
-    return new_adapter(decoder, lora, folder, seed=seed)
+    return new_adapter(decoder, lora, folder, seed=seed, base_name=base_name)
 
 
 def check_adapter(folder: Path, lora: LoraConfig) -> None:
@@ -101,7 +109,13 @@ def _load_with_adapter(folder: PeftFolder, device: str = "cpu", *, checkpoint_ac
     """The base of an adapter's folder, with the adapter merged."""
     decoder = load_model(folder.base, device=device, checkpoint_activations=checkpoint_activations)
     settings = folder.settings(decoder.config)
-    adapter = LoraAdapter(decoder, settings, base_folder=folder.base.resolve(), base_sha256=weights_sha256(decoder))
+    adapter = LoraAdapter(
+        decoder,
+        settings,
+        base_folder=folder.base.resolve(),
+        base_sha256=weights_sha256(decoder),
+        base_name=folder.base_name,
+    )
     load_factors(adapter, folder)
     adapter.starts_at_base = False
     return adapter
@@ -181,6 +195,30 @@ def save_pieces(
         _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
 
 
+def stored_type(folder: Path) -> str:
+    """Data type of a folder's weights, or of an adapter's base, as `config.json` names it. Raises DataError."""
+    config = read_json(model_folder(folder) / "config.json")
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def round_weights(folder: Path, dtype: str) -> None:
+    """Round the weights of a folder to `bfloat16` or `float16` in place, but not the head of a scorer."""
+    wanted = {"bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        tensors = {
+            name: tensor.to(wanted) if tensor.is_floating_point() and name != SCALAR_HEAD else tensor
+            for name, tensor in tensors.items()
+        }
+        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        save_file(tensors, file, metadata={"format": "pt"})
+    _write_json(folder / "config.json", {**read_json(folder / "config.json"), "dtype": dtype})
+    if (folder / INDEX_FILE).is_file():
+        _write_json(folder / INDEX_FILE, {**read_json(folder / INDEX_FILE), "metadata": {"total_size": total}})
+
+
 def _shards(
     everything: Sequence[CheckpointPiece], parameters: Mapping[str, Tensor], limit: int
 ) -> list[list[CheckpointPiece]]:
@@ -214,14 +252,9 @@ def _existing(folder: Path) -> Path:
         return folder
     if folder.is_file():
         raise DataError(f"{folder} is a file; a model is a folder with config.json and *.safetensors")
-    name = str(folder)
-    hub = ""
-    if name.count("/") == 1 and not name.startswith((".", "~", "/")):
-        hub = (
-            "; it looks like the name of a model on the Hub, and hone works offline: "
-            f"`hf download {name} --local-dir DIR` first, then give DIR"
-        )
-    raise DataError(f"model folder {name!r} does not exist (looked at {folder.absolute()}){hub}")
+    if is_hub_name(str(folder)):
+        return hub_folder(str(folder))
+    raise DataError(f"model folder {str(folder)!r} does not exist (looked at {folder.absolute()})")
 
 
 def _missing_fault(folder: Path, name: str) -> str:

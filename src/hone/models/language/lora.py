@@ -182,11 +182,15 @@ class LoraAdapter:
     Made from a decoder that holds W0. From then on only the parameters that hold adapted layers take gradients.
     """
 
-    def __init__(self, decoder: Decoder, settings: LoraSettings, *, base_folder: Path, base_sha256: str) -> None:
+    def __init__(
+        self, decoder: Decoder, settings: LoraSettings, *, base_folder: Path, base_sha256: str, base_name: str = ""
+    ) -> None:
         """A is 0 as well as B, until `initialise` or a folder fills them."""
         self.decoder, self.settings = decoder, settings
         self.base_folder, self.base_sha256 = base_folder, base_sha256
         """Folder and fingerprint of the model that holds W0."""
+        self.base_name = base_name or str(base_folder)
+        """The model that holds W0, as the user named it: a folder, or `org/name@commit`."""
         self.starts_at_base = True
         """Whether the adapter began as 0, so that the run's initial policy is the base."""
         pieces, parameters = adaptable_layers(decoder.config), dict(decoder.named_parameters())
@@ -303,13 +307,16 @@ def _run(places: Tensor) -> slice:
     return slice(0, 0) if not len(places) else slice(int(places[0]), int(places[-1]) + 1)
 
 
-def new_adapter(decoder: Decoder, lora: LoraConfig, base_folder: Path, *, seed: int) -> LoraAdapter:
+def new_adapter(
+    decoder: Decoder, lora: LoraConfig, base_folder: Path, *, seed: int, base_name: str = ""
+) -> LoraAdapter:
     """An adapter that changes nothing yet, of a float32 decoder that was read from `base_folder`.
 
     Raises ConfigError for one that does not fit.
     """
-    settings = lora.settings(decoder.config)
-    adapter = LoraAdapter(decoder, settings, base_folder=base_folder.resolve(), base_sha256=weights_sha256(decoder))
+    settings, place = lora.settings(decoder.config), base_folder.resolve()
+    fingerprint = weights_sha256(decoder)
+    adapter = LoraAdapter(decoder, settings, base_folder=place, base_sha256=fingerprint, base_name=base_name)
     return adapter.initialise(seed=seed)
 
 

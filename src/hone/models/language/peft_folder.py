@@ -21,12 +21,13 @@ from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mea
 from hone.models.language.config import Json, ModelConfig
 from hone.models.language.lora import LoraAdapter, LoraSettings, adaptable_layers, linear_sizes
 from hone.models.language.tokenizers import read_json
+from hone.process.hub import hub_folder, is_hub_name
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 ADAPTER_BASE: Final = "adapter_base.json"
 _PREFIX: Final = "base_model.model."
-_FINGERPRINT, _PLACE = "sha256", "path"
+_FINGERPRINT, _PLACE, _ABSOLUTE = "sha256", "path", "absolute_path"
 _UNSUPPORTED: Final = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -57,6 +58,8 @@ class PeftFolder:
     path: Path
     base: Path
     """Folder of the base model."""
+    base_name: str
+    """The base as `adapter_config.json` names it, a model of the Hub with its revision: `org/name@revision`."""
     rank: int
     alpha: float
     rslora: bool
@@ -122,6 +125,7 @@ def read_peft_folder(folder: Path) -> PeftFolder:
     return PeftFolder(
         path=folder,
         base=base,
+        base_name=_base_name(config),
         rank=rank,
         alpha=float(alpha),
         rslora=bool(config.get("use_rslora")),
@@ -187,7 +191,11 @@ def save_adapter(adapter: LoraAdapter, folder: Path) -> None:
         for name, factor in adapter.factors()
     }
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    base = {_FINGERPRINT: adapter.base_sha256, _PLACE: os.path.relpath(adapter.base_folder, folder.resolve())}
+    base = {
+        _FINGERPRINT: adapter.base_sha256,
+        _PLACE: os.path.relpath(adapter.base_folder, folder.resolve()),
+        _ABSOLUTE: str(adapter.base_folder),
+    }
     for name, content in ((ADAPTER_CONFIG, _peft_config(adapter)), (ADAPTER_BASE, base)):
         (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -197,8 +205,12 @@ def _peft_config(adapter: LoraAdapter) -> Json:
     settings = adapter.settings
     short = {name.rpartition(".")[2] for name in settings.layers}
     layers = tuple(name for name in adaptable_layers(adapter.decoder.config) if name.rpartition(".")[2] in short)
+    name, revision = adapter.base_name, ""
+    if is_hub_name(name):
+        name, _, revision = name.partition("@")
     return {
-        "base_model_name_or_path": str(adapter.base_folder),
+        "base_model_name_or_path": name,
+        **({"revision": revision} if revision else {}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -237,24 +249,38 @@ def _config_faults(config: Json, where: Path) -> Iterator[str]:
         )
 
 
+def _base_name(config: Json) -> str:
+    """The base as a config names it, with the revision of a model of the Hub."""
+    name, revision = str(config.get("base_model_name_or_path")), config.get("revision")
+    return f"{name}@{revision}" if revision and is_hub_name(name) else name
+
+
 def _base_folder(config: Json, where: Path, faults: ErrorCollector) -> Path:
-    """The folder that the config names, as it is or seen from the adapter's folder, or the one at the same place beside
-    it as when it was written."""
+    """The folder that the config names, as it is or seen from the adapter's folder, the one at the same place beside it
+    as when it was written, or the model of the Hub."""
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         faults.add(f"{where}: base_model_name_or_path must name the folder of the base model, got {name!r}")
         return where.parent
-    seen_from_here = read_json(where.parent / ADAPTER_BASE, required=False).get(_PLACE)
-    for place in (Path(name), where.parent / name, where.parent / str(seen_from_here or name)):
+    beside = read_json(where.parent / ADAPTER_BASE, required=False)
+    places = [where.parent / str(beside.get(_PLACE) or name)]
+    if not Path(name).is_absolute():  # seen from another folder than the one that it was given in
+        places.append(Path(str(beside.get(_ABSOLUTE) or name)))
+    for place in (Path(name), where.parent / name, *places):
         if place.is_dir() and place.resolve() != where.parent.resolve():
             if is_adapter(place):
                 faults.add(
                     f"{where}: the base {name!r} is an adapter too; merge that one first: hone export {name} DIR"
                 )
             return place
-    hub = f"; from the Hub: hf download {name} --local-dir DIR" if name.count("/") == 1 and name[0] not in "./~" else ""
+    if is_hub_name(name):
+        try:
+            return hub_folder(_base_name(config))
+        except DataError as fault:
+            faults.add(f"{where}: the base: {fault}")
+            return Path(name)
     faults.add(
-        f"{where}: the base model {name!r} does not exist (looked at {Path(name).absolute()}){hub}. Put the folder of "
+        f"{where}: the base model {name!r} does not exist (looked at {Path(name).absolute()}). Put the folder of "
         f"the base into base_model_name_or_path, in a copy of {where.parent} if that is part of a checkpoint"
     )
     return Path(name)

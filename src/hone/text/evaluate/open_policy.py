@@ -18,7 +18,14 @@ from hone.models.language.config import (
     ModelFamily,
 )
 from hone.models.language.decoder import Decoder
-from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
+from hone.models.language.hf_checkpoint import (
+    load_model,
+    load_with_adapter,
+    model_folder,
+    read_config,
+    round_weights,
+    stored_type,
+)
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraConfig, new_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
@@ -39,6 +46,7 @@ from hone.models.language.tokenizers import (
     character_tokenizer,
     load_tokenizer,
 )
+from hone.process.hub import is_hub_name
 from hone.run.saved_config import is_control, policy_folder
 from hone.run.store.durable import remove_tree, sync_path, writing, writing_tensors
 
@@ -109,8 +117,8 @@ class ModelSource(Config):
     """Initial policy of a run: exactly one of `path` and `new`."""
 
     path: str | None = None
-    """A Hugging Face folder, an adapter's folder of PEFT, a run of hone (its newest checkpoint), or one of its
-    checkpoints."""
+    """A Hugging Face folder, an adapter's folder of PEFT, a run of hone (its newest checkpoint), one of its
+    checkpoints, or a model of the Hub: `org/name`, `org/name@revision`."""
     new: NewModelConfig | None = None
     """Start from random weights."""
     experts: ExpertTrainingConfig | None = None
@@ -201,7 +209,11 @@ def open_policy(
         if source.lora is None:
             decoder = load_model(folder, device=device, dtype=source.weights, checkpoint_activations=recompute)
         else:
-            adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
+            # A run stands for its newest checkpoint, which another program does not know.
+            name = source.path if is_hub_name(source.path) or folder == Path(source.path) else str(folder.absolute())
+            adapter = load_with_adapter(
+                folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute, base_name=name
+            )
             decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
     _set_arithmetic(decoder, source, device)
@@ -286,9 +298,10 @@ def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 # --------------------------------------------------------------------------------------------------------------- export
-def export_policy(policy: Path, target: Path, *, adapter: bool) -> str:
+def export_policy(policy: Path, target: Path, *, adapter: bool, dtype: str = "float32") -> str:
     """Write the model in `policy` into a new folder, and return a sentence about it: whole, an adapter merged into its
-    base, or with `adapter` the PEFT folder as it is. The folder is complete, or it is not there. Raises ConfigError for
+    base, or with `adapter` the PEFT folder as it is. Weights of a whole model in float32 are rounded to `dtype`, the
+    type of the model that training began with. The folder is complete, or it is not there. Raises ConfigError for
     a target that is in the way, a control policy, and `adapter` of a whole model; DataError for a damaged folder;
     ResourceError where the target cannot be written."""
     if is_control(policy):
@@ -309,17 +322,21 @@ def export_policy(policy: Path, target: Path, *, adapter: bool) -> str:
             open_policy(ModelSource(path=str(policy)), seed=0, device="cpu", temperature=1.0).save_merged(part)
         else:
             shutil.copytree(policy, part)
+        rounded = not adapter and dtype != "float32" and stored_type(part) == "float32"
+        if rounded:
+            round_weights(part, dtype)
     for file in part.iterdir():
         sync_path(file)
     with writing(target):
         part.replace(target)
     sync_path(target.absolute().parent)
+    own = f", in {dtype} as the model that training began with" if rounded else ""
     if not is_adapter(policy):
-        return f"wrote {target}: the whole model, for transformers and vLLM"
+        return f"wrote {target}: the whole model, for transformers and vLLM{own}"
     base = read_peft_folder(policy).base
     if adapter:
         return f"wrote {target}: the adapter, for PEFT; its base is {base}"
-    return f"wrote {target}: the whole model for transformers and vLLM, the adapter merged into {base}"
+    return f"wrote {target}: the whole model for transformers and vLLM, the adapter merged into {base}{own}"
 
 
 # ---------------------------------------------------------------------------------------------------------- open scorer
