@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 
 
 class Optimizer(Config):
@@ -67,6 +67,32 @@ def test_the_given_dictionary_is_left_alone_and_instances_pass() -> None:
     assert given == {"learner": {"minibatches": 2}}
     assert Run.model_validate({"learner": Optimizer(minibatches=2)}).learner == Optimizer(minibatches=2)
     assert Run(learner=Optimizer(minibatches=2)).learner == Optimizer(minibatches=2)
+
+
+class Slow(Optimizer):
+    lr: float = Field(default=0.1, gt=0)
+    """Learning rate."""
+
+
+class Slower(Slow):
+    lr = new_default(0.01)
+    minibatches = new_default(3, "Parts of a batch.")
+
+
+class Slowest(Slower):
+    lr = new_default(0.001)
+
+
+def test_another_default_keeps_type_bounds_and_sentence() -> None:
+    assert [kind() for kind in (Slow, Slower, Slowest)] == [
+        Slow(lr=0.1, minibatches=1), Slower(lr=0.01, minibatches=3), Slowest(lr=0.001, minibatches=3)
+    ]  # fmt: skip
+    assert list(Slowest.model_fields) == list(Optimizer.model_fields)
+    assert Slowest.model_fields["lr"].description == "Learning rate."
+    assert Slowest.model_fields["minibatches"].description == "Parts of a batch."
+    with pytest.raises(ValidationError, match="greater than 0"):
+        Slowest(lr=0.0)
+    assert Slowest.model_validate({"minibatches": 2}).lr == 0.001
 
 
 def test_faults_are_found_where_they_stand() -> None:

@@ -21,7 +21,7 @@ from hone.control.off_policy import OffPolicyMethod, ReplayConfig, ReplayRunConf
 from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.control.replay.ring import RingBuffer
 from hone.control.rows import TransitionRows
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.state import State, array, substate
 from hone.credit.returns import one_step_target
 from hone.objectives.td import ddpg_actor_loss
@@ -62,8 +62,7 @@ class DeterministicRunConfig(ReplayRunConfig):
 
     network: MlpConfig = MlpConfig(hidden=[400, 300], activation="relu")
     """Network of the policy, and of each critic."""
-    replay: ReplayConfig = ReplayConfig(capacity=200_000, warmup=1000)
-    """The replay buffer."""
+    replay = new_default(ReplayConfig(capacity=200_000, warmup=1000))
     exploration: ActionNoiseConfig = GaussianNoise()
     """Noise added to actions while learning."""
 

@@ -20,7 +20,7 @@ from hone.control.job import ControlEvaluationConfig
 from hone.control.off_policy import IterationReplayConfig, MethodWrapper, OffPolicyMethod, ReplayRunConfig
 from hone.control.replay.hindsight import GoalSpec, HindsightBuffer, Strategy
 from hone.control.replay.store import EpisodeStore
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.errors import ConfigError
 
 GOAL_SOURCE = "Replay(Live(Gymnasium with goals), Hindsight)"
@@ -43,8 +43,7 @@ class HindsightRunConfig(ReplayRunConfig):
     """The replay buffer."""
     hindsight: HindsightConfig = HindsightConfig()
     """Relabelling of goals."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
-    """Evaluation of the policy."""
+    evaluation = new_default(ControlEvaluationConfig(episodes=100))
 
     def check(self) -> list[str]:
         if runs_isolated(self.env):

@@ -20,6 +20,7 @@ from hone.control.networks.intrinsic_reward import CuriousActorCritic, NoveltyCo
 from hone.control.phases import optimizer_phase
 from hone.control.rows import StepRows, step_rows
 from hone.control.spaces import gaussian_spaces, world_spaces
+from hone.core.config import new_default
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.moments import (
@@ -41,8 +42,7 @@ from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 class IntrinsicRewardAlgorithm(on_policy.ClippedAlgorithm):
     """PPO's numbers, and those of the second stream; `discount` is of the extrinsic reward, `gae_lambda` of both."""
 
-    entropy_weight: float = Field(default=0.01, ge=0)
-    """Weight of the entropy bonus."""
+    entropy_weight = new_default(0.01)
     novelty_discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor of the intrinsic reward."""
     paid_weight: float = Field(default=10.0, ge=0)

@@ -23,7 +23,7 @@ from hone.control.phases import LearningMethod, method_learner
 from hone.control.replay.mixed import ReplayBuffer, ReplaySource
 from hone.control.rows import TransitionRows, transition_rows
 from hone.control.spaces import world_spaces
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
@@ -63,12 +63,9 @@ class IterationReplayConfig(ReplayConfig):
 
     collect: int = Field(default=16, ge=1)
     """Steps of each environment per iteration; `learner.updates_per_iteration` updates follow."""
-    batch: int = Field(default=64, ge=1)
-    """Transitions per update."""
-    capacity: int = Field(default=100_000, ge=1)
-    """Capacity of the replay buffer, transitions."""
-    warmup: int = Field(default=1000, ge=1)
-    """Decisions before the first update; taken at random, except by a policy that draws its own actions."""
+    batch = new_default(64)
+    capacity = new_default(100_000)
+    warmup = new_default(1000)
 
     @property
     def rollout_steps(self) -> int:
@@ -78,8 +75,7 @@ class IterationReplayConfig(ReplayConfig):
 class OffPolicyRunConfig(RunConfig):
     """Training in Gymnasium environments on samples of a replay buffer."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=5000))
     env: GymConfig
     """The environments."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)

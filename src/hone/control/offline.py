@@ -28,6 +28,7 @@ from hone.control.off_policy import rows_with_noise
 from hone.control.phases import LearningMethod, method_learner
 from hone.control.rows import TransitionRows, split_decision_rows
 from hone.control.spaces import log_spaces, network_spaces
+from hone.core.config import new_default
 from hone.core.episodes import Episodes
 from hone.core.errors import run_all_checks
 from hone.credit.returns import one_step_target
@@ -47,8 +48,7 @@ Q = TypeVar("Q", bound=nn.Module)
 class OfflineRunConfig(RunConfig):
     """A policy from a log of decisions. The last checkpoint is evaluated; no best checkpoint is selected."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=1000))
     log: str
     """A parquet file written by hone, a frozen view of a decision log, or a Minari data set (folder or HDF5 file)."""
     env: GymConfig | None = None

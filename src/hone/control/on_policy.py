@@ -23,7 +23,7 @@ from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGa
 from hone.control.normalise import NormaliseConfig, with_normalisation
 from hone.control.rows import StepRows, split_decision_rows, step_rows
 from hone.control.spaces import gaussian_spaces, world_spaces
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
@@ -52,9 +52,11 @@ CriticLoss: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
 class RolloutRunConfig(RunConfig):
     """A policy that acts in Gymnasium environments and learns from each rollout."""
 
-    run: RunSettings = RunSettings(threads=1, keep_best=1)
-    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network, and with
-    `evaluation.every` the best policy is kept beside the last ones."""
+    run = new_default(
+        RunSettings(threads=1, keep_best=1),
+        "Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network, and "
+        "with `evaluation.every` the best policy is kept beside the last ones.",
+    )
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=1)

@@ -36,7 +36,7 @@ from hone.control.tables.tables import (
     load_table_arrays,
     save_table,
 )
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
@@ -71,8 +71,7 @@ class TabularAlgorithm(Config):
 class TabularRunConfig(RunConfig):
     """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=20))
     env: GymConfig | None = None
     """Gymnasium environments; exactly one of `env` and `finite`."""
     finite: FiniteConfig | None = None
@@ -115,8 +114,7 @@ class TabularRunConfig(RunConfig):
 class GymTableRunConfig(RunConfig):
     """A table in Gymnasium environments, with features or options of its own."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=20))
     env: GymConfig
     """The environments, with numbered actions."""
     rollout_steps: int = Field(default=4, ge=1)
@@ -132,8 +130,7 @@ class GymTableRunConfig(RunConfig):
 class PredictionRunConfig(RunConfig):
     """Values of states of a finite world under a given policy."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=20))
     finite: FiniteConfig
     """The world."""
     rollout_steps: int = Field(default=8, ge=1)

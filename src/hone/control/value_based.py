@@ -25,7 +25,7 @@ from hone.control.off_policy import (
 from hone.control.phases import TdAlgorithm, optimizer_phase, polyak_updater
 from hone.control.replay.priority import PriorityParams
 from hone.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.learner.config import ReplayLearnerConfig
@@ -75,8 +75,9 @@ class ValueNetworkConfig(MlpConfig):
 class ValueAlgorithm(TdAlgorithm):
     """Fields shared by the algorithm tables of the family."""
 
-    tau: float = Field(default=1.0, gt=0, le=1)
-    """Polyak coefficient of an update of the target network: target += tau * (values - target); 1 copies."""
+    tau = new_default(
+        1.0, "Polyak coefficient of an update of the target network: target += tau * (values - target); 1 copies."
+    )
     target_every: int = Field(default=1, ge=1)
     """Iterations between updates of the target network."""
     normalise_observations: bool = True
@@ -90,10 +91,8 @@ class ValueAlgorithm(TdAlgorithm):
 class ValueRunConfig(ReplayRunConfig):
     """Action values on Gymnasium environments with finitely many actions."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
-    """Threads, logging, checkpoints and other settings of the run."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=8)
-    """The optimizer."""
+    run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=1000))
+    learner = new_default(ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=8), "The optimizer.")
     replay: IterationReplayConfig = IterationReplayConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The replay buffer."""
     network: ValueNetworkConfig = ValueNetworkConfig(hidden=[256, 256], activation="relu")

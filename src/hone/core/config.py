@@ -6,14 +6,16 @@ Its defaults are those of a tested run. Numbers given as strings are rejected, n
 
 import ipaddress
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Final, cast, get_args, get_origin
+from typing import Annotated, Final, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
 from hone.core.strict_json import Json
 
+T = TypeVar("T")
 STAGE_PREFIX: Final = "stage:"
 """A value `stage:NAME` names what stage NAME of the same pipeline leaves behind: its policy, its answers."""
 
@@ -26,6 +28,20 @@ class ConfigSetting:
     origin: str = "default"
 
 
+@dataclass(frozen=True, slots=True)
+class _NewDefault:
+    value: object
+    sentence: str | None
+
+
+def new_default(value: T, sentence: str | None = None) -> T:
+    """Another default of an inherited key; its type, its bounds and, unless given, its sentence stay.
+
+    `rollout_steps = new_default(32)` in a subclass of a config.
+    """
+    return cast("T", _NewDefault(value, sentence))
+
+
 class Config(BaseModel):
     """Frozen config that rejects unknown keys and wrong types (an int is accepted for a float).
 
@@ -34,8 +50,21 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True,
+        ignored_types=(_NewDefault,),
+    )  # fmt: skip
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        changed = {key: one for key, info in cls.model_fields.items() if isinstance(one := info.default, _NewDefault)}
+        for key, one in changed.items():
+            inherited = next(
+                base for base in cls.__mro__[1:] if issubclass(base, BaseModel) and key in base.model_fields
+            )
+            cls.model_fields[key] = info = copy(inherited.model_fields[key])
+            info.default, info.description = one.value, one.sentence or info.description
+        if changed:
+            cls.model_rebuild(force=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Metrics
 from hone.core.decisions import ActionSet
 from hone.core.episodes import Episodes
@@ -70,8 +70,7 @@ class DecisionLogConfig(Config):
 class BanditRunConfig(RunConfig):
     """A bandit that learns from arms, or from a log of decisions."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=20))
     arms: BanditArms | None = None
     """Simulated arms; leave out where `log` is given."""
     log: DecisionLogConfig | None = None

@@ -28,7 +28,7 @@ from hone.control.on_policy import control_parts, require_clipping
 from hone.control.replay.ring import RingBuffer
 from hone.control.rows import step_rows
 from hone.control.spaces import gaussian_spaces, world_spaces
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.credit.returns import reward_as_advantage
 from hone.learner.config import ReplayLearnerConfig, policy_phase
 from hone.recipes.offline.bc import objective
@@ -50,8 +50,7 @@ class DaggerAlgorithm(Config):
 class DaggerConfig(OffPolicyRunConfig):
     """A policy from an expert that can be asked."""
 
-    run: RunSettings = RunSettings(threads=1)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1))
     expert: ExpertConfig
     """The expert."""
     rollout_steps: int = Field(default=100, ge=1)
@@ -60,8 +59,7 @@ class DaggerConfig(OffPolicyRunConfig):
     """Schedule of the expert's share of decisions, and the buffer of labelled states."""
     network: GaussianMlpConfig = GaussianMlpConfig(hidden=[64, 64])
     """The policy."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=50, max_grad_norm=None)
-    """The optimizer."""
+    learner = new_default(ReplayLearnerConfig(lr=1e-3, updates_per_iteration=50, max_grad_norm=None), "The optimizer.")
 
     def open(self) -> OpenedRun:
         """The expert and the environments, opened and checked; closed together. Raises HoneError."""

@@ -43,7 +43,7 @@ from hone.control.on_policy import (
 from hone.control.phases import optimizer_phase
 from hone.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
 from hone.control.spaces import gaussian_spaces, world_spaces
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import run_all_checks
@@ -89,10 +89,8 @@ class GailAlgorithm(ClippedAlgorithm):
     """Reward from the logit l. `positive`: softplus(l), for environments where termination is a failure; `negative`:
     -softplus(-l), where termination is the goal; `odds`: l, where it may be either, or where only a time limit ends
     an episode."""
-    discount: float = Field(default=0.98, ge=0, le=1)
-    """Discount factor (gamma) of the discriminator's reward."""
-    gae_lambda: float = Field(default=0.9, ge=0, le=1)
-    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    discount = new_default(0.98, "Discount factor (gamma) of the discriminator's reward.")
+    gae_lambda = new_default(0.9)
     normalise_observations: bool = False
     """Standardise the observations of policy and critic; the discriminator always has its own statistics."""
     discriminator: DiscriminatorConfig = DiscriminatorConfig()
@@ -104,8 +102,9 @@ class GailConfig(OnPolicyRunConfig):
 
     log: str
     """The demonstrations: a parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=2, max_grad_norm=0.5)
-    """The optimizers; `minibatches` per epoch."""
+    learner = new_default(
+        LearnerConfig(lr=1e-3, epochs=10, minibatches=2, max_grad_norm=0.5), "The optimizers; `minibatches` per epoch."
+    )
     algorithm: GailAlgorithm = GailAlgorithm()
     """Imitation reward, discriminator and PPO's hyperparameters."""
 

@@ -25,6 +25,7 @@ from hone.control.networks.mlp import GaussianMlpConfig, ObservationInputs, Poli
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.rows import StepRows
 from hone.control.spaces import gaussian_spaces, world_spaces
+from hone.core.config import new_default
 from hone.core.credit import Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
@@ -52,10 +53,8 @@ from hone.sources.live import LiveSource
 class MultitaskAlgorithm(on_policy.ClippedAlgorithm):
     """PPO's hyperparameters, and the input of the trunk."""
 
-    discount: float = Field(default=0.98, ge=0, le=1)
-    """Discount factor (gamma)."""
-    gae_lambda: float = Field(default=0.8, ge=0, le=1)
-    """GAE's lambda: 0 trusts the critics, 1 the returns."""
+    discount = new_default(0.98)
+    gae_lambda = new_default(0.8, "GAE's lambda: 0 trusts the critics, 1 the returns.")
     tell_trunk: bool = False
     """Give the task's number to the trunk as an input; heads always belong to one task."""
 
@@ -63,8 +62,7 @@ class MultitaskAlgorithm(on_policy.ClippedAlgorithm):
 class MultitaskConfig(RunConfig):
     """One policy on several Gymnasium environments."""
 
-    run: RunSettings = RunSettings(threads=1)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1))
     tasks: list[GymConfig] = Field(min_length=2)
     """The environments; their observations and actions are of one shape."""
     rollout_steps: int = Field(default=32, ge=1)

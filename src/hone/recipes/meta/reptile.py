@@ -24,7 +24,7 @@ from hone.control.networks.checkpoint import load_policy, load_weights, save_pol
 from hone.control.networks.mlp import GaussianMlpConfig, PolicySpaces
 from hone.control.rows import StepRows, step_rows
 from hone.control.spaces import gaussian_spaces, world_spaces
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
@@ -62,22 +62,24 @@ class ReptileAlgorithm(Config):
 class ReptileConfig(on_policy.RolloutRunConfig):
     """An initialisation for a family of tasks."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=50, checkpoint_every=500)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(
+        RunSettings(threads=1, log_every=50, checkpoint_every=500),
+        "Threads, logging, checkpoints and other settings of the run.",
+    )
     env: GymConfig
     """A task family that keeps each task for `kwargs.trials` trials: `hone/SineTrials-v0`, `hone/ChainTrials-v0`."""
-    rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per iteration: a trial's `pulls`."""
+    rollout_steps = new_default(50, "Steps of each environment per iteration: a trial's `pulls`.")
     network: GaussianMlpConfig = GaussianMlpConfig(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         hidden=[64, 64]
     )
     """The policy."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)
-    """The inner optimizer; its state is reset when a task begins."""
+    learner = new_default(
+        LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None),
+        "The inner optimizer; its state is reset when a task begins.",
+    )
     algorithm: ReptileAlgorithm = ReptileAlgorithm()
     """The inner and the outer loop."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation; `episodes` is the number of new tasks."""
+    evaluation = new_default(ControlEvaluationConfig(), "Evaluation; `episodes` is the number of new tasks.")
 
     def open(self) -> OpenedRun:
         """Open the environments, whose tasks stay for the inner loop. Raises as `open_gym_run`."""

@@ -8,8 +8,6 @@ arms.
 
 from functools import partial
 
-from pydantic import Field
-
 from hone.control import on_policy
 from hone.control.environments.world import GymConfig, GymWorld
 from hone.control.job import ControlEvaluationConfig
@@ -17,6 +15,7 @@ from hone.control.meta_rl import TrialRows, predict_trial_values, trial_rows, wi
 from hone.control.networks.mlp import MlpConfig, PolicySpaces
 from hone.control.networks.recurrent import RecurrentActorCritic
 from hone.control.spaces import world_spaces
+from hone.core.config import new_default
 from hone.learner.config import LearnerConfig, policy_phase
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
@@ -26,32 +25,32 @@ from hone.run.job import OpenedRun, RecipeSpec, RunSettings, TrainingJob
 class Rl2Algorithm(on_policy.ClippedAlgorithm):
     """Credit and loss."""
 
-    discount: float = Field(default=0.9, ge=0, le=1)
-    """Discount factor (gamma), within a trial and across its episodes."""
-    gae_lambda: float = Field(default=0.3, ge=0, le=1)
-    """GAE's lambda."""
-    entropy_weight: float = Field(default=0.005, ge=0)
-    """Weight of the entropy bonus."""
+    discount = new_default(0.9, "Discount factor (gamma), within a trial and across its episodes.")
+    gae_lambda = new_default(0.3, "GAE's lambda.")
+    entropy_weight = new_default(0.005)
 
 
 class Rl2Config(on_policy.RolloutRunConfig):
     """Recurrent policy on trials."""
 
-    run: RunSettings = RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100)
-    """Threads, logging, checkpoints and other settings of the run; `certify` is off, because its invented episodes
-    of uneven lengths are not trials."""
+    run = new_default(
+        RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100),
+        "Threads, logging, checkpoints and other settings of the run; `certify` is off, because its invented episodes "
+        "of uneven lengths are not trials.",
+    )
     env: GymConfig
     """The task family: `hone/BanditTrials-v0`, `hone/ChainTrials-v0`, or one that marks the beginning of a trial."""
-    rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per iteration: a trial's `pulls`, or a multiple."""
-    network: MlpConfig = MlpConfig(hidden=[48])
-    """The recurrent unit: one layer."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-2, lr_decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5)
-    """The optimizer; `minibatches` of whole trials per epoch."""
+    rollout_steps = new_default(50, "Steps of each environment per iteration: a trial's `pulls`, or a multiple.")
+    network = new_default(MlpConfig(hidden=[48]), "The recurrent unit: one layer.")
+    learner = new_default(
+        LearnerConfig(lr=1e-2, lr_decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5),
+        "The optimizer; `minibatches` of whole trials per epoch.",
+    )
     algorithm: Rl2Algorithm = Rl2Algorithm()
     """Credit and loss."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=1000)
-    """Trials of an evaluation, each with a task of its own."""
+    evaluation = new_default(
+        ControlEvaluationConfig(episodes=1000), "Trials of an evaluation, each with a task of its own."
+    )
 
     def open(self) -> OpenedRun:
         return self.open_envs(build, require_fit)

@@ -4,7 +4,6 @@ One critic, replay, and target networks of critic and policy. The policy exploit
 overestimated; TD3 adds the fixes.
 """
 
-from pydantic import Field
 from torch import Tensor
 
 from hone.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
@@ -13,6 +12,7 @@ from hone.control.networks.mlp import PolicySpaces
 from hone.control.off_policy import OffPolicyMethod
 from hone.control.phases import TdAlgorithm
 from hone.control.rows import TransitionRows
+from hone.core.config import new_default
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
@@ -22,8 +22,7 @@ from hone.run.job import RecipeSpec
 class DdpgAlgorithm(TdAlgorithm):
     """The numbers of the paper, with the rates that suit short tasks."""
 
-    discount: float = Field(default=0.98, ge=0, le=1)
-    """Discount factor (gamma)."""
+    discount = new_default(0.98)
 
 
 class DdpgConfig(DeterministicRunConfig):

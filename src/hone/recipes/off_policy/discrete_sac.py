@@ -24,6 +24,7 @@ from hone.control.off_policy import (
 from hone.control.phases import TdAlgorithm
 from hone.control.replay.ring import RingBuffer
 from hone.control.rows import TransitionRows
+from hone.core.config import new_default
 from hone.credit.returns import one_step_target
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.td import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
@@ -44,12 +45,10 @@ class DiscreteSacConfig(ReplayRunConfig):
 
     box_recipes = "sac or td3"
 
-    run: RunSettings = RunSettings(threads=1, log_every=10, checkpoint_every=100)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=10, checkpoint_every=100))
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
     """Network of the policy, and of each critic."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=32)
-    """The optimizers."""
+    learner = new_default(ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=32))
     replay: IterationReplayConfig = IterationReplayConfig(collect=64)  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The replay buffer."""
     algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()

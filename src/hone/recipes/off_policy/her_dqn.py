@@ -24,6 +24,7 @@ from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.control.replay.hindsight import HindsightBuffer
 from hone.control.replay.ring import RingBuffer
 from hone.control.rows import TransitionRows
+from hone.core.config import new_default
 from hone.credit.returns import one_step_target
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.td import double_target
@@ -35,12 +36,10 @@ from hone.run.job import RecipeSpec
 class HerDqnAlgorithm(TdAlgorithm):
     """The numbers of the paper, for short episodes."""
 
-    discount: float = Field(default=0.85, ge=0, le=1)
-    """Discount factor (gamma); a low one separates the values of near and far goals early."""
+    discount = new_default(0.85, "Discount factor (gamma); a low one separates the values of near and far goals early.")
     epsilon: float = Field(default=0.1, ge=0, le=1)
     """Epsilon of the epsilon-greedy exploration during training."""
-    tau: float = Field(default=0.05, gt=0, le=1)
-    """Polyak coefficient of the target networks per update."""
+    tau = new_default(0.05)
     value_range: list[float] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
     """Lowest and highest possible return; targets are clipped to this range, as in the paper. For a reward of 1 at
     the goal: 0 and 1; for a reward of -1 per step: -1 / (1 - discount) and 0."""
@@ -53,8 +52,7 @@ class HerDqnConfig(HindsightRunConfig):
 
     network: MlpConfig = MlpConfig(hidden=[256], activation="relu")
     """Q network and target network have one each."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=4, max_grad_norm=None)
-    """The optimizer."""
+    learner = new_default(ReplayLearnerConfig(lr=1e-3, updates_per_iteration=4, max_grad_norm=None), "The optimizer.")
     algorithm: HerDqnAlgorithm = HerDqnAlgorithm()
     """Targets and exploration."""
 

@@ -15,6 +15,7 @@ from hone.control.networks.actor_critic import SoftActorCritic
 from hone.control.networks.mlp import MlpConfig, PolicySpaces
 from hone.control.off_policy import OffPolicyMethod, off_policy_parts
 from hone.control.replay.hindsight import HindsightBuffer
+from hone.core.config import new_default
 from hone.recipes.off_policy.sac import SacAlgorithm, soft_actor_critic
 from hone.run.job import RecipeSpec
 
@@ -22,10 +23,8 @@ from hone.run.job import RecipeSpec
 class HerSacAlgorithm(SacAlgorithm):
     """The numbers of both papers, for a reward that is paid once."""
 
-    discount: float = Field(default=0.95, ge=0, le=1)
-    """Discount factor (gamma)."""
-    tau: float = Field(default=0.02, gt=0, le=1)
-    """Polyak coefficient of the target networks per update."""
+    discount = new_default(0.95)
+    tau = new_default(0.02)
     first_temperature: float = Field(default=0.01, gt=0)
     """Initial temperature (reward per nat of entropy). Reaching a goal that pays 1 also ends the entropy bonus: at a
     temperature of 1 the policy would avoid the goal."""

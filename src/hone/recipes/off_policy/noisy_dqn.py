@@ -10,6 +10,7 @@ from pydantic import Field
 from hone.control.networks.q_networks import QArchitecture
 from hone.control.off_policy import IterationReplayConfig
 from hone.control.value_based import ValueAlgorithm, ValueMethod, ValueRunConfig
+from hone.core.config import new_default
 from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.off_policy.dqn import objective
 from hone.run.job import RecipeSpec, RunSettings
@@ -25,12 +26,12 @@ class NoisyAlgorithm(ValueAlgorithm):
 class NoisyDqnConfig(ValueRunConfig):
     """Deep Q-learning that explores by its weights."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=25, checkpoint_every=250)
-    """Threads, logging, checkpoints and other settings of the run."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=32)
-    """The optimizer."""
-    replay: IterationReplayConfig = IterationReplayConfig(collect=64)
-    """The replay buffer. An iteration acts by one draw of the weights, so a short one explores little."""
+    run = new_default(RunSettings(threads=1, log_every=25, checkpoint_every=250))
+    learner = new_default(ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=32))
+    replay = new_default(
+        IterationReplayConfig(collect=64),
+        "The replay buffer. An iteration acts by one draw of the weights, so a short one explores little.",
+    )
     algorithm: NoisyAlgorithm = NoisyAlgorithm()
     """Discount, target network and noise."""
 

@@ -24,7 +24,7 @@ from hone.control.replay.bootstrap import BootstrapBuffer, ColumnStatistics
 from hone.control.replay.ring import RingBuffer
 from hone.control.rows import DecisionRows
 from hone.control.spaces import world_spaces
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State, array
@@ -57,20 +57,17 @@ class PetsAlgorithm(Config):
 class PetsConfig(OffPolicyRunConfig):
     """A planner on Gymnasium environments with boxes of observations and actions."""
 
-    run: RunSettings = RunSettings(threads=1)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1))
     rollout_steps: int = Field(default=50, ge=1)
     """Steps of each environment per iteration; the dynamics model is trained between rollouts."""
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
     """Each member of the ensemble."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=2e-3, updates_per_iteration=100, max_grad_norm=None)
-    """The optimizer."""
+    learner = new_default(ReplayLearnerConfig(lr=2e-3, updates_per_iteration=100, max_grad_norm=None), "The optimizer.")
     planning: PlanningConfig = CemPlanning()
     """Planning method of a decision."""
     algorithm: PetsAlgorithm = PetsAlgorithm()
     """The ensemble of dynamics models and the reward."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=5)
-    """Evaluation of the planner."""
+    evaluation = new_default(ControlEvaluationConfig(episodes=5), "Evaluation of the planner.")
 
     @model_validator(mode="after")
     def _elites_are_candidates(self) -> "PetsConfig":

@@ -15,6 +15,7 @@ from hone.control.networks.mlp import PolicySpaces
 from hone.control.off_policy import OffPolicyMethod
 from hone.control.phases import TdAlgorithm
 from hone.control.rows import TransitionRows
+from hone.core.config import new_default
 from hone.objectives.td import smoothed_action, twin_critic_loss, twin_target
 from hone.objectives.terms import LossTerms
 from hone.run.job import RecipeSpec
@@ -23,8 +24,7 @@ from hone.run.job import RecipeSpec
 class Td3Algorithm(TdAlgorithm):
     """The numbers of the paper, with the discount that suits short tasks."""
 
-    discount: float = Field(default=0.98, ge=0, le=1)
-    """Discount factor (gamma)."""
+    discount = new_default(0.98)
     policy_every: int = Field(default=2, ge=1)
     """Updates of the critics per update of the policy and of the target networks."""
     smoothing: float = Field(default=0.2, ge=0)

@@ -6,6 +6,7 @@ from hone.control.offline import OfflineRunConfig
 from hone.control.phases import LearningMethod
 from hone.control.rows import StepRows, split_decision_rows, step_rows
 from hone.control.spaces import gaussian_spaces
+from hone.core.config import new_default
 from hone.credit.returns import reward_as_advantage
 from hone.learner.config import ReplayLearnerConfig, policy_phase
 from hone.objectives.offline import behaviour_cloning
@@ -19,14 +20,12 @@ class BcConfig(OfflineRunConfig):
 
     read_log = staticmethod(read_decisions)
 
-    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """Threads, logging, checkpoints and other settings of the run."""
+    run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=5000))
     network: GaussianMlpConfig = GaussianMlpConfig(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         hidden=[256, 256], activation="relu"
     )
     """Shape of the policy's network, and form of a Gaussian policy."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
-    """The optimizer."""
+    learner = new_default(ReplayLearnerConfig(lr=1e-3, max_grad_norm=None), "The optimizer.")
 
     def method(self, spaces: PolicySpaces) -> LearningMethod[ActorCritic]:
         """The policy's network alone, on the log as it is."""

@@ -18,6 +18,7 @@ from hone.control.networks.offline import twin_q_values
 from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
+from hone.core.config import new_default
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.offline import cql_penalty, cql_penalty_sampled
 from hone.objectives.td import double_target, sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
@@ -33,8 +34,7 @@ class CqlAlgorithm(TdAlgorithm):
 
     conservatism: float = Field(default=5.0, ge=0)
     """Weight of the gap between all actions and the logged one."""
-    tau: float = Field(default=0.02, gt=0, le=1)
-    """Polyak coefficient of the target networks per update."""
+    tau = new_default(0.02)
     samples: int = Field(default=10, ge=1)
     """Actions sampled from each of three proposals, for boxes of actions."""
 
@@ -44,10 +44,10 @@ class CqlConfig(OfflineRunConfig):
 
     read_log = staticmethod(read_decisions)
 
-    network: MlpConfig = MlpConfig(hidden=[128, 128], activation="relu")
-    """The values, and the policy if there is one, have one each."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=None)
-    """The optimizers."""
+    network = new_default(
+        MlpConfig(hidden=[128, 128], activation="relu"), "The values, and the policy if there is one, have one each."
+    )
+    learner = new_default(ReplayLearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=None))
     algorithm: CqlAlgorithm = CqlAlgorithm()
     """Targets and conservatism."""
 

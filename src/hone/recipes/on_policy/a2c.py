@@ -13,6 +13,7 @@ from hone.control import on_policy
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.normalise import NormaliseConfig
 from hone.control.rows import StepRows
+from hone.core.config import new_default
 from hone.credit.returns import gae
 from hone.learner.config import LearnerConfig
 from hone.objectives.policy import cispo, reinforce_loss
@@ -25,10 +26,8 @@ from hone.run.job import RecipeParts, RecipeSpec
 class A2cAlgorithm(on_policy.ActorCriticAlgorithm):
     """The numbers of the paper, with the returns of short rollouts."""
 
-    gae_lambda: float = Field(default=1.0, ge=0, le=1)
-    """GAE's lambda: 1 are n-step returns to the end of the rollout, as in the paper."""
-    value_weight: float = Field(default=1.0, ge=0)
-    """Weight of the critic's squared error, halved."""
+    gae_lambda = new_default(1.0, "GAE's lambda: 1 are n-step returns to the end of the rollout, as in the paper.")
+    value_weight = new_default(1.0, "Weight of the critic's squared error, halved.")
     ratio_cap: float = Field(default=1.0, gt=0)
     """Cap of the importance weight of steps from an older policy; for `max_staleness`."""
     max_staleness: int = Field(default=0, ge=0, le=16)
@@ -42,10 +41,10 @@ class A2cAlgorithm(on_policy.ActorCriticAlgorithm):
 class A2cConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
-    rollout_steps: int = Field(default=5, ge=1)
-    """Steps of each environment per iteration."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=0.5)
-    """The optimizer; one step per iteration."""
+    rollout_steps = new_default(5)
+    learner = new_default(
+        LearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=0.5), "The optimizer; one step per iteration."
+    )
     algorithm: A2cAlgorithm = A2cAlgorithm()
     """Credit and loss."""
 

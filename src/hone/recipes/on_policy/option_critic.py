@@ -19,6 +19,7 @@ from hone.control.networks.mlp import PolicySpaces
 from hone.control.networks.options import OptionCriticPolicy
 from hone.control.rows import StepRows
 from hone.control.spaces import network_spaces
+from hone.core.config import new_default
 from hone.core.credit import Values
 from hone.core.episodes import Episodes
 from hone.learner.config import policy_phase
@@ -31,8 +32,7 @@ from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
 class OptionCriticAlgorithm(on_policy.ClippedAlgorithm):
     """The numbers of both papers."""
 
-    entropy_weight: float = Field(default=0.01, ge=0)
-    """Weight of the entropy bonus of the intra-option policies."""
+    entropy_weight = new_default(0.01, "Weight of the entropy bonus of the intra-option policies.")
     options: int = Field(default=4, ge=1)
     """Number of options."""
     epsilon: float = Field(default=0.1, ge=0, le=1)

@@ -17,6 +17,7 @@ from hone.control.normalise import NormaliseConfig
 from hone.control.ppo_backward import ppo_loss_with_backward
 from hone.control.rows import StepRows
 from hone.control.value_loss import ClippedValueLoss, SquaredValueLoss, ValueLossConfig, old_value_rows
+from hone.core.config import new_default
 from hone.core.reduction import Reduction
 from hone.learner.config import LearnerConfig
 from hone.learner.gradient import TrainingRows
@@ -28,10 +29,8 @@ from hone.run.job import RecipeSpec
 class PpoAlgorithm(on_policy.ActorCriticAlgorithm):
     """The numbers of the paper."""
 
-    discount: float = Field(default=0.98, ge=0, le=1)
-    """Discount factor (gamma)."""
-    gae_lambda: float = Field(default=0.8, ge=0, le=1)
-    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    discount = new_default(0.98)
+    gae_lambda = new_default(0.8)
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """Lower clip width of the probability ratio: the ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
@@ -51,10 +50,8 @@ class PpoAlgorithm(on_policy.ActorCriticAlgorithm):
 class PpoConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
-    rollout_steps: int = Field(default=32, ge=1)
-    """Steps of each environment per iteration."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
-    """The optimizer; `minibatches` per epoch."""
+    rollout_steps = new_default(32)
+    learner = new_default(LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5))
     algorithm: PpoAlgorithm = PpoAlgorithm()
     """Credit and loss."""
 

@@ -15,6 +15,7 @@ from hone.control import on_policy
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.normalise import NormaliseConfig
 from hone.control.rows import StepRows
+from hone.core.config import new_default
 from hone.core.credit import Metrics
 from hone.core.state import State, number
 from hone.learner.config import LearnerConfig
@@ -30,10 +31,8 @@ TOLERANCE, FACTOR = 1.5, 2.0
 class PpoKlAlgorithm(on_policy.ActorCriticAlgorithm):
     """The numbers of the paper."""
 
-    discount: float = Field(default=0.98, ge=0, le=1)
-    """Discount factor (gamma)."""
-    gae_lambda: float = Field(default=0.8, ge=0, le=1)
-    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    discount = new_default(0.98)
+    gae_lambda = new_default(0.8)
     target_nats: float = Field(default=0.01, gt=0)
     """Target of the KL penalty: mean KL(before || after) per action and iteration, in nats."""
     coefficient: float = Field(default=1.0, gt=0)
@@ -45,10 +44,8 @@ class PpoKlAlgorithm(on_policy.ActorCriticAlgorithm):
 class PpoKlConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
-    rollout_steps: int = Field(default=32, ge=1)
-    """Steps of each environment per iteration."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
-    """The optimizer; `minibatches` per epoch."""
+    rollout_steps = new_default(32)
+    learner = new_default(LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5))
     algorithm: PpoKlAlgorithm = PpoKlAlgorithm()
     """Credit and loss."""
 

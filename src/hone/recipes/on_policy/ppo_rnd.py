@@ -10,6 +10,7 @@ from hone.control.intrinsic_reward import (
     IntrinsicRewardRunConfig,
 )
 from hone.control.networks.intrinsic_reward import RandomNetworkDistillation, RndConfig
+from hone.core.config import new_default
 from hone.learner.config import LearnerConfig
 from hone.run.job import RecipeSpec
 
@@ -19,12 +20,16 @@ class PpoRndConfig(IntrinsicRewardRunConfig):
 
     novelty_model = RandomNetworkDistillation
 
-    algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm(entropy_weight=0.03)
-    """Credit and loss. The entropy bonus keeps trying the actions that lead out of the known states once the novelty of
-    these is gone: with 0.01 one run of the maze in ten never reaches its goal."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=4, minibatches=4, max_grad_norm=0.5)
-    """AdamW, epochs and minibatches. Once every episode is paid, what is left of the advantages is noise of two critics
-    in units of its own deviation: at a constant rate one run of the maze in ten loses its way again."""
+    algorithm = new_default(
+        IntrinsicRewardAlgorithm(entropy_weight=0.03),
+        "Credit and loss. The entropy bonus keeps trying the actions that lead out of the known states once the "
+        "novelty of these is gone: with 0.01 one run of the maze in ten never reaches its goal.",
+    )
+    learner = new_default(
+        LearnerConfig(lr=1e-3, lr_decay="linear", epochs=4, minibatches=4, max_grad_norm=0.5),
+        "AdamW, epochs and minibatches. Once every episode is paid, what is left of the advantages is noise of two "
+        "critics in units of its own deviation: at a constant rate one run of the maze in ten loses its way again.",
+    )
     novelty: RndConfig = RndConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Measure of novelty."""
 

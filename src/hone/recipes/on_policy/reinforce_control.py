@@ -15,7 +15,7 @@ from hone.control.networks.actor_critic import ActorCritic
 from hone.control.normalise import NormaliseConfig
 from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, actor_critic_loss
 from hone.control.rows import StepRows
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import discounted_returns, gae, standardised
@@ -48,10 +48,8 @@ class ReinforceControlAlgorithm(Config):
 class ReinforceControlConfig(OnPolicyRunConfig):
     """A policy, and a critic as its baseline, on Gymnasium environments."""
 
-    rollout_steps: int = Field(default=64, ge=1)
-    """Steps of each environment between looks at which episodes have ended."""
-    learner: LearnerConfig = LearnerConfig(lr=3e-3, max_grad_norm=0.5)
-    """The optimizer; one step per iteration."""
+    rollout_steps = new_default(64, "Steps of each environment between looks at which episodes have ended.")
+    learner = new_default(LearnerConfig(lr=3e-3, max_grad_norm=0.5), "The optimizer; one step per iteration.")
     algorithm: ReinforceControlAlgorithm = ReinforceControlAlgorithm()
     """Credit and loss."""
 

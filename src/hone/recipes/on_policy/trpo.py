@@ -18,7 +18,7 @@ from hone.control.networks.actor_critic import ActorCritic
 from hone.control.phases import optimizer_phase
 from hone.control.rows import StepRows, step_rows
 from hone.control.spaces import gaussian_spaces, world_spaces
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.learner.config import LearnerConfig
 from hone.learner.flat_parameters import FlatParameters
 from hone.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
@@ -43,10 +43,10 @@ class TrpoAlgorithm(Config):
 class TrpoConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
-    rollout_steps: int = Field(default=128, ge=1)
-    """Steps of each environment per iteration."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=8)
-    """The critic's optimizer; the policy has no learning rate."""
+    rollout_steps = new_default(128)
+    learner = new_default(
+        LearnerConfig(lr=1e-3, epochs=10, minibatches=8), "The critic's optimizer; the policy has no learning rate."
+    )
     algorithm: TrpoAlgorithm = TrpoAlgorithm()
     """Credit and trust region."""
 

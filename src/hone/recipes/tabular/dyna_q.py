@@ -16,14 +16,14 @@ from hone.control.tabular import (
     TabularRunConfig,
     tabular_parts,
 )
+from hone.core.config import new_default
 from hone.run.job import RecipeSpec
 
 
 class DynaQAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
-    discount: float = Field(default=0.95, gt=0, le=1)
-    """Discount factor (gamma)."""
+    discount = new_default(0.95)
     planning: int = Field(default=50, ge=0)
     """Planning steps on the model per environment step."""
     planning_rate: float = Field(default=0.1, gt=0, le=1)
@@ -33,8 +33,7 @@ class DynaQAlgorithm(TabularAlgorithm):
 class DynaQConfig(TabularRunConfig):
     """Dyna-Q on a table."""
 
-    rollout_steps: int = Field(default=1, ge=1)
-    """Steps of each environment per iteration; simulated steps follow each iteration."""
+    rollout_steps = new_default(1, "Steps of each environment per iteration; simulated steps follow each iteration.")
     algorithm: DynaQAlgorithm = DynaQAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 

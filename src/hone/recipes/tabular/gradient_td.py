@@ -32,6 +32,7 @@ from hone.control.tabular import (
     open_finite,
     prediction_job,
 )
+from hone.core.config import new_default
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
@@ -55,10 +56,8 @@ class GradientTdAlgorithm(TabularAlgorithm):
 class GradientTdConfig(PredictionRunConfig):
     """Values linear in features, learned off policy in a finite world."""
 
-    finite: FiniteConfig = FiniteConfig(world=BairdWorld(kind="baird"))
-    """The world."""
-    rollout_steps: int = Field(default=10, ge=1)
-    """Steps of each copy per iteration."""
+    finite = new_default(FiniteConfig(world=BairdWorld(kind="baird")))
+    rollout_steps = new_default(10)
     follow: list[float] = Field(default=[0.0, 1.0], min_length=1)
     """Probability of each action under the target policy, the same in every state."""
     behave: list[float] = Field(default=[6 / 7, 1 / 7], min_length=1)

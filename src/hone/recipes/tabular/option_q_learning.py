@@ -17,7 +17,7 @@ from hone.control.networks.options import OptionTablePolicy
 from hone.control.options import OptionQLearner, OptionsConfig, load_options
 from hone.control.spaces import network_spaces
 from hone.control.tabular import GymTableRunConfig
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
@@ -39,8 +39,7 @@ class OptionQAlgorithm(Config):
 class OptionQConfig(GymTableRunConfig):
     """A table of options in Gymnasium environments of numbered states and actions."""
 
-    rollout_steps: int = Field(default=16, ge=1)
-    """Steps of each environment per iteration."""
+    rollout_steps = new_default(16)
     options: OptionsConfig = OptionsConfig()
     """The options."""
     algorithm: OptionQAlgorithm = OptionQAlgorithm()

@@ -16,14 +16,14 @@ from hone.control.tabular import (
     TabularRunConfig,
     tabular_parts,
 )
+from hone.core.config import new_default
 from hone.run.job import RecipeSpec
 
 
 class PrioritizedSweepingAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
-    discount: float = Field(default=0.95, gt=0, le=1)
-    """Discount factor (gamma)."""
+    discount = new_default(0.95)
     planning: int = Field(default=50, ge=1)
     """Largest number of backups per environment step."""
     least: float = Field(default=1e-4, gt=0)
@@ -33,8 +33,7 @@ class PrioritizedSweepingAlgorithm(TabularAlgorithm):
 class PrioritizedSweepingConfig(TabularRunConfig):
     """Prioritised sweeping on a table."""
 
-    rollout_steps: int = Field(default=1, ge=1)
-    """Steps of each environment per iteration; backups follow each iteration."""
+    rollout_steps = new_default(1, "Steps of each environment per iteration; backups follow each iteration.")
     algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 

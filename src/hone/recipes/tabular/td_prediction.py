@@ -37,7 +37,7 @@ from hone.control.tabular import (
     open_finite,
     prediction_job,
 )
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.errors import ConfigError
 from hone.credit.returns import discounted_returns, n_step, one_step_target
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
@@ -87,8 +87,7 @@ PredictionMethod: TypeAlias = Annotated[OneStepTd | NStepTd | LambdaTd | MonteCa
 class TdPredictionAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
-    discount: float = Field(default=1.0, gt=0, le=1)
-    """Discount factor (gamma)."""
+    discount = new_default(1.0)
     method: PredictionMethod = OneStepTd()
     """Target of a value update."""
 
