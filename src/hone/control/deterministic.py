@@ -123,7 +123,7 @@ class _WithNoiseState(SourceWrapper[P]):
 # ---------------------------------------------------------------------------------------------- learning
 
 
-def actor_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> LossTerms:
+def _actor_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> LossTerms:
     """-Q1(s, pi(s))."""
     return ddpg_actor_loss(policy.first_q_value(rows.seen, policy.actions_of(rows.seen)))
 
@@ -153,7 +153,7 @@ def deterministic_method(
             optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
             optimizer_phase(
                 "actor",
-                actor_objective,
+                _actor_objective,
                 policy.actor.parameters(),
                 config.learner,
                 update_every=policy_every,

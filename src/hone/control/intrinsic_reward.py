@@ -68,7 +68,7 @@ class IntrinsicRewardRunConfig(on_policy.OnPolicyRunConfig):
     """The measure that the recipe's default builds."""
 
     def open(self) -> OpenedRun:
-        return self.open_envs(build, on_policy.require_clipped_actions)
+        return self.open_envs(_build, on_policy.require_clipped_actions)
 
     @classmethod
     def parts(cls) -> RecipeParts:
@@ -136,7 +136,7 @@ class _IntrinsicRewardCredit:
 
 
 @torch.no_grad()
-def predict_values(policy: CuriousActorCritic, episodes: Episodes) -> NoveltyValues:
+def _predict_values(policy: CuriousActorCritic, episodes: Episodes) -> NoveltyValues:
     """Both critics' values of everything seen, and of what was seen last."""
     assert episodes.final is not None
     device, count = next(policy.parameters()).device, episodes.decisions
@@ -183,7 +183,7 @@ def _novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) ->
     return LossTerms(loss=policy.novelty.loss(rows.seen, rows.chosen, rows.next_seen))
 
 
-def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[CuriousActorCritic]:
+def _build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[CuriousActorCritic]:
     """Training job that acts in `world`."""
     policy = CuriousActorCritic(
         gaussian_spaces(world_spaces(world), config.network),
@@ -199,6 +199,6 @@ def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[Curi
         phases.append(optimizer_phase("novelty", _novelty_objective, learnt, config.learner))
     layout = partial(_intrinsic_reward_rows, device=config.run.device)
     learner = on_policy.rollout_learner(
-        config, config.learner, policy, phases, layout=layout, predict_values=predict_values
+        config, config.learner, policy, phases, layout=layout, predict_values=_predict_values
     )
     return on_policy.rollout_job(config, world, _IntrinsicRewardCredit(policy, config.algorithm), learner)

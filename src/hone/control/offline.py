@@ -108,17 +108,17 @@ class OfflineRunConfig(RunConfig):
 
 
 def encode_transitions(transitions: Episodes, spaces: PolicySpaces) -> Episodes:
-    """Single-decision episodes as networks read them: observations `[n, size]`, actions as of `encode_actions`."""
+    """Single-decision episodes as networks read them: observations `[n, size]`, actions as of `_encode_actions`."""
     assert transitions.final is not None
     return replace(
         transitions,
         seen=spaces.inputs.array(transitions.observations),
-        chosen=encode_actions(transitions.chosen, spaces.actions),
+        chosen=_encode_actions(transitions.chosen, spaces.actions),
         final=spaces.inputs.array(transitions.final),
     )
 
 
-def encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxActions) -> NDArray[np.generic]:
+def _encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxActions) -> NDArray[np.generic]:
     """Finite actions from 0 `[n]`, points of a box on the scale [-1, 1] `[n, a]`; an unbounded box as it is."""
     if isinstance(actions, DiscreteActions):
         return chosen.astype(np.int64) - actions.start

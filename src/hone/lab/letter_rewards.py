@@ -81,7 +81,7 @@ def learn_rewards(base: Tensor, seed: int, *, pairs: int, member: int = 0) -> Fl
     return weights.detach().numpy()
 
 
-def divergence(logits: Tensor, base: Tensor) -> float:
+def _divergence(logits: Tensor, base: Tensor) -> float:
     """KL of a string's distribution from the base's, nats: the sum over places of the mean divergence of a row."""
     mine, theirs = torch.log_softmax(logits.double(), 1), torch.log_softmax(base.double(), 1)
     rows = (mine.exp() * (mine - theirs)).sum(dim=1)
@@ -104,7 +104,7 @@ def optimise(
         proxy = scores(counts)
         points.append(
             OptimisedPoint(
-                nats=divergence(logits, base), proxy=float(proxy.mean()), truth=float(_truths(strings, seed).mean())
+                nats=_divergence(logits, base), proxy=float(proxy.mean()), truth=float(_truths(strings, seed).mean())
             )
         )
         ratio = torch.log_softmax(logits, 1) - torch.log_softmax(base, 1)

@@ -49,7 +49,7 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
     _require_listener(address)
     start: Any = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
     with contextlib.ExitStack() as guarded:
-        guarded.enter_context(own_signal_handlers())
+        guarded.enter_context(_own_signal_handlers())
         if address == "local":
             guard = _guard_local_cluster()
             guarded.enter_context(guard.marking())
@@ -64,7 +64,7 @@ def disconnect_from_ray() -> None:
     """End the connection. Of a cluster that `connect_to_ray` started, no process and no file is left."""
     import ray  # noqa: PLC0415 - an extra
 
-    with own_signal_handlers():
+    with _own_signal_handlers():
         ray.shutdown()
     while _GUARDS:
         _GUARDS.pop().close()
@@ -126,7 +126,7 @@ def _require_listener(address: str) -> None:
 
 
 @contextlib.contextmanager
-def own_signal_handlers() -> Iterator[None]:
+def _own_signal_handlers() -> Iterator[None]:
     """Keep the handlers of this process: Ray sets its own for SIGTERM, and a run's would no longer save."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -61,7 +61,7 @@ def enter_namespaces(flags: int, maps: Mapping[str, str]) -> None:
         os._exit(_write_maps(process, maps, privileged=privileged) if os.read(reader, 1) else 0)
     os.close(reader)
     try:
-        check(libc().unshare(CLONE_NEWUSER | flags), "unshare")
+        _check(_libc().unshare(CLONE_NEWUSER | flags), "unshare")
         os.write(writer, b"1")
     finally:
         os.close(writer)
@@ -117,12 +117,12 @@ def bind_read_only(source: str, path: str) -> None:
 def mount(source: str, path: str, kind: str, flags: int, options: str = "") -> None:
     """`mount(2)`; an empty text is a null pointer. Raises OSError."""
     texts = [os.fsencode(text) or None for text in (source, path, kind, options)]
-    check(libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), f"mount on {path}")
+    _check(_libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), f"mount on {path}")
 
 
 def unmount(path: str) -> None:
     """Take a mount away, also while it is in use. Raises OSError."""
-    check(libc().umount2(os.fsencode(path), MNT_DETACH), f"unmount {path}")
+    _check(_libc().umount2(os.fsencode(path), MNT_DETACH), f"unmount {path}")
 
 
 def change_root(path: str) -> None:
@@ -132,7 +132,7 @@ def change_root(path: str) -> None:
     number = _PIVOT_ROOT.get(os.uname().machine)
     if number is None:
         raise OSError(f"no number of pivot_root for {os.uname().machine}")
-    check(libc().syscall(ctypes.c_long(number), here, here), "pivot_root")
+    _check(_libc().syscall(ctypes.c_long(number), here, here), "pivot_root")
     unmount(".")
     os.chdir("/")
 
@@ -148,26 +148,26 @@ def set_capabilities(mask: int) -> None:
     header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = _CapabilitySets(low, low, 0, high, high, 0)  # effective, permitted, inheritable
-    check(libc().capset(header, data), "capset")
+    _check(_libc().capset(header, data), "capset")
 
 
 def prctl(option: int, value: int) -> None:
     """Set an attribute of this process."""
-    libc().prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    _libc().prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 
 
-def syscall(number: int, first: object, *rest: int) -> int:
+def _syscall(number: int, first: object, *rest: int) -> int:
     """Result of a system call; negative for an error."""
-    return int(libc().syscall(ctypes.c_long(number), first, *(ctypes.c_long(value) for value in rest)))
+    return int(_libc().syscall(ctypes.c_long(number), first, *(ctypes.c_long(value) for value in rest)))
 
 
 @functools.cache
-def libc() -> ctypes.CDLL:
+def _libc() -> ctypes.CDLL:
     """The C library."""
     return ctypes.CDLL(None, use_errno=True)
 
 
-def check(result: int, what: str) -> None:
+def _check(result: int, what: str) -> None:
     """Raise the OSError of a call that failed."""
     if result != 0:
         code = ctypes.get_errno()
@@ -192,7 +192,7 @@ _ALL_NETWORK = 3
 
 def abi() -> int:
     """Version of Landlock in this kernel; 0 where it has none."""
-    return max(0, syscall(_CREATE, None, 0, _VERSION_QUERY))
+    return max(0, _syscall(_CREATE, None, 0, _VERSION_QUERY))
 
 
 def restrict_scopes(scopes: int) -> bool:
@@ -200,7 +200,7 @@ def restrict_scopes(scopes: int) -> bool:
     ruleset = _create(0, 0, scopes)
     if ruleset < 0:
         return False
-    held = syscall(_RESTRICT, ruleset, 0) == 0
+    held = _syscall(_RESTRICT, ruleset, 0) == 0
     os.close(ruleset)
     return held
 
@@ -214,13 +214,13 @@ def restrict_files(*, read: Iterable[str], write: Iterable[str], programs: bool)
     rights = _ALL_RIGHTS[min(version, max(_ALL_RIGHTS))]
     scopes = SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS if version >= SIGNALS_ABI else 0
     ruleset = _create(rights, _ALL_NETWORK if version >= NETWORK_ABI else 0, scopes)
-    check(min(ruleset, 0), "landlock_create_ruleset")
+    _check(min(ruleset, 0), "landlock_create_ruleset")
     try:
         for path in read:
             _allow(ruleset, path, _READ_FILE | _READ_FOLDER | (_EXECUTE if programs else 0))
         for path in write:
             _allow(ruleset, path, rights & ~_EXECUTE & ~_DEVICES_AND_SOCKETS)
-        check(syscall(_RESTRICT, ruleset, 0), "landlock_restrict_self")
+        _check(_syscall(_RESTRICT, ruleset, 0), "landlock_restrict_self")
     finally:
         os.close(ruleset)
 
@@ -228,7 +228,7 @@ def restrict_files(*, read: Iterable[str], write: Iterable[str], programs: bool)
 def _create(files: int, network: int, scopes: int) -> int:
     attributes = (ctypes.c_uint64 * 3)(files, network, scopes)
     used = 3 if scopes else 2 if network else 1  # an older kernel refuses fields that it does not know
-    return syscall(_CREATE, attributes, 8 * used, 0)
+    return _syscall(_CREATE, attributes, 8 * used, 0)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
@@ -241,7 +241,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
             rights &= _FILE_RIGHTS
         rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
         numbers = (ctypes.c_long(_ADD_RULE), ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH))
-        check(int(libc().syscall(*numbers, rule, ctypes.c_uint(0))), f"landlock_add_rule for {path}")
+        _check(int(_libc().syscall(*numbers, rule, ctypes.c_uint(0))), f"landlock_add_rule for {path}")
     finally:
         os.close(place)
 
@@ -302,6 +302,6 @@ def install_filter(program: bytes) -> None:
     held = _FilterProgram(len(program) // 8, ctypes.addressof(lines))
     pointer = ctypes.cast(ctypes.byref(held), ctypes.c_void_p)
     mode, zero = ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_ulong(0)
-    if libc().prctl(_PR_SET_SECCOMP, mode, pointer, zero, zero):
+    if _libc().prctl(_PR_SET_SECCOMP, mode, pointer, zero, zero):
         code = ctypes.get_errno()
         raise OSError(code, f"seccomp: {os.strerror(code)}")

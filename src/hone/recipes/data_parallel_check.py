@@ -75,7 +75,7 @@ def _wait_for_ranks(children: Sequence[ChildProcess[bytes]]) -> None:
                 raise ResourceError(f"rank {rank} of the loss's check was not done after {RANK_TIMEOUT_S:g} s")
 
 
-def run_rank(task: Mapping[str, Json]) -> None:
+def _run_rank(task: Mapping[str, Json]) -> None:
     """Run one rank: compute its shard's gradient of every phase and all-reduce it; rank 0 writes the sums."""
     config = _task_config(task)
     rank, ranks, folder = int(cast("int", task["rank"])), int(cast("int", task["ranks"])), Path(str(task["folder"]))
@@ -112,7 +112,7 @@ def main() -> None:
     channel = connect_to_parent()
     reply = DONE
     try:
-        run_rank(json.loads(next(channel.lines())))
+        _run_rank(json.loads(next(channel.lines())))
     except HoneError as error:
         reply = json.dumps("\n".join(error.messages)).encode()
     channel.reply(reply + b"\n")

@@ -11,7 +11,7 @@ from hone.run.job import RunConfig
 from hone.run.run import prepare_device
 
 
-def task_config(task: RankTask) -> RunConfig:
+def _task_config(task: RankTask) -> RunConfig:
     """The run's config, with the device of this rank."""
     config = load_recipe(task.recipe).config.model_validate_json(task.config)
     return config.model_copy(update={"run": config.run.model_copy(update={"device": task.meeting.device})})
@@ -23,7 +23,7 @@ def main() -> None:
     lines = channel.lines()
     task = RankTask.from_json(next(lines))
     try:
-        config = task_config(task)
+        config = _task_config(task)
         prepare_device(config)
         channel.reply(READY)
         serve_rank(task, load_recipe(task.recipe).build, config, lines, partial(channel.reply, READY))

@@ -10,25 +10,25 @@ from hone.planner.run_settings import step_rows
 from hone.run.job import RecipeSpec, RunConfig, TrainingJob
 
 
-def is_ranked(config: RunConfig) -> bool:
+def _is_ranked(config: RunConfig) -> bool:
     """True if the learner is spread over ranks, or computes as virtual ranks."""
     return config.run.ranks > 1 or config.run.virtual_ranks > 0
 
 
 def require_ranks_fit(config: RunConfig) -> None:
     """Raise ConfigError for a recipe whose learner ranks cannot share, and for more ranks than rows."""
-    require_placement(config)
-    if not is_ranked(config):
+    _require_placement(config)
+    if not _is_ranked(config):
         return
     from hone.learner.config import OptimizerConfig  # noqa: PLC0415 - torch: not needed without ranks
 
     run = config.run
     key = f"run.ranks = {run.ranks}" if run.ranks > 1 else f"run.virtual_ranks = {run.virtual_ranks}"
-    if not (isinstance(dict(config).get("learner"), OptimizerConfig) or has_trust_region(config)):
+    if not (isinstance(dict(config).get("learner"), OptimizerConfig) or _has_trust_region(config)):
         raise ConfigError(f"{key}: {config.recipe} has no steps along a gradient that ranks could share; leave it out")
     if run.tensor > 1:
-        require_layers_split(config)
-    rows = rows_of_step(config)
+        _require_layers_split(config)
+    rows = _rows_of_step(config)
     if rows is not None and rows < run.shares:
         raise ConfigError(
             f"{key}: an optimizer step has {rows} sequences, fewer than {run.shares} shares, so that ranks would have "
@@ -36,7 +36,7 @@ def require_ranks_fit(config: RunConfig) -> None:
         )
 
 
-def has_trust_region(config: RunConfig) -> bool:
+def _has_trust_region(config: RunConfig) -> bool:
     """True for a recipe that steps along a natural gradient."""
     from hone.learner.natural_gradient import TrustRegionConfig  # noqa: PLC0415 - torch
 
@@ -44,9 +44,9 @@ def has_trust_region(config: RunConfig) -> bool:
     return isinstance(algorithm, Config) and isinstance(dict(algorithm).get("region"), TrustRegionConfig)
 
 
-def require_placement(config: RunConfig) -> None:
+def _require_placement(config: RunConfig) -> None:
     """Raise ConfigError for `[cluster.learner]` without ranks to place, or without their GPUs."""
-    cluster, run = cluster_of_ranks(config), config.run
+    cluster, run = _cluster_of_ranks(config), config.run
     if cluster is None or cluster.learner is None:
         return
     if run.ranks == 1:
@@ -59,7 +59,7 @@ def require_placement(config: RunConfig) -> None:
         )
 
 
-def require_layers_split(config: RunConfig) -> None:
+def _require_layers_split(config: RunConfig) -> None:
     """Raise ConfigError, with every reason, for a run whose layers cannot be cut among `run.tensor` ranks."""
     from hone.models.language.tensor_parallel import tensor_split_faults  # noqa: PLC0415 - as above
     from hone.text.evaluate.open_policy import model_config, open_tokenizer  # noqa: PLC0415 - torch
@@ -80,7 +80,7 @@ def require_layers_split(config: RunConfig) -> None:
     faults.raise_if_any()
 
 
-def rows_of_step(config: RunConfig) -> int | None:
+def _rows_of_step(config: RunConfig) -> int | None:
     """Sequences of an optimizer step; None where a step has no fixed number of them."""
     from hone.text.memory import config_settings  # noqa: PLC0415 - torch: not needed without ranks
     from hone.text.open_text import LanguageRunConfig  # noqa: PLC0415 - as above
@@ -93,12 +93,12 @@ def rows_of_step(config: RunConfig) -> int | None:
 
 def rank_placement(config: RunConfig) -> Mapping[str, str]:
     """Who stands where, for the plan of a run; empty for a learner of one process."""
-    if not is_ranked(config):
+    if not _is_ranked(config):
         return {}
     run = config.run
     place = "cuda:{}" if run.device.startswith("cuda") else run.device
     where = "child process on " + place
-    if (cluster := cluster_of_ranks(config)) is not None and (learner := cluster.learner) is not None:
+    if (cluster := _cluster_of_ranks(config)) is not None and (learner := cluster.learner) is not None:
         gpus = f" and {learner.gpus:g} GPUs" if learner.gpus else ""
         where = f"in Ray ({cluster.address}), {learner.cpus:g} CPUs{gpus}"
     others = [f"rank {rank}: {where.format(rank)}" for rank in range(1, run.ranks)]
@@ -122,11 +122,11 @@ def over_ranks(
     spec: RecipeSpec, build: Callable[[Any], TrainingJob[Any]], config: RunConfig
 ) -> Callable[[Any], TrainingJob[Any]]:
     """`build`, over the ranks of `config`; `build` itself for a learner of one process."""
-    if not is_ranked(config):
+    if not _is_ranked(config):
         return build
     from hone.parallel.ranked_job import LocalLauncher, RankedJobBuilder  # noqa: PLC0415 - as above
 
-    module, threads, cluster = "hone.recipes.rank_process", config.run.threads, cluster_of_ranks(config)
+    module, threads, cluster = "hone.recipes.rank_process", config.run.threads, _cluster_of_ranks(config)
     if cluster is None:
         launcher = LocalLauncher(module=module, threads=threads)
     else:
@@ -136,7 +136,7 @@ def over_ranks(
     return RankedJobBuilder(opened=build, reopen=spec.build, launcher=launcher)
 
 
-def cluster_of_ranks(config: RunConfig) -> ClusterConfig | None:
+def _cluster_of_ranks(config: RunConfig) -> ClusterConfig | None:
     """The cluster that the ranks but the driver stand in; None: they are child processes of this machine."""
     cluster = dict(config).get("cluster")
     return cluster if isinstance(cluster, ClusterConfig) and cluster.learner is not None else None

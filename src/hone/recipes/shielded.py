@@ -58,10 +58,10 @@ def make_shielded_env(
     places = [model.actions.index(name) if name in model.actions else 0 for name in names]
     # A simulated world waits for the verdict: with a deadline a busy machine would make another run of the same seed.
     opened = replace(opened, deadline_s=math.inf)
-    return shielded_wrapper(inner, opened, ActionSet(names=names, features=None if known is None else known[places]))
+    return _shielded_wrapper(inner, opened, ActionSet(names=names, features=None if known is None else known[places]))
 
 
-def shielded_wrapper(env: GymEnv, shield: ActionShield, actions: ActionSet) -> ActionReplacementWrapper:
+def _shielded_wrapper(env: GymEnv, shield: ActionShield, actions: ActionSet) -> ActionReplacementWrapper:
     """`env` under an open shield."""
 
     def safe_action(context: Floats, action: int) -> int:

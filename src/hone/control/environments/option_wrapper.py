@@ -112,19 +112,19 @@ class ActionReplacementWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         seen, info = self.env.reset(seed=seed, options=options)
-        self.context = context_of(seen, info)
+        self.context = _context_of(seen, info)
         return seen, info
 
     def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         chosen = int(action) - self.first
         executed = self.replace(self.context, chosen)
         seen, reward, terminated, truncated, info = self.env.step(np.int64(executed + self.first))
-        self.context = context_of(seen, info)
+        self.context = _context_of(seen, info)
         info = {**info, "executed": executed + self.first, "intervened": float(executed != chosen)}
         return seen, reward, terminated, truncated, info
 
 
-def context_of(seen: Any, info: dict[str, Any]) -> Floats:  # noqa: ANN401 - an observation of any kind
+def _context_of(seen: Any, info: dict[str, Any]) -> Floats:  # noqa: ANN401 - an observation of any kind
     """Context `[d]` of an observation: what the environment tells as one, else the observation itself.
 
     Raises ConfigError for an observation that is no flat box and comes without a context.

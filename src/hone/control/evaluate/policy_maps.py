@@ -114,7 +114,7 @@ def _policy_and_values(policy: HasNumpyPolicy, mdp: FiniteMdp, name: str) -> tup
     states = np.arange(mdp.states)
     try:
         shares = action_probabilities(policy, states, mdp.actions)
-        known_values = state_values(policy, states)
+        known_values = _state_values(policy, states)
     except (IndexError, ValueError, RuntimeError) as fault:
         raise DataError(
             f"{name}: the policy does not fit the {mdp.states} states of its environment: {fault}"
@@ -135,7 +135,7 @@ def action_probabilities(policy: HasNumpyPolicy, states: NDArray[np.int64], acti
         logits = acting.network(acting.inputs.array(states)).astype(np.float64)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return weights / weights.sum(axis=1, keepdims=True)
-    values = action_values(policy, states)
+    values = _action_values(policy, states)
     if values is not None:
         best = values >= values.max(axis=1, keepdims=True) - 1e-9 * np.maximum(1.0, np.abs(values).max())
         return best / best.sum(axis=1, keepdims=True)
@@ -145,7 +145,7 @@ def action_probabilities(policy: HasNumpyPolicy, states: NDArray[np.int64], acti
     return np.eye(actions)[chosen]
 
 
-def action_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> Floats | None:
+def _action_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> Floats | None:
     """Action values `[S, A]`, or None."""
     match policy:
         case ActionTable():
@@ -160,9 +160,9 @@ def action_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> Floats |
             return None
 
 
-def state_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> tuple[Floats, str] | None:
+def _state_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> tuple[Floats, str] | None:
     """State values `[S]` and their meaning, or None."""
-    values = action_values(policy, states)
+    values = _action_values(policy, states)
     if values is not None:
         return values.max(axis=1), "the value of its best action"
     if isinstance(policy, StateValues):

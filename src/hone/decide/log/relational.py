@@ -95,7 +95,7 @@ def chunks(values: Sequence[Item]) -> Iterator[Sequence[Item]]:
         yield values[begin : begin + _CHUNK]
 
 
-def marks(values: Sequence[object]) -> str:
+def _marks(values: Sequence[object]) -> str:
     """Placeholders of a list of values: `(?, ?, ?)`."""
     return f"({', '.join('?' * len(values))})"
 
@@ -180,7 +180,7 @@ class SharedParts:
             cache.clear()
             missing = sorted(wanted)
         for chunk in chunks(missing):
-            for number, body in self.session.rows(f"select id, body from {table} where id in {marks(chunk)}", chunk):
+            for number, body in self.session.rows(f"select id, body from {table} where id in {_marks(chunk)}", chunk):
                 cache[number] = decode(bytes(body))
         return cache
 
@@ -297,7 +297,7 @@ class RelationalLog:
             return
         held: dict[bytes, tuple[int, int]] = {}
         for chunk in chunks([row[0] for row in claimed.values()]):
-            statement = f"select digest, source, seq from names where digest in {marks(chunk)}"
+            statement = f"select digest, source, seq from names where digest in {_marks(chunk)}"
             held.update({bytes(row[0]): (row[1], row[2]) for row in self.session.rows(statement, chunk)})
         raise NameTakenError([place for place, row in claimed.items() if held[row[0]] != row[1:3]])
 
@@ -311,7 +311,7 @@ class RelationalLog:
             statement = (
                 f"select n.digest, n.told, {_RECORD} from names n left join records r on r.source = n.source "
                 f"and r.seq = n.seq and r.body is not null left join sources s on s.id = r.source "
-                f"where n.digest in {marks(chunk)}"
+                f"where n.digest in {_marks(chunk)}"
             )
             with self.session.transaction(write=False):
                 rows = self.session.rows(statement, chunk)
@@ -520,7 +520,7 @@ class RelationalLog:
         for number, wanted in seqs.items():
             for chunk in chunks(wanted):
                 statement = (
-                    f"select {', '.join(StoredRow._fields)} from records where source = ? and seq in {marks(chunk)}"
+                    f"select {', '.join(StoredRow._fields)} from records where source = ? and seq in {_marks(chunk)}"
                 )
                 for row in self.session.rows(statement, (number, *chunk)):
                     stored = StoredRow(*row)
@@ -579,14 +579,14 @@ class RelationalLog:
         return [
             position
             for chunk in chunks(ids)
-            for position in self._positions(tenant, f"r.unit is null and r.decision in {marks(chunk)}", chunk)
+            for position in self._positions(tenant, f"r.unit is null and r.decision in {_marks(chunk)}", chunk)
         ]
 
     def _empty(self, positions: Sequence[int], kind: Literal["erased", "retired"]) -> int:
         """Take the content out of records, and count them as erased or retired -> records that had content."""
         emptied = 0
         for chunk in chunks(positions):
-            inside = f"position in {marks(chunk)} and body is not null"
+            inside = f"position in {_marks(chunk)} and body is not null"
             sums = "sum(case when unit is null then 0 else 1 end), sum(case when unit is null then 1 else 0 end)"
             rows = self.session.rows(f"select source, {sums} from records where {inside} group by source", chunk)
             actions = self.session.rows(f"select distinct actions from records where {inside}", chunk)
@@ -606,11 +606,11 @@ class RelationalLog:
         """Delete sets of actions that no record uses any more: their names may be personal."""
         if not numbers:
             return
-        statement = f"select distinct actions from records where actions in {marks(numbers)}"
+        statement = f"select distinct actions from records where actions in {_marks(numbers)}"
         used = {row[0] for row in self.session.rows(statement, numbers)}
         unused = [number for number in numbers if number not in used]
         if unused:
-            self.session.run(f"delete from action_sets where id in {marks(unused)}", unused)
+            self.session.run(f"delete from action_sets where id in {_marks(unused)}", unused)
         self.parts.forget()
 
     def _drop_empty(self, number: int, first: int, watermark: int) -> None:

@@ -90,14 +90,14 @@ def divisions(node: ExpressionNode, path: tuple[ExpressionNode, ...] = ()) -> It
         yield from divisions(otherwise, (*path, OperationNode("not", (condition,))))
         return
     if node.kind == "/" and not (isinstance(node.operands[1], NumberNode) and node.operands[1].value):
-        yield Division(divisor=node.operands[1], path=path, words=spell(node))
+        yield Division(divisor=node.operands[1], path=path, words=_spell(node))
     for operand in node.operands:
         yield from divisions(operand, path)
         if node.kind in ("and", "or"):
             path = (*path, operand if node.kind == "and" else OperationNode("not", (operand,)))
 
 
-def spell(node: ExpressionNode) -> str:
+def _spell(node: ExpressionNode) -> str:
     """Text of an expression."""
     match node:
         case NumberNode(value=value):
@@ -105,12 +105,12 @@ def spell(node: ExpressionNode) -> str:
         case NameNode(name=name):
             return name
         case OperationNode(kind="-", operands=(NumberNode(value=0.0), operand)):
-            return f"-{spell(operand)}"
+            return f"-{_spell(operand)}"
         case OperationNode(kind="if", operands=(condition, then, otherwise)):
-            return f"({spell(then)} if {spell(condition)} else {spell(otherwise)})"
+            return f"({_spell(then)} if {_spell(condition)} else {_spell(otherwise)})"
         case OperationNode(kind=kind, operands=operands) if kind in ("min", "max", "abs"):
-            return f"{kind}({', '.join(map(spell, operands))})"
+            return f"{kind}({', '.join(map(_spell, operands))})"
         case OperationNode(kind="not", operands=(operand,)):
-            return f"not {spell(operand)}"
+            return f"not {_spell(operand)}"
         case OperationNode(kind=kind, operands=operands):
-            return "(" + f" {kind} ".join(map(spell, operands)) + ")"
+            return "(" + f" {kind} ".join(map(_spell, operands)) + ")"

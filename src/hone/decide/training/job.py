@@ -107,7 +107,7 @@ class LinearBanditConfig(BanditRunConfig):
         raise TypeError(f"{type(self).__name__} names no rule for {model}")
 
     def open(self) -> OpenedRun:
-        return opened_run(open_bandit(self, self.rule), _build_bandit)
+        return opened_run(_open_bandit(self, self.rule), _build_bandit)
 
 
 # ------------------------------------------------------------------------------------------------------------- log pass
@@ -174,7 +174,7 @@ class OpenedBandit:
     """None: it learns from the arms of its config."""
 
 
-def open_bandit(config: LinearBanditConfig, rule: Callable[[RewardModel], BanditPolicy]) -> OpenedBandit:
+def _open_bandit(config: LinearBanditConfig, rule: Callable[[RewardModel], BanditPolicy]) -> OpenedBandit:
     """Prior of the config's model, and the logged decisions if it learns from a log.
 
     Raises ConfigError where model and decisions do not fit, DataError for a damaged log.

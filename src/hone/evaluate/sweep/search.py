@@ -59,7 +59,7 @@ def uncompared_keys(keys: Sequence[str]) -> list[str]:
     return [key for key in keys if IGNORED_KEYS.match(key)]
 
 
-def judge(trials: Sequence[TrialRuns], *, root: Path, metric: str) -> tuple[dict[int, TrialScore], Comparison | None]:
+def _judge(trials: Sequence[TrialRuns], *, root: Path, metric: str) -> tuple[dict[int, TrialScore], Comparison | None]:
     """Score every trial, and compare those that did not fail; None if all failed. Raises DataError without scores."""
     scores = {one.trial: _failed(one.trial, one.failure) for one in trials if one.failure}
     sound = [one for one in trials if not one.failure]
@@ -90,7 +90,7 @@ def judge(trials: Sequence[TrialRuns], *, root: Path, metric: str) -> tuple[dict
     )
 
 
-def best(scores: Mapping[int, TrialScore], count: int) -> tuple[int, ...]:
+def _best(scores: Mapping[int, TrialScore], count: int) -> tuple[int, ...]:
     """The `count` trials with the highest scores, the best first; of equal ones the earlier."""
     known = [one for one in scores.values() if math.isfinite(one.mean)]
     return tuple(one.trial for one in sorted(known, key=lambda one: (-one.mean, one.trial))[:count])
@@ -177,7 +177,7 @@ class TrialTrainer:
             for one in trials
         ]
         with self._metric_advice():
-            return judge(judged, root=folder, metric=self.metric)
+            return _judge(judged, root=folder, metric=self.metric)
 
     @contextmanager
     def _metric_advice(self) -> Iterator[None]:
@@ -417,7 +417,7 @@ class SweepSearch:
         # train the best trials again on seeds that chose nothing. The order of the finalists stays that of the search
         last = self._plan.rungs[-1]
         scores = {one.trial: one for rung in self._journal.record.rungs if rung.steps == last for one in rung.scores}
-        chosen = best(scores, self._plan.finalists)
+        chosen = _best(scores, self._plan.finalists)
         trials = [self._journal.record.trials[number] for number in chosen]
         self._journal.write(replace(self._journal.record, finalists=chosen))
         self._note(f"best: trial {trial_label(chosen[0], trials[0].settings)}; now the fresh seeds")
@@ -463,7 +463,7 @@ class SweepSearch:
             return known
         results, comparison = self._runs.train_and_judge(trials, self._plan.seeds, SEARCH_RUNS, steps)
         last = steps == self._plan.rungs[-1]
-        kept = best(results, len(results) if last else kept_count(len(trials), self._plan.factor))
+        kept = _best(results, len(results) if last else kept_count(len(trials), self._plan.factor))
         scores = tuple(results[one.number] for one in trials)
         rung = RungRecord(batch=batch, steps=steps, scores=scores, kept=kept)
         self._journal.write(

@@ -30,13 +30,13 @@ def _bfloat16(rows: Tensor) -> Tensor:
     return rows.bfloat16().float()
 
 
-def int8(rows: Tensor) -> Tensor:
+def _int8(rows: Tensor) -> Tensor:
     """Whole multiples, at most 127, of a scale of each row: its largest magnitude / 127."""
     scale = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
     return (rows / scale).round() * scale
 
 
-def fp8(rows: Tensor) -> Tensor:
+def _fp8(rows: Tensor) -> Tensor:
     """Numbers of 4 significant bits (e4m3) times a scale of each row, which brings its largest to 448."""
     scale = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / _FP8_MOST
     return (rows / scale).to(torch.float8_e4m3fn).float() * scale
@@ -59,9 +59,9 @@ class _NumberFormat:
 
 FORMATS: Final[Mapping[str, _NumberFormat]] = {
     "bfloat16": _NumberFormat(_bfloat16, _bfloat16),
-    "INT8 weights": _NumberFormat(int8, _exact),
-    "W8A8": _NumberFormat(int8, int8),
-    "FP8 e4m3": _NumberFormat(fp8, fp8),
+    "INT8 weights": _NumberFormat(_int8, _exact),
+    "W8A8": _NumberFormat(_int8, _int8),
+    "FP8 e4m3": _NumberFormat(_fp8, _fp8),
     "INT4 weights": _NumberFormat(_int4, _exact),
 }
 """From the nearest to the farthest, as claimed."""

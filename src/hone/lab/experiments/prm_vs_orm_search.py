@@ -145,7 +145,7 @@ def _learn(task: _StepTask, kind: _Kind, answers: int, seed: int) -> _TableScore
     return _TableScorer(kind=kind, weights=table[:-1].reshape(_DIGITS, _CHOICES).numpy())
 
 
-def solved(task: _StepTask, scorer: _TableScorer, plan: BeamPlan | BestOfPlan, seed: int) -> tuple[float, float]:
+def _solved(task: _StepTask, scorer: _TableScorer, plan: BeamPlan | BestOfPlan, seed: int) -> tuple[float, float]:
     """Share of the questions whose selected answer is right in every step, and tokens drawn for each."""
     digits = _questions(_PROBLEMS, seed=seed, stream="held out")
     sampling = SamplingParams(max_tokens=2 * _STEPS + 1)
@@ -187,7 +187,7 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
         for kind in (ORM, PRM):
             scorer = _learn(task, kind, answers, seed)
             for name, plan in plans.items():
-                shares[kind, answers, name], tokens[name] = solved(task, scorer, plan, seed)
+                shares[kind, answers, name], tokens[name] = _solved(task, scorer, plan, seed)
     return ExperimentResult(
         header=("labels", "labelled answers", f"best of {_BRANCH}", f"beam 1x{_BRANCH}"),
         rows=[

@@ -126,7 +126,7 @@ def _compiled_runner(kind: RunnerKind, models: _PrecisionPair) -> RunnerChoice:
     return _chosen_runner(kind, models.full)
 
 
-def questions(seed: int, *, greedy: bool) -> list[Request]:
+def _questions(seed: int, *, greedy: bool) -> list[Request]:
     """Drawn prompts of several lengths."""
     draws = generator(seed, "lab/company")
     sampling = SamplingParams(max_tokens=TOKENS, greedy=greedy)
@@ -147,7 +147,7 @@ def _open_engine(chosen: RunnerChoice, *, slots: int, seed: int) -> EmbeddedEngi
     return engine
 
 
-def answers(engine: EmbeddedEngine, asked: Sequence[Request]) -> dict[str, Completion]:
+def _answers(engine: EmbeddedEngine, asked: Sequence[Request]) -> dict[str, Completion]:
     """Answers by question."""
     return {one.request_id: one for one in generate(engine, asked)}
 
@@ -156,12 +156,12 @@ def _compare(
     make: _RunnerMaker, models: _PrecisionPair, *, seed: int, greedy: bool = False, widths: Sequence[int] = _WIDTHS
 ) -> CompanyEffect:
     """Ask some questions alone, then with the others, and read the last answers again alone."""
-    asked = questions(seed, greedy=greedy)
+    asked = _questions(seed, greedy=greedy)
     single = _open_engine(make(models), slots=1, seed=seed)
-    alone = {name: one for request in asked[:_ASKED] for name, one in answers(single, [request]).items()}
+    alone = {name: one for request in asked[:_ASKED] for name, one in _answers(single, [request]).items()}
     bits, same, company = list[bool](), list[int](), dict[str, Completion]()
     for width in widths:
-        company = answers(_open_engine(make(models), slots=width, seed=seed), asked)
+        company = _answers(_open_engine(make(models), slots=width, seed=seed), asked)
         for name, mine in alone.items():
             other = company[name]
             bits.append(not (np.array_equal(mine.tokens, other.tokens) and np.array_equal(mine.logp, other.logp)))
@@ -180,9 +180,9 @@ def _compare(
 
 def bitwise_ratio(model: Decoder, *, seed: int) -> float:
     """Largest |exp(new - old) - 1| of a trainer that computes like the engine, over one batch of all answers."""
-    asked, trainer = questions(seed, greedy=False), copy.deepcopy(model)
+    asked, trainer = _questions(seed, greedy=False), copy.deepcopy(model)
     trainer.use_bitwise_arithmetic()
-    company = answers(_open_engine(_chosen_runner("torch", trainer), slots=_WIDTHS[-1], seed=seed), asked)
+    company = _answers(_open_engine(_chosen_runner("torch", trainer), slots=_WIDTHS[-1], seed=seed), asked)
     rows = [np.concatenate([one.prompt, company[one.id].tokens]) for one in asked]
     packed = pack_rows(rows)
     ends = packed.offsets[1:, None] - 1 - np.arange(TOKENS, 0, -1)

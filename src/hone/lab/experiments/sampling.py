@@ -13,7 +13,9 @@ _OUTCOMES, DRAWS = 30, 64
 _ESTIMATORS = ("Monte Carlo (fresh samples)", "importance", "self-normalised", "truncated at 2", "rejection")
 
 
-def estimates(now: Floats, then: Floats, worth: Floats, *, draws: np.random.Generator, tries: int) -> dict[str, Floats]:
+def _estimates(
+    now: Floats, then: Floats, worth: Floats, *, draws: np.random.Generator, tries: int
+) -> dict[str, Floats]:
     """`[tries]` estimates of E_now[worth] by each estimator from `DRAWS` outcomes; log-probabilities `[OUTCOMES]`."""
     size = tries * DRAWS
     fresh = sample_rows(np.broadcast_to(np.exp(now), (size, _OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
@@ -46,7 +48,7 @@ def _one_problem(seed: int, case: int, moves: Floats, *, tries: int) -> tuple[Fl
         now = logits - np.log(np.exp(logits).sum())
         true = float(np.exp(now) @ worth)
         kls[k] = np.exp(now) @ (now - then)
-        measured = estimates(now, then, worth, draws=generator(seed, "lab/draws", case * len(moves) + k), tries=tries)
+        measured = _estimates(now, then, worth, draws=generator(seed, "lab/draws", case * len(moves) + k), tries=tries)
         for row, result in enumerate(measured.values()):
             errors[row, k] = np.sqrt(((result - true) ** 2).mean())
             bias[row] = (result.mean() - true) / (result.std() / np.sqrt(tries))

@@ -62,9 +62,9 @@ class ThompsonConfig(BanditRunConfig):
     """Prior of the posterior distribution over the arms' rewards."""
 
     def open(self) -> OpenedRun:
-        """The prior of the arms. Raises ConfigError as `make_posterior`, DataError for a damaged log."""
+        """The prior of the arms. Raises ConfigError as `_make_posterior`, DataError for a damaged log."""
         logged = None if self.log is None else read_decisions(self.log, steps=self.steps)
-        return opened_run(OpenedThompson(posterior=make_posterior(self, logged), logged=logged), build)
+        return opened_run(OpenedThompson(posterior=_make_posterior(self, logged), logged=logged), _build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class OpenedThompson:
     logged: LoggedDecisions | None
 
 
-def build(config: ThompsonConfig, opened: OpenedThompson) -> TrainingJob[BanditPolicy]:
+def _build(config: ThompsonConfig, opened: OpenedThompson) -> TrainingJob[BanditPolicy]:
     """Training job that updates the prior."""
     posterior, policy = opened.posterior, thompson_policy(opened.posterior)
     if opened.logged is not None:
@@ -88,7 +88,7 @@ def build(config: ThompsonConfig, opened: OpenedThompson) -> TrainingJob[BanditP
     return arms_job(world, actor=ThompsonActor(policy, posterior, actions), learner=learner)
 
 
-def make_posterior(config: ThompsonConfig, logged: LoggedDecisions | None) -> ThompsonPosterior:
+def _make_posterior(config: ThompsonConfig, logged: LoggedDecisions | None) -> ThompsonPosterior:
     """Prior of the arms: Beta-Bernoulli or linear-Gaussian, as the config says. Raises ConfigError where the model does
     not fit the arms' rewards."""
     model, arms = config.model, config.arms

@@ -70,7 +70,7 @@ class DaggerConfig(OffPolicyRunConfig):
                 self,
                 self.env,
                 steps=self.rollout_steps,
-                build=partial(build, expert=expert),
+                build=partial(_build, expert=expert),
                 require=lambda self, spaces: require_clipping(self.env, spaces, self.network),
             )
             stack.callback(opened.close)
@@ -89,7 +89,7 @@ class DaggerConfig(OffPolicyRunConfig):
         }
 
 
-def method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> OffPolicyMethod[ActorCritic]:
+def _method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> OffPolicyMethod[ActorCritic]:
     """Behaviour cloning of the expert's labels, in states that the expert and the learner reach by turns."""
     own = gaussian_spaces(spaces, config.network)
     policy = ActorCritic(own, config.network, seed=config.seed, critic=False).to(config.run.device)
@@ -106,16 +106,16 @@ def method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> O
     )
 
 
-def build(config: DaggerConfig, world: GymWorld, *, expert: ExpertActor) -> TrainingJob[ActorCritic]:
+def _build(config: DaggerConfig, world: GymWorld, *, expert: ExpertActor) -> TrainingJob[ActorCritic]:
     """Training job on all labels so far, from the first iteration on."""
     replay = ReplayConfig(batch=config.algorithm.batch, warmup=1)
-    return replay_job(config, world, method(config, world_spaces(world), expert), replay)
+    return replay_job(config, world, _method(config, world_spaces(world), expert), replay)
 
 
 ENTRY = RecipeSpec(
     summary="imitation of an expert that can be asked, in the states that the learner reaches",
     paper="Ross et al., A Reduction of Imitation Learning ... to No-Regret Online Learning, 2011",
     config=DaggerConfig,
-    parts=control_parts(method, source="Replay(Labelled(Live(Gymnasium)))"),
+    parts=control_parts(_method, source="Replay(Labelled(Live(Gymnasium)))"),
     limitation="the expert is asked about every state, also where the learner's mistakes are dangerous to make.",
 )

@@ -123,7 +123,7 @@ class GailConfig(OnPolicyRunConfig):
             (steps, theirs), world = run_all_checks(checks).values()
             require_same_spaces("log", self.log, theirs, world_spaces(world))
             on_fault.pop_all()
-        return opened_run((steps, world), build, warnings=world.warnings, close=world.close)
+        return opened_run((steps, world), _build, warnings=world.warnings, close=world.close)
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
@@ -218,7 +218,7 @@ def discriminator_objective(policy: AdversarialActorCritic, rows: PairRows, *, p
 # ---------------------------------------------------------------------------------------------- the job
 
 
-def optimizer_phases(
+def _optimizer_phases(
     policy: AdversarialActorCritic, shown: DemonstrationPool, config: GailConfig
 ) -> list[OptimizerPhase[AdversarialActorCritic, Any]]:
     """PPO's step, and the discriminator's on some of the minibatches."""
@@ -244,7 +244,7 @@ def optimizer_phases(
     ]
 
 
-def build(config: GailConfig, opened: tuple[Episodes, GymWorld]) -> TrainingJob[AdversarialActorCritic]:
+def _build(config: GailConfig, opened: tuple[Episodes, GymWorld]) -> TrainingJob[AdversarialActorCritic]:
     """Training job on the demonstrations and the environments that are open."""
     algorithm, device = config.algorithm, config.run.device
     steps, world = opened
@@ -259,7 +259,7 @@ def build(config: GailConfig, opened: tuple[Episodes, GymWorld]) -> TrainingJob[
     learner: GradientLearner[AdversarialActorCritic, Any] = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=device),
-        phases=optimizer_phases(policy, shown, config),
+        phases=_optimizer_phases(policy, shown, config),
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         predict_values=predict_values,

@@ -94,8 +94,8 @@ class MultitaskConfig(RunConfig):
                 seed = key(self.seed, "task", number) & 0xFFFFFFFF
                 worlds.append(open_world(task, steps=self.rollout_steps, seed=seed))
                 stack.callback(worlds[-1].close)
-            common_spaces(worlds, self.tasks, self.network)
-            return opened_run(worlds, build, warnings=warnings_of(worlds), close=stack.pop_all().close)
+            _common_spaces(worlds, self.tasks, self.network)
+            return opened_run(worlds, _build, warnings=_warnings_of(worlds), close=stack.pop_all().close)
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
@@ -113,7 +113,7 @@ class MultitaskConfig(RunConfig):
         }
 
 
-def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: MultitaskAlgorithm) -> LossTerms:
+def _objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: MultitaskAlgorithm) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
@@ -121,7 +121,7 @@ def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: Multit
 
 
 @torch.no_grad()
-def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
+def _predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
     """The critics' values of all observations, and of the last ones."""
     assert episodes.final is not None
     both = torch.from_numpy(np.concatenate((episodes.observations, episodes.final)))
@@ -129,7 +129,7 @@ def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
     return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
 
 
-def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig], network: GaussianMlpConfig) -> PolicySpaces:
+def _common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig], network: GaussianMlpConfig) -> PolicySpaces:
     """Return the common spaces of all tasks, with the task at the end of the observation. Raises ConfigError if they
     differ."""
     spaces = [world_spaces(world) for world in worlds]
@@ -145,11 +145,11 @@ def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig], networ
     return gaussian_spaces(replace(first, inputs=ObservationInputs(size=first.inputs.size + len(tasks))), network)
 
 
-def build(config: MultitaskConfig, worlds: Sequence[GymWorld]) -> TrainingJob[MultitaskActorCritic]:
+def _build(config: MultitaskConfig, worlds: Sequence[GymWorld]) -> TrainingJob[MultitaskActorCritic]:
     """Training job that acts in `worlds`, one of each task."""
     tasks, algorithm = config.tasks, config.algorithm
     policy = MultitaskActorCritic(
-        common_spaces(worlds, tasks, config.network),
+        _common_spaces(worlds, tasks, config.network),
         config.network,
         seed=config.seed,
         tasks=len(tasks),
@@ -158,18 +158,18 @@ def build(config: MultitaskConfig, worlds: Sequence[GymWorld]) -> TrainingJob[Mu
     credit = standardised_by_task(
         partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda), tasks=len(tasks)
     )
-    phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
-    learner = on_policy.rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
+    phase = policy_phase(policy, partial(_objective, algorithm=algorithm), config.learner)
+    learner = on_policy.rollout_learner(config, config.learner, policy, [phase], predict_values=_predict_values)
     sources = [
         DropFailedEpisodes(LiveSource(world, TaskActor(policy.for_task(number).numpy_policy(), task=number)), world)
         for number, world in enumerate(worlds)
     ]
     recipe = Recipe(source=MultitaskSource(sources), credit=credit, learner=learner)
     job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed)
-    return with_task_evaluations(job, config, worlds)
+    return _with_task_evaluations(job, config, worlds)
 
 
-def with_task_evaluations(
+def _with_task_evaluations(
     job: TrainingJob[MultitaskActorCritic], config: MultitaskConfig, worlds: Sequence[GymWorld]
 ) -> TrainingJob[MultitaskActorCritic]:
     """`job` with an evaluation in every task, and the notices of its environments."""
@@ -187,10 +187,10 @@ def with_task_evaluations(
         heard.clear()
         return notices
 
-    return replace(job, evaluate=judge, warnings=warnings_of(worlds), pop_notices=notes)
+    return replace(job, evaluate=judge, warnings=_warnings_of(worlds), pop_notices=notes)
 
 
-def warnings_of(worlds: Sequence[GymWorld]) -> list[str]:
+def _warnings_of(worlds: Sequence[GymWorld]) -> list[str]:
     """Warnings of the checks of all environments."""
     return [warning for world in worlds for warning in world.warnings]
 

@@ -84,7 +84,7 @@ class ReptileConfig(on_policy.RolloutRunConfig):
     def open(self) -> OpenedRun:
         """Open the environments, whose tasks stay for the inner loop. Raises as `open_gym_run`."""
         env = task_family(self, trials=self.algorithm.inner_steps)
-        return open_gym_run(self, env, steps=self.rollout_steps, build=build, require=require_fit)
+        return open_gym_run(self, env, steps=self.rollout_steps, build=_build, require=_require_fit)
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
@@ -93,7 +93,7 @@ class ReptileConfig(on_policy.RolloutRunConfig):
         return {"tasks": tasks, **super().derive()}
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> LossTerms:
+def _objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> LossTerms:
     """-A log pi - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     actor = reinforce_loss(now.logp, rows.advantage)
@@ -105,9 +105,9 @@ def credit(episodes: Episodes, values: Values, *, discount: float) -> Credits:
     return standardised(discounted_returns(episodes, values, discount=discount))
 
 
-def inner_learner(policy: ActorCritic, config: ReptileConfig) -> GradientLearner[ActorCritic, StepRows]:
+def _inner_learner(policy: ActorCritic, config: ReptileConfig) -> GradientLearner[ActorCritic, StepRows]:
     """Learner of the inner loop, which adapts `policy`."""
-    loss = partial(objective, entropy_weight=config.algorithm.entropy_weight)
+    loss = partial(_objective, entropy_weight=config.algorithm.entropy_weight)
     return GradientLearner(
         policy=policy,
         layout=step_rows,
@@ -124,14 +124,14 @@ def task_family(config: ReptileConfig, *, trials: int) -> GymConfig:
     return config.env.model_copy(update={"kwargs": {**config.env.kwargs, "trials": trials}})
 
 
-def build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
+def _build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     """Training job that acts in `world`."""
     algorithm, space = config.algorithm, gaussian_spaces(world_spaces(world), config.network)
     start = ActorCritic(space, config.network, seed=config.seed, critic=False)
     adapting = ActorCritic(space, config.network, seed=config.seed, critic=False)
     tasks = max(1, config.steps // algorithm.inner_steps)
     learner = Reptile(
-        inner=inner_learner(adapting, config),
+        inner=_inner_learner(adapting, config),
         initialisation=start,
         inner_iterations=algorithm.inner_steps,
         outer_rate=lambda task: algorithm.outer_rate * max(0.0, 1.0 - task / tasks),
@@ -141,42 +141,42 @@ def build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
         job,
         save_policy=lambda folder: save_policy(start, folder),
         load_policy=lambda folder: load_weights(start, folder),
-        evaluate=partial(evaluate_adaptation, start, config),
+        evaluate=partial(_evaluate_adaptation, start, config),
     )
 
 
-def require_fit(config: ReptileConfig, space: PolicySpaces) -> None:
+def _require_fit(config: ReptileConfig, space: PolicySpaces) -> None:
     """Raises ConfigError where a Gaussian policy does not fit the actions."""
     on_policy.require_clipping(config.env, space, config.network)
 
 
-def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
+def _evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
     """Evaluates a saved initialisation in `asked.episodes` new tasks. Raises DataError for any other policy."""
     start = load_policy(asked.policy)
     if not isinstance(start, ActorCritic):
         raise DataError(f"{asked.policy}: not an initialisation of reptile's")
     asking = {"seed": asked.seed, "evaluation": ControlEvaluationConfig(episodes=asked.episodes)}
-    return evaluate_adaptation(start, config.model_copy(update=asking)).metrics
+    return _evaluate_adaptation(start, config.model_copy(update=asking)).metrics
 
 
-def evaluate_adaptation(start: ActorCritic, config: ReptileConfig) -> EvaluationResult:
+def _evaluate_adaptation(start: ActorCritic, config: ReptileConfig) -> EvaluationResult:
     """Mean reward of a step in new tasks, after adapting to each; before it as `eval/before`, and after as many updates
     of weights that never met the family as `eval/from_scratch`."""
     fresh = ActorCritic(start.spaces, config.network, seed=config.seed + 1, critic=False)
-    before, after = rewards_by_task(start, config)
+    before, after = _rewards_by_task(start, config)
     estimate, metrics = score_metrics(after)
-    scratch = rewards_by_task(fresh, config)[1]
+    scratch = _rewards_by_task(fresh, config)[1]
     more = {"eval/before": float(before.mean()), "eval/from_scratch": float(scratch.mean())}
     return EvaluationResult(estimate=estimate, metrics={**metrics, **more})
 
 
-def rewards_by_task(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _rewards_by_task(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean reward per step in each of `evaluation.episodes` new tasks: of `start`, and after the inner loop."""
     rewards = np.empty((2, config.evaluation.episodes))
     steps = config.algorithm.inner_steps
     for number in range(config.evaluation.episodes):
         policy = copy.deepcopy(start)
-        learner, actor = inner_learner(policy, config), NetworkActor(policy.numpy_policy())
+        learner, actor = _inner_learner(policy, config), NetworkActor(policy.numpy_policy())
         world = open_world(
             task_family(config, trials=steps + 1).model_copy(update={"check": False}),
             steps=config.rollout_steps,
@@ -195,7 +195,7 @@ ENTRY = RecipeSpec(
     summary="meta-learning: an initialisation that adapts to a new task in a few updates",
     paper="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
     config=ReptileConfig,
-    evaluate=evaluate_saved,
+    evaluate=_evaluate_saved,
     parts=RecipeParts(
         source="Live(trials)", credit=(standardised, discounted_returns), loss=(reinforce_loss,), weights=(token_mean,)
     ),

@@ -53,10 +53,10 @@ class Rl2Config(on_policy.RolloutRunConfig):
     )
 
     def open(self) -> OpenedRun:
-        return self.open_envs(build, require_fit)
+        return self.open_envs(_build, _require_fit)
 
 
-def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Algorithm) -> LossTerms:
+def _objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Algorithm) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy, through time."""
     now, clip = policy.evaluate_actions(rows.seen, rows.chosen), algorithm.clip
     surrogate = clipped_surrogate(now.logp, rows.logp.flatten(), rows.advantage.flatten(), low=clip, high=clip)
@@ -65,10 +65,10 @@ def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Al
     )
 
 
-def build(config: Rl2Config, world: GymWorld) -> TrainingJob[RecurrentActorCritic]:
+def _build(config: Rl2Config, world: GymWorld) -> TrainingJob[RecurrentActorCritic]:
     """Training job that acts in `world`."""
     policy, algorithm = RecurrentActorCritic(world_spaces(world), config.network, seed=config.seed), config.algorithm
-    phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
+    phase = policy_phase(policy, partial(_objective, algorithm=algorithm), config.learner)
     learner = on_policy.rollout_learner(
         config, config.learner, policy, [phase], layout=trial_rows, predict_values=predict_trial_values
     )
@@ -77,7 +77,7 @@ def build(config: Rl2Config, world: GymWorld) -> TrainingJob[RecurrentActorCriti
     return with_thompson_baseline(job, config.env, episodes=config.evaluation.episodes, seed=config.seed)
 
 
-def require_fit(config: Rl2Config, spaces: PolicySpaces) -> None:
+def _require_fit(config: Rl2Config, spaces: PolicySpaces) -> None:
     """Raises ConfigError for spaces and a network that make no recurrent policy."""
     RecurrentActorCritic(spaces, config.network, seed=0)
 
@@ -86,6 +86,6 @@ ENTRY = RecipeSpec(
     summary="meta-learning: a recurrent policy over whole trials",
     paper="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
     config=Rl2Config,
-    parts=on_policy.control_parts(build, source="Live(trials)"),
+    parts=on_policy.control_parts(_build, source="Live(trials)"),
     limitation="generalises only to tasks of the training family, and to trials of the training length.",
 )

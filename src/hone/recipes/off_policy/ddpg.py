@@ -36,7 +36,7 @@ class DdpgConfig(DeterministicRunConfig):
         return deterministic_method(self, spaces, self.algorithm, critics=1, critic_objective=critic_objective)
 
 
-def value_target(policy: DeterministicActorCritic, rows: TransitionRows) -> Tensor:
+def _value_target(policy: DeterministicActorCritic, rows: TransitionRows) -> Tensor:
     """`[n]` by the slow critic's value of the slow policy's action."""
     (worth,) = policy.target_q_values(rows.next_seen, policy.target_actions(rows.next_seen))
     return td_target(rows.reward, rows.discount, worth)
@@ -45,7 +45,7 @@ def value_target(policy: DeterministicActorCritic, rows: TransitionRows) -> Tens
 def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> LossTerms:
     """Squared error against that target."""
     (value,) = chosen_action_values(policy, rows)
-    return squared_error(value, value_target(policy, rows))
+    return squared_error(value, _value_target(policy, rows))
 
 
 ENTRY = RecipeSpec(

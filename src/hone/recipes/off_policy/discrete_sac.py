@@ -60,17 +60,17 @@ class DiscreteSacConfig(ReplayRunConfig):
         policy = DiscreteSacPolicy(spaces, self.network, seed=self.seed).to(self.run.device)
         assert isinstance(spaces.actions, DiscreteActions)
         target_entropy = algorithm.entropy * math.log(spaces.actions.count)
-        actor = partial(actor_objective, target_entropy=target_entropy)
+        actor = partial(_actor_objective, target_entropy=target_entropy)
         return OffPolicyMethod(
             policy=policy,
-            phases=soft_phases(self.learner, policy, critic_objective, actor, tau=algorithm.tau),
+            phases=soft_phases(self.learner, policy, _critic_objective, actor, tau=algorithm.tau),
             layout=rows_with_noise(self, "none", 0),
             credit=partial(one_step_target, discount=algorithm.discount),
             buffer=RingBuffer(self.replay.capacity),
         )
 
 
-def critic_objective(policy: DiscreteSacPolicy, rows: TransitionRows) -> LossTerms:
+def _critic_objective(policy: DiscreteSacPolicy, rows: TransitionRows) -> LossTerms:
     """Squared error of both critics against the soft target, its expectation over actions written out."""
     with torch.no_grad():
         logp = policy.logp(rows.next_seen)
@@ -82,7 +82,7 @@ def critic_objective(policy: DiscreteSacPolicy, rows: TransitionRows) -> LossTer
     return twin_critic_loss(first, second, target)
 
 
-def actor_objective(policy: DiscreteSacPolicy, rows: TransitionRows, *, target_entropy: float) -> LossTerms:
+def _actor_objective(policy: DiscreteSacPolicy, rows: TransitionRows, *, target_entropy: float) -> LossTerms:
     """The policy's loss and the temperature's, both as expectations over actions; critics are data."""
     logp = policy.logp(rows.seen)
     share = logp.exp()

@@ -66,7 +66,7 @@ class HerDqnConfig(HindsightRunConfig):
             phases=[
                 optimizer_phase(
                     "values",
-                    partial(objective, low=low, high=high),
+                    partial(_objective, low=low, high=high),
                     policy.values.parameters(),
                     self.learner,
                     after_step=target_update([(policy.target, policy.values)], tau=algorithm.tau),
@@ -82,7 +82,7 @@ class HerDqnConfig(HindsightRunConfig):
         )
 
 
-def objective(policy: QNetworkPolicy, rows: TransitionRows, *, low: float, high: float) -> LossTerms:
+def _objective(policy: QNetworkPolicy, rows: TransitionRows, *, low: float, high: float) -> LossTerms:
     """Squared error of the chosen action's value against the double Q-learning target."""
     actions = policy.spaces.actions
     assert isinstance(actions, DiscreteActions)

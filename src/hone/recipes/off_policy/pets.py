@@ -81,7 +81,7 @@ class PetsConfig(OffPolicyRunConfig):
     def open(self) -> OpenedRun:
         """The environments, opened and checked. Raises HoneError."""
         steps = self.rollout_steps
-        return open_gym_run(self, self.env, steps=steps, build=build, require=require_known_reward, squashed=True)
+        return open_gym_run(self, self.env, steps=steps, build=_build, require=_require_known_reward, squashed=True)
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
@@ -108,7 +108,7 @@ class DynamicsRows(DecisionRows):
     """`[n, K, observation + 1]`: change and reward, standardised."""
 
 
-def objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float) -> LossTerms:
+def _objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float) -> LossTerms:
     """Negative log-likelihood of what followed + bounds_weight * distance of the bounds."""
     least, greatest = policy.ensemble.bounds.unbind()
     mean, log_variance = policy.ensemble(rows.inputs.transpose(0, 1).to(least.dtype))
@@ -116,7 +116,7 @@ def objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float)
     return LossTerms(loss=terms.loss + bounds_weight * (greatest - least).sum(), compute_metrics=terms.compute_metrics)
 
 
-def measured_credit(
+def _measured_credit(
     transitions: Episodes, values: Values, *, policy: ModelPlanner, memory: BootstrapBuffer
 ) -> Credits:  # fmt: skip
     """No credit of its own: the whole replay buffer sets the scales of the ensemble, before its rows are laid out."""
@@ -126,7 +126,7 @@ def measured_credit(
     return reward_as_advantage(transitions, values)
 
 
-def dynamics_rows(
+def _dynamics_rows(
     transitions: Episodes, credits: Credits, updates: int, *, policy: ModelPlanner, members: int
 ) -> DynamicsRows:
     """Rows of a bootstrapped sample, standardised by the scales of the ensemble."""
@@ -174,7 +174,7 @@ class PlanningActor(NetworkActor):
         return self.numpy_policy
 
 
-def method(config: PetsConfig, spaces: PolicySpaces) -> OffPolicyMethod[ModelPlanner]:
+def _method(config: PetsConfig, spaces: PolicySpaces) -> OffPolicyMethod[ModelPlanner]:
     """The ensemble, trained on bootstrap samples, and the planner that acts by it."""
     algorithm = config.algorithm
     policy = ModelPlanner(
@@ -186,13 +186,13 @@ def method(config: PetsConfig, spaces: PolicySpaces) -> OffPolicyMethod[ModelPla
         reward=algorithm.reward,
     )
     memory = BootstrapBuffer(RingBuffer(algorithm.replay_capacity), members=algorithm.members, seed=config.seed)
-    loss: Callable[[ModelPlanner, DynamicsRows], LossTerms] = partial(objective, bounds_weight=algorithm.bounds_weight)
+    loss: Callable[[ModelPlanner, DynamicsRows], LossTerms] = partial(_objective, bounds_weight=algorithm.bounds_weight)
     actor = PlanningActor(policy.numpy_policy())
     return OffPolicyMethod(
         policy=policy,
         phases=[policy_phase(policy, loss, config.learner)],
-        layout=partial(dynamics_rows, policy=policy, members=algorithm.members),
-        credit=partial(measured_credit, policy=policy, memory=memory),
+        layout=partial(_dynamics_rows, policy=policy, members=algorithm.members),
+        credit=partial(_measured_credit, policy=policy, memory=memory),
         buffer=memory,
         actor=actor,
         wrap_source=lambda source: WithState(source, actor, "plan"),
@@ -200,14 +200,14 @@ def method(config: PetsConfig, spaces: PolicySpaces) -> OffPolicyMethod[ModelPla
     )
 
 
-def build(config: PetsConfig, world: GymWorld) -> TrainingJob[ModelPlanner]:
+def _build(config: PetsConfig, world: GymWorld) -> TrainingJob[ModelPlanner]:
     """Training job of the planner: each update takes a batch for every member of the ensemble."""
     algorithm = config.algorithm
     replay = ReplayConfig(batch=algorithm.members * algorithm.batch, warmup=algorithm.warmup)
-    return replay_job(config, world, method(config, world_spaces(world)), replay)
+    return replay_job(config, world, _method(config, world_spaces(world)), replay)
 
 
-def require_known_reward(config: PetsConfig, spaces: PolicySpaces) -> None:
+def _require_known_reward(config: PetsConfig, spaces: PolicySpaces) -> None:
     """Raises ConfigError for spaces that the planner or its reward function does not fit."""
     ModelPlanner(spaces, MlpConfig(hidden=[1]), seed=0, members=1, reward=config.algorithm.reward)
 

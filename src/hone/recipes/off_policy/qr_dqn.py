@@ -37,12 +37,12 @@ class QrDqnConfig(ScheduledValueRunConfig):
         chosen = self.algorithm
         return ValueMethod(
             algorithm=chosen,
-            objective=partial(objective, kappa=chosen.kappa),
+            objective=partial(_objective, kappa=chosen.kappa),
             network_shape=QArchitecture(outcome=QuantileReturn(size=chosen.quantiles)),
         )
 
 
-def objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
+def _objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
     """Quantile regression of the chosen action's quantiles on the moved ones of the best action that follows."""
     quantiles = outcomes_of_action(policy.return_outputs(rows.seen, weight_noise(rows, 0)), rows.chosen)
     ahead = outcomes_of_action(rows.target_outcomes, argmax_target(policy, rows))

@@ -58,21 +58,21 @@ class SacConfig(ReplayRunConfig):
 
 
 @torch.no_grad()
-def soft_value_target(policy: SoftActorCritic, rows: TransitionRows) -> Tensor:
+def _soft_value_target(policy: SoftActorCritic, rows: TransitionRows) -> Tensor:
     """`[n]` the soft target."""
     action, logp = policy.sample_actions(rows.next_seen, rows.noise[:, 0])
     worth = policy.min_target_q_values(rows.next_seen, action)
     return soft_target(rows.reward, rows.discount, worth, logp, policy.log_temperature.exp())
 
 
-def critic_objective(policy: SoftActorCritic, rows: TransitionRows) -> LossTerms:
+def _critic_objective(policy: SoftActorCritic, rows: TransitionRows) -> LossTerms:
     """Squared error of both critics against the soft target."""
     return twin_critic_loss(
-        *policy.q_values(rows.seen, policy.to_unit_box(rows.chosen)), soft_value_target(policy, rows)
+        *policy.q_values(rows.seen, policy.to_unit_box(rows.chosen)), _soft_value_target(policy, rows)
     )
 
 
-def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> LossTerms:
+def _actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> LossTerms:
     """The policy's loss and the temperature's: they share the draw, and no parameter."""
     action, logp = policy.sample_actions(rows.seen, rows.noise[:, 1])
     first, second = policy.q_values(rows.seen, action, frozen=True)
@@ -102,10 +102,10 @@ def soft_actor_critic(
     config: ReplayRunConfig, policy: SoftActorCritic, algorithm: SacAlgorithm
 ) -> OffPolicyMethod[SoftActorCritic]:
     """SAC on uniform samples of transitions."""
-    actor = partial(actor_objective, target_entropy=algorithm.entropy_per_action * policy.action_size)
+    actor = partial(_actor_objective, target_entropy=algorithm.entropy_per_action * policy.action_size)
     return OffPolicyMethod(
         policy=policy,
-        phases=soft_phases(config.learner, policy, critic_objective, actor, tau=algorithm.tau),
+        phases=soft_phases(config.learner, policy, _critic_objective, actor, tau=algorithm.tau),
         layout=rows_with_noise(config, "sac", 2, policy.action_size),
         credit=partial(one_step_target, discount=algorithm.discount),
         buffer=RingBuffer(config.replay.capacity),

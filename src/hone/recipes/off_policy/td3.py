@@ -48,7 +48,7 @@ class Td3Config(DeterministicRunConfig):
         )
 
 
-def value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Tensor:
+def _value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Tensor:
     """`[n]` by the lesser slow value of a smoothed action."""
     scale, limit = algorithm.smoothing, algorithm.smoothing_limit
     action = smoothed_action(policy.target_actions(rows.next_seen), rows.noise, scale=scale, limit=limit)
@@ -59,7 +59,7 @@ def value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algo
 def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> LossTerms:
     """Squared error of both critics against that target."""
     first, second = chosen_action_values(policy, rows)
-    return twin_critic_loss(first, second, value_target(policy, rows, algorithm=algorithm))
+    return twin_critic_loss(first, second, _value_target(policy, rows, algorithm=algorithm))
 
 
 ENTRY = RecipeSpec(

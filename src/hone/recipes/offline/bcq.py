@@ -52,13 +52,13 @@ class BcqConfig(OfflineRunConfig):
     def method(self, spaces: PolicySpaces) -> LearningMethod[DiscreteBcqPolicy] | LearningMethod[BcqPolicy]:
         """Networks and losses of the recipe for the actions of the log."""
         discrete = isinstance(spaces.actions, DiscreteActions)
-        return discrete_method(self, spaces) if discrete else continuous_method(self, spaces)
+        return _discrete_method(self, spaces) if discrete else _continuous_method(self, spaces)
 
 
 # ---------------------------------------------------------------------------------------------- finite actions
 
 
-def discrete_objective(policy: DiscreteBcqPolicy, rows: TransitionRows) -> LossTerms:
+def _discrete_objective(policy: DiscreteBcqPolicy, rows: TransitionRows) -> LossTerms:
     """Huber's error of Q against the best admissible action + imitation by the model of the log."""
     with torch.no_grad():
         allowed = bcq_admissible_actions(
@@ -66,24 +66,24 @@ def discrete_objective(policy: DiscreteBcqPolicy, rows: TransitionRows) -> LossT
         )
         ahead = policy.values(rows.next_seen).masked_fill(~allowed, -torch.inf)
         target = double_target(rows.reward, rows.discount, ahead, policy.target(rows.next_seen))
-    error = huber(value_of_chosen(policy.values(rows.seen), rows.chosen), target)
-    likely = behaviour_cloning(value_of_chosen(F.log_softmax(policy.behaviour(rows.seen), dim=1), rows.chosen))
+    error = huber(_value_of_chosen(policy.values(rows.seen), rows.chosen), target)
+    likely = behaviour_cloning(_value_of_chosen(F.log_softmax(policy.behaviour(rows.seen), dim=1), rows.chosen))
     return add_terms(error, likely)
 
 
-def value_of_chosen(table: Tensor, chosen: Tensor) -> Tensor:
+def _value_of_chosen(table: Tensor, chosen: Tensor) -> Tensor:
     """`[n, k]` at `[n]`."""
     return table.gather(1, chosen[:, None]).squeeze(1)
 
 
-def discrete_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[DiscreteBcqPolicy]:
+def _discrete_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[DiscreteBcqPolicy]:
     """Double Q-learning over the actions that the behaviour model finds likely."""
     algorithm = config.algorithm
     policy = DiscreteBcqPolicy(spaces, config.network, seed=config.seed, threshold=algorithm.threshold)
     policy = policy.to(config.run.device)
     numbers = [*policy.values.parameters(), *policy.behaviour.parameters()]
     follow = target_update([(policy.target, policy.values)], tau=algorithm.tau)
-    phases = [optimizer_phase("values", discrete_objective, numbers, config.learner, after_step=follow)]
+    phases = [optimizer_phase("values", _discrete_objective, numbers, config.learner, after_step=follow)]
     return logged_method(config, policy, phases, discount=algorithm.discount)
 
 
@@ -97,7 +97,7 @@ def generator_objective(policy: BcqPolicy | BearPolicy, rows: TransitionRows) ->
 
 
 @torch.no_grad()
-def value_target(policy: BcqPolicy, rows: TransitionRows, *, pessimism: float) -> Tensor:
+def _value_target(policy: BcqPolicy, rows: TransitionRows, *, pessimism: float) -> Tensor:
     """`[n]` by the best of several perturbed actions of the generator."""
     count = len(rows)
     codes = rows.noise[:, 2 * policy.latent_size :].reshape(-1, policy.latent_size)
@@ -107,32 +107,32 @@ def value_target(policy: BcqPolicy, rows: TransitionRows, *, pessimism: float) -
     return bcq_target(rows.reward, rows.discount, first, second, pessimism=pessimism)
 
 
-def critic_objective(policy: BcqPolicy, rows: TransitionRows, *, pessimism: float) -> LossTerms:
+def _critic_objective(policy: BcqPolicy, rows: TransitionRows, *, pessimism: float) -> LossTerms:
     """Squared errors of both critics against the best of several perturbed actions of the generator."""
-    target = value_target(policy, rows, pessimism=pessimism)
+    target = _value_target(policy, rows, pessimism=pessimism)
     return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def perturbation_objective(policy: BcqPolicy, rows: TransitionRows) -> LossTerms:
+def _perturbation_objective(policy: BcqPolicy, rows: TransitionRows) -> LossTerms:
     """Generated actions, moved to where the first critic finds them better."""
     code = rows.noise[:, policy.latent_size : 2 * policy.latent_size]
     action = policy.perturb_actions(rows.seen, policy.generate_actions(rows.seen, code))
     return ddpg_actor_loss(first_q_value(policy.critics, rows.seen, action))
 
 
-def continuous_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[BcqPolicy]:
+def _continuous_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[BcqPolicy]:
     """Generator, twin critics and perturbation network, over a box of actions."""
     algorithm, learning = config.algorithm, config.learner
     policy = BcqPolicy(
         spaces, config.network, seed=config.seed, max_perturbation=algorithm.reach, samples=algorithm.samples
     ).to(config.run.device)
-    critic = partial(critic_objective, pessimism=algorithm.pessimism)
+    critic = partial(_critic_objective, pessimism=algorithm.pessimism)
     moved = policy.perturbation.parameters()
     follow = target_update([(policy.targets, policy.critics), (policy.slow, policy.perturbation)], tau=algorithm.tau)
     phases = [
         optimizer_phase("generator", generator_objective, policy.generator.parameters(), learning),
         optimizer_phase("critic", critic, policy.critics.parameters(), learning),
-        optimizer_phase("perturbation", perturbation_objective, moved, learning, after_step=follow),
+        optimizer_phase("perturbation", _perturbation_objective, moved, learning, after_step=follow),
     ]
     noise_size = (2 + algorithm.proposals) * policy.latent_size
     return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)

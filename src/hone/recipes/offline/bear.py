@@ -59,7 +59,7 @@ class BearConfig(OfflineRunConfig):
         algorithm, learning = self.algorithm, self.learner
         policy = BearPolicy(spaces, self.network, seed=self.seed, samples=algorithm.samples)
         policy = policy.to(self.run.device)
-        actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
+        actor, critic = (partial(one, algorithm=algorithm) for one in (_actor_objective, _critic_objective))
         latent, actions = policy.latent_size, policy.action_size
         priced = [*policy.actor.parameters(), policy.log_multiplier]
         follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
@@ -73,7 +73,7 @@ class BearConfig(OfflineRunConfig):
 
 
 @torch.no_grad()
-def value_target(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> Tensor:
+def _value_target(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> Tensor:
     """`[n]` by the best of several draws of the policy."""
     count, many = len(rows), algorithm.proposals
     noise = rows.noise[:, policy.latent_size : policy.latent_size + many * policy.action_size].reshape(count, many, -1)
@@ -83,13 +83,13 @@ def value_target(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlg
     return bcq_target(rows.reward, rows.discount, first, second, pessimism=algorithm.pessimism)
 
 
-def critic_objective(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> LossTerms:
+def _critic_objective(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> LossTerms:
     """Squared errors of both critics against the best of several draws of the policy."""
-    target = value_target(policy, rows, algorithm=algorithm)
+    target = _value_target(policy, rows, algorithm=algorithm)
     return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def actor_objective(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> LossTerms:
+def _actor_objective(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> LossTerms:
     """Worth of a draw, the distance of several from the generator's at its price, and the price.
 
     Distances are taken before tanh, as in the authors' code, for which the threshold was found.

@@ -54,22 +54,22 @@ class CqlConfig(OfflineRunConfig):
     def method(self, spaces: PolicySpaces) -> LearningMethod[QNetworkPolicy] | LearningMethod[SoftActorCritic]:
         """Networks and losses of the recipe for the actions of the log."""
         discrete = isinstance(spaces.actions, DiscreteActions)
-        return discrete_method(self, spaces) if discrete else continuous_method(self, spaces)
+        return discrete_method(self, spaces) if discrete else _continuous_method(self, spaces)
 
 
 # ---------------------------------------------------------------------------------------------- finite actions
 
 
-def discrete_objective(policy: QNetworkPolicy, rows: TransitionRows, *, conservatism: float) -> LossTerms:
+def _discrete_objective(policy: QNetworkPolicy, rows: TransitionRows, *, conservatism: float) -> LossTerms:
     """Temporal difference + conservatism * gap, over finite actions."""
     table = policy.values(rows.seen)
     value = table.gather(1, rows.chosen[:, None]).squeeze(1)
-    error = squared_error(value, discrete_target(policy, rows))
+    error = squared_error(value, _discrete_target(policy, rows))
     return add_terms(error, cql_penalty(table, rows.chosen), weight=conservatism)
 
 
 @torch.no_grad()
-def discrete_target(policy: QNetworkPolicy, rows: TransitionRows) -> Tensor:
+def _discrete_target(policy: QNetworkPolicy, rows: TransitionRows) -> Tensor:
     """`[n]` of double Q-learning."""
     return double_target(rows.reward, rows.discount, policy.values(rows.next_seen), policy.target(rows.next_seen))
 
@@ -78,7 +78,7 @@ def discrete_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[Q
     """Double Q-learning plus the conservative gap, over finite actions."""
     algorithm = config.algorithm
     policy = QNetworkPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
-    values = partial(discrete_objective, conservatism=algorithm.conservatism)
+    values = partial(_discrete_objective, conservatism=algorithm.conservatism)
     follow = target_update([(policy.target, policy.values)], tau=algorithm.tau)
     phases = [optimizer_phase("values", values, policy.values.parameters(), config.learner, after_step=follow)]
     return logged_method(config, policy, phases, discount=algorithm.discount)
@@ -87,12 +87,12 @@ def discrete_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[Q
 # ---------------------------------------------------------------------------------------------- boxes
 
 
-def continuous_objective(policy: SoftActorCritic, rows: TransitionRows, *, conservatism: float) -> LossTerms:
+def _continuous_objective(policy: SoftActorCritic, rows: TransitionRows, *, conservatism: float) -> LossTerms:
     """SAC's squared errors + conservatism * the gap of each critic, over a box of actions.
 
     The critics see the logged action and the proposals of a state in one pass.
     """
-    target, density, x = critic_inputs(policy, rows)
+    target, density, x = _critic_inputs(policy, rows)
     first, second = (critic(x).view(len(rows), -1) for critic in as_mlps(policy.critics))
     error = twin_critic_loss(first[:, 0], second[:, 0], target)
     gaps = [cql_penalty_sampled(worth[:, 1:], density, worth[:, 0]) for worth in (first, second)]
@@ -100,17 +100,17 @@ def continuous_objective(policy: SoftActorCritic, rows: TransitionRows, *, conse
     return LossTerms(loss=loss, compute_metrics=lambda: {**error.metrics, **gaps[0].metrics})
 
 
-def critic_inputs(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor, Tensor]:
+def _critic_inputs(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor, Tensor]:
     """The soft target `[n]`, log densities of proposed actions `[n, m]`, and what a critic reads of the logged action
     and those, state by state: `[n * (1 + m), size + a]`."""
-    target, actions, density = proposed_actions(policy, rows)
+    target, actions, density = _proposed_actions(policy, rows)
     every = torch.cat((rows.chosen[:, None], actions), dim=1)
     seen = rows.seen[:, None].expand(-1, every.shape[1], -1)
     return target, density, torch.cat((seen, every), dim=2).flatten(0, 1)
 
 
 @torch.no_grad()
-def proposed_actions(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor, Tensor]:
+def _proposed_actions(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor, Tensor]:
     """The soft target `[n]`, and actions `[n, 3 * samples, a]`: uniform, of the policy here, and of the policy one step
     on, with the logarithms of their densities.
 
@@ -119,7 +119,7 @@ def proposed_actions(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Ten
     count, size = len(rows), policy.action_size
     noise = rows.noise.view(count, -1, size)
     samples = (noise.shape[1] - 2) // 3
-    mean, log_std = gaussian_parameters(policy, torch.cat((rows.seen, rows.next_seen)))
+    mean, log_std = _gaussian_parameters(policy, torch.cat((rows.seen, rows.next_seen)))
     # The normal distribution function turns a third of the noise into uniform numbers.
     uniform = 2.0 * torch.special.ndtr(noise[:, 2 : 2 + samples]) - 1.0
     # [2, n, 1 + samples, a]: of the policy here and one step on; the first one step on is the target's.
@@ -137,9 +137,9 @@ def proposed_actions(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Ten
     return target, actions, torch.cat((flat, logp[0, :, 1:], logp[1, :, 1:]), dim=1)
 
 
-def actor_objective(policy: SoftActorCritic, rows: TransitionRows) -> LossTerms:
+def _actor_objective(policy: SoftActorCritic, rows: TransitionRows) -> LossTerms:
     """SAC's policy and temperature."""
-    mean, log_std = gaussian_parameters(policy, rows.seen)
+    mean, log_std = _gaussian_parameters(policy, rows.seen)
     noise = rows.noise[:, : policy.action_size]
     action, logp = squashed_gaussian(mean, log_std, mean + log_std.exp() * noise)
     actor = sac_actor_loss(
@@ -148,18 +148,18 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows) -> LossTerms:
     return add_terms(actor, temperature_loss(policy.log_temperature, logp, target_entropy=-float(policy.action_size)))
 
 
-def gaussian_parameters(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, Tensor]:
+def _gaussian_parameters(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and log standard deviation `[n, a]` of encoded observations."""
     mean, log_std = policy.actor(seen).chunk(2, dim=1)
     return mean, log_std.clamp(*LOG_STD_RANGE)
 
 
-def continuous_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[SoftActorCritic]:
+def _continuous_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[SoftActorCritic]:
     """SAC plus the conservative gap, CQL(H), over a box of actions."""
     algorithm = config.algorithm
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
-    critic = partial(continuous_objective, conservatism=algorithm.conservatism)
-    phases = soft_phases(config.learner, policy, critic, actor_objective, tau=algorithm.tau)
+    critic = partial(_continuous_objective, conservatism=algorithm.conservatism)
+    phases = soft_phases(config.learner, policy, critic, _actor_objective, tau=algorithm.tau)
     noise_size = (2 + 3 * algorithm.samples) * policy.action_size
     return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 

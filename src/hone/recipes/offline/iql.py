@@ -45,13 +45,13 @@ class IqlConfig(OfflineRunConfig):
         algorithm = self.algorithm
         policy = IqlPolicy(spaces, self.network, seed=self.seed).to(self.run.device)
         trained = [number for number in policy.parameters() if number.requires_grad]
-        loss = partial(objective, algorithm=algorithm)
+        loss = partial(_objective, algorithm=algorithm)
         follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
         phases = [optimizer_phase("all", loss, trained, self.learner, after_step=follow)]
         return logged_method(self, policy, phases, discount=algorithm.discount)
 
 
-def objective(policy: IqlPolicy, rows: TransitionRows, *, algorithm: IqlAlgorithm) -> LossTerms:
+def _objective(policy: IqlPolicy, rows: TransitionRows, *, algorithm: IqlAlgorithm) -> LossTerms:
     """Expectile loss of V + squared errors of both Q + weighted imitation."""
     with torch.no_grad():
         slow = torch.minimum(*twin_q_values(policy.targets, rows.seen, rows.chosen))

@@ -54,16 +54,16 @@ class Td3BcConfig(OfflineRunConfig):
         box."""
         algorithm = self.algorithm
         policy = DeterministicActorCritic(spaces, self.network, seed=self.seed).to(self.run.device)
-        critic = partial(critic_objective, algorithm=algorithm)
+        critic = partial(_critic_objective, algorithm=algorithm)
         pairs = [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)]
         phases = [
             optimizer_phase("critic", critic, policy.critics.parameters(), self.learner),
             optimizer_phase(
                 "actor",
-                actor_objective,
+                _actor_objective,
                 policy.actor.parameters(),
                 self.learner,
-                prepare=partial(scaled, alpha=algorithm.alpha),
+                prepare=partial(_scaled, alpha=algorithm.alpha),
                 update_every=algorithm.policy_every,
                 after_step=target_update(pairs, tau=algorithm.tau),
             ),
@@ -80,27 +80,29 @@ class ScaledRows(TransitionRows):
 
 
 @torch.no_grad()
-def value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
+def _value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
     """`[n]` by the lesser slow value of a smoothed action."""
     action = torch.tanh(policy.slow_actor(rows.next_seen))
     action = smoothed_action(action, rows.noise, scale=algorithm.smoothing, limit=algorithm.smoothing_limit)
     return twin_target(rows.reward, rows.discount, *twin_q_values(policy.slow_critics, rows.next_seen, action))
 
 
-def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3BcAlgorithm) -> LossTerms:
+def _critic_objective(
+    policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3BcAlgorithm
+) -> LossTerms:
     """Squared errors of both critics against the lesser slow one at a smoothed action."""
-    target = value_target(policy, rows, algorithm=algorithm)
+    target = _value_target(policy, rows, algorithm=algorithm)
     return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> LossTerms:
+def _actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> LossTerms:
     """The first critic's word, scaled, against the distance to the logged action."""
     action = torch.tanh(policy.actor(rows.seen))
     return td3_bc_actor_loss(first_q_value(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
 
 
 @torch.no_grad()
-def scaled(
+def _scaled(
     policy: DeterministicActorCritic, rows: TransitionRows, update: int, reduction: Reduction, *, alpha: float
 ) -> ScaledRows:
     """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut into micro-batches."""

@@ -53,14 +53,14 @@ class A2cConfig(on_policy.OnPolicyRunConfig):
         algorithm = self.algorithm
         return on_policy.OnPolicyMethod(
             credit=partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
-            objective=partial(objective, algorithm=algorithm),
+            objective=partial(_objective, algorithm=algorithm),
             normalise=algorithm.normalise,
             max_staleness=algorithm.max_staleness,
             discount=algorithm.discount,
         )
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -> LossTerms:
+def _objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -> LossTerms:
     """-A log p (weighted by the cut ratio where steps are older than the policy) + value error - entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     if algorithm.max_staleness:

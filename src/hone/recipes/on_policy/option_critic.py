@@ -54,7 +54,7 @@ class OptionCriticConfig(on_policy.OnPolicyRunConfig):
         spaces = network_spaces(*inspect_world(self.env, seed=self.seed)[0])
         OptionCriticPolicy(spaces, self.network, seed=0, options=1, epsilon=0.0)
         remembering = with_option_memory(self.env, self.algorithm.options)
-        return open_gym_run(self, remembering, steps=self.rollout_steps, build=partial(build, spaces=spaces))
+        return open_gym_run(self, remembering, steps=self.rollout_steps, build=partial(_build, spaces=spaces))
 
 
 def objective(policy: OptionCriticPolicy, rows: StepRows, *, algorithm: OptionCriticAlgorithm) -> LossTerms:
@@ -80,7 +80,7 @@ def objective(policy: OptionCriticPolicy, rows: StepRows, *, algorithm: OptionCr
 
 
 @torch.no_grad()
-def predict_values(policy: OptionCriticPolicy, episodes: Episodes) -> Values:
+def _predict_values(policy: OptionCriticPolicy, episodes: Episodes) -> Values:
     """Q of each observation and its active option; U of the last observation and the option active there."""
     assert episodes.final is not None
     device = next(policy.parameters()).device
@@ -89,7 +89,7 @@ def predict_values(policy: OptionCriticPolicy, episodes: Episodes) -> Values:
     return Values(value=policy.q_value(seen, chosen).cpu().numpy(), final=policy.value_on_arrival(final).cpu().numpy())
 
 
-def build(config: OptionCriticConfig, world: GymWorld, *, spaces: PolicySpaces) -> TrainingJob[OptionCriticPolicy]:
+def _build(config: OptionCriticConfig, world: GymWorld, *, spaces: PolicySpaces) -> TrainingJob[OptionCriticPolicy]:
     """Training job that acts in `world`, which remembers the options; `spaces` are those without this memory."""
     algorithm = config.algorithm
     policy = OptionCriticPolicy(
@@ -97,7 +97,7 @@ def build(config: OptionCriticConfig, world: GymWorld, *, spaces: PolicySpaces) 
     ).to(config.run.device)
     phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
     credit = partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
-    learner = on_policy.rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
+    learner = on_policy.rollout_learner(config, config.learner, policy, [phase], predict_values=_predict_values)
     return on_policy.rollout_job(config, world, credit, learner)
 
 
@@ -105,6 +105,6 @@ ENTRY = RecipeSpec(
     summary="options learned by gradient: option values, intra-option policies, terminations",
     paper="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
     config=OptionCriticConfig,
-    parts=on_policy.control_parts(build, objective, source="Live(Gymnasium with a memory)"),
+    parts=on_policy.control_parts(_build, objective, source="Live(Gymnasium with a memory)"),
     limitation="without a deliberation cost, options end at every step or one takes over; finite actions only.",
 )

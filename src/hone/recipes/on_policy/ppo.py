@@ -79,7 +79,7 @@ def objective(
 ) -> LossTerms:
     """Clipped surrogate + value_weight * the critic's loss - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    low, high = clip_range(algorithm, clip_schedule)
+    low, high = _clip_range(algorithm, clip_schedule)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=low, high=high)
     weights = (algorithm.value_weight, algorithm.entropy_weight)
     return on_policy.actor_critic_loss(
@@ -91,13 +91,13 @@ def objective_with_backward(
     policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
 ) -> LossTerms:
     """`objective` with the squared error, and its gradient added to the parameters' gradients."""
-    low, high = clip_range(algorithm, clip_schedule)
+    low, high = _clip_range(algorithm, clip_schedule)
     return ppo_loss_with_backward(
         policy, rows, low=low, high=high, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
     )
 
 
-def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> tuple[float, float]:
+def _clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> tuple[float, float]:
     """Clip widths below and above 1 at this optimizer step."""
     factor = 1.0 if clip_schedule is None else clip_schedule.clip_factor
     return factor * algorithm.clip_low, factor * algorithm.clip_high

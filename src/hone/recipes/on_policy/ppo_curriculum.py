@@ -51,7 +51,7 @@ class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
                 )
 
         first = stage_env(self.env, self.curriculum, 0)
-        opened = open_gym_run(self, first, steps=self.rollout_steps, build=build, require=require)
+        opened = open_gym_run(self, first, steps=self.rollout_steps, build=_build, require=require)
         warnings = [*opened.warnings, *(warning for _, stage_warnings in later for warning in stage_warnings)]
         return replace(opened, warnings=list(dict.fromkeys(warnings)))
 
@@ -65,18 +65,18 @@ class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
         }
 
 
-def method(config: PpoCurriculumConfig) -> on_policy.OnPolicyMethod:
+def _method(config: PpoCurriculumConfig) -> on_policy.OnPolicyMethod:
     """PPO's credit and loss."""
     return ppo_method(config, config.algorithm)
 
 
-def open_stage(config: PpoCurriculumConfig, stage: int) -> GymWorld:
+def _open_stage(config: PpoCurriculumConfig, stage: int) -> GymWorld:
     """The environments of a stage."""
     env = stage_env(config.env, config.curriculum, stage)
     return open_world(env, steps=config.rollout_steps, seed=config.seed)
 
 
-def build(config: PpoCurriculumConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
+def _build(config: PpoCurriculumConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     """Training job that begins in `world`, the first stage."""
     stages: list[CurriculumSource[ActorCritic]] = []
 
@@ -84,11 +84,11 @@ def build(config: PpoCurriculumConfig, world: GymWorld) -> TrainingJob[ActorCrit
         assert isinstance(source, DropFailedEpisodes)
         assert isinstance(source.source, LiveSource)
         stages.append(
-            CurriculumSource(live=source.source, open_stage=partial(open_stage, config), curriculum=config.curriculum)
+            CurriculumSource(live=source.source, open_stage=partial(_open_stage, config), curriculum=config.curriculum)
         )
         return stages[0]
 
-    job = on_policy.on_policy_job(config, world, replace(method(config), wrap_source=staged))
+    job = on_policy.on_policy_job(config, world, replace(_method(config), wrap_source=staged))
 
     def close() -> None:
         job.close()

@@ -55,7 +55,7 @@ class PpoKlConfig(on_policy.OnPolicyRunConfig):
         kl_coef = KlCoefController(algorithm.coefficient, algorithm.target_nats)
         return on_policy.OnPolicyMethod(
             credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
-            objective=partial(objective, algorithm=algorithm, kl_coef=kl_coef),
+            objective=partial(_objective, algorithm=algorithm, kl_coef=kl_coef),
             normalise=algorithm.normalise,
             discount=algorithm.discount,
             on_metrics=kl_coef.adapt,
@@ -86,7 +86,7 @@ class KlCoefController:
         self.value = number(state, "value")
 
 
-def objective(
+def _objective(
     policy: ActorCritic, rows: StepRows, *, algorithm: PpoKlAlgorithm, kl_coef: KlCoefController
 ) -> LossTerms:
     """-r A + coefficient * KL(before || now) + value_weight * value error - entropy_weight * entropy.

@@ -47,10 +47,10 @@ class PpoShapedConfig(OnPolicyRunConfig):
     def method(self) -> OnPolicyMethod:
         """PPO's credit and loss, on shaped rewards."""
         plain = ppo_method(self, self.algorithm)
-        return replace(plain, credit=partial(with_shaped_rewards, credit=plain.credit, shaping=shaping_wrapper(self)))
+        return replace(plain, credit=partial(with_shaped_rewards, credit=plain.credit, shaping=_shaping_wrapper(self)))
 
 
-def shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
+def _shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
     """Return the credit wrapper that shapes the rewards."""
     potential = build_potential(config.hints.potential)
     if config.hints.naive:

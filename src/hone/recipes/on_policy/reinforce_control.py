@@ -57,8 +57,8 @@ class ReinforceControlConfig(OnPolicyRunConfig):
         """Credit and loss of the recipe, as the on-policy family takes them."""
         algorithm = self.algorithm
         return OnPolicyMethod(
-            credit=partial(return_credit, algorithm=algorithm),
-            objective=partial(objective, algorithm=algorithm),
+            credit=partial(_return_credit, algorithm=algorithm),
+            objective=partial(_objective, algorithm=algorithm),
             normalise=algorithm.normalise,
             discount=algorithm.discount,
             use_critic=algorithm.baseline == "value",
@@ -66,7 +66,7 @@ class ReinforceControlConfig(OnPolicyRunConfig):
         )
 
 
-def return_credit(episodes: Episodes, values: Values, *, algorithm: ReinforceControlAlgorithm) -> Credits:
+def _return_credit(episodes: Episodes, values: Values, *, algorithm: ReinforceControlAlgorithm) -> Credits:
     """Returns to the end of the episode, above the baseline; a time limit is no end where a critic can look beyond."""
     if algorithm.baseline == "value":
         return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=1.0))
@@ -76,7 +76,7 @@ def return_credit(episodes: Episodes, values: Values, *, algorithm: ReinforceCon
     return replace(paid, advantage=paid.advantage - paid.advantage.mean())
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceControlAlgorithm) -> LossTerms:
+def _objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceControlAlgorithm) -> LossTerms:
     """-A log p + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     actor = reinforce_loss(now.logp, rows.advantage)

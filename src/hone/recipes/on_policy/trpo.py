@@ -51,7 +51,7 @@ class TrpoConfig(on_policy.OnPolicyRunConfig):
     """Credit and trust region."""
 
     def open(self) -> OpenedRun:
-        return self.open_envs(build, on_policy.require_clipped_actions)
+        return self.open_envs(_build, on_policy.require_clipped_actions)
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
@@ -68,16 +68,16 @@ def surrogate(policy: ActorCritic, rows: StepRows) -> tuple[LossTerms, Tensor]:
     return importance_weighted(now, rows.logp, rows.advantage), k3_distance(now, rows.logp)
 
 
-def critic_loss(policy: ActorCritic, rows: StepRows) -> LossTerms:
+def _critic_loss(policy: ActorCritic, rows: StepRows) -> LossTerms:
     """Squared error of the critic's values against the returns."""
     return squared_error(policy.value(rows.seen), rows.target)
 
 
-def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[ActorCritic, StepRows]:
+def _make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[ActorCritic, StepRows]:
     """Learner that takes one trust-region step of the policy, then steps the critic by Adam."""
     assert policy.critic is not None
     own = {id(parameter) for parameter in policy.critic.parameters()}
-    critic = optimizer_phase("critic", critic_loss, policy.critic.parameters(), config.learner)
+    critic = optimizer_phase("critic", _critic_loss, policy.critic.parameters(), config.learner)
     return TrustRegionLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),
@@ -89,7 +89,7 @@ def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[
     )
 
 
-def build(config: TrpoConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
+def _build(config: TrpoConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     """Training job that acts in `world`."""
     policy = ActorCritic(gaussian_spaces(world_spaces(world), config.network), config.network, seed=config.seed).to(
         config.run.device
@@ -97,13 +97,13 @@ def build(config: TrpoConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     credit = partial(
         on_policy.standardised_gae, discount=config.algorithm.discount, gae_lambda=config.algorithm.gae_lambda
     )
-    return on_policy.rollout_job(config, world, credit, make_learner(config, policy))
+    return on_policy.rollout_job(config, world, credit, _make_learner(config, policy))
 
 
 ENTRY = RecipeSpec(
     summary="on-policy control: the longest natural-gradient step within a bound on the KL",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoConfig,
-    parts=on_policy.control_parts(build, trust_region_step),
+    parts=on_policy.control_parts(_build, trust_region_step),
     limitation="one step per batch, with some twenty gradients; the KL is estimated on the batch, not integrated.",
 )

@@ -70,14 +70,14 @@ class GradientTdConfig(PredictionRunConfig):
     def open(self) -> OpenedRun:
         """The world, built once. Raises ConfigError for policies and features of another world."""
         world = open_finite(self.finite, self)
-        target_and_behaviour_policy(self, world.mdp)
-        return opened_run(world, build)
+        _target_and_behaviour_policy(self, world.mdp)
+        return opened_run(world, _build)
 
 
-def build(config: GradientTdConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
+def _build(config: GradientTdConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
     """Training job of the recipe: linear values of the target policy, learned from steps of the behaviour policy."""
     algorithm = config.algorithm
-    follow, behave = target_and_behaviour_policy(config, world.mdp)
+    follow, behave = _target_and_behaviour_policy(config, world.mdp)
     values = StateValues(follow, features=baird_features() if algorithm.features == "baird" else None)
     if algorithm.features == "baird":
         values.x[:] = BAIRD_START
@@ -90,7 +90,7 @@ def build(config: GradientTdConfig, world: FiniteWorld) -> TrainingJob[StateValu
     return prediction_job(config, world, values, method, rate=config.rate, behaviour=behave)
 
 
-def target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tuple[Floats, Floats]:
+def _target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tuple[Floats, Floats]:
     """Probabilities `[S, A]` of who is followed and who acts."""
     for name, found in (("follow", config.follow), ("behave", config.behave)):
         if len(found) != mdp.actions or min(found) < 0 or abs(sum(found) - 1) > 1e-9:

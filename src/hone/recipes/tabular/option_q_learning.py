@@ -51,16 +51,16 @@ class OptionQConfig(GymTableRunConfig):
         Raises ConfigError, DataError and UserCodeError for invalid environments and options.
         """
         space = network_spaces(*inspect_world(self.env, seed=self.seed)[0])
-        states, actions = discrete_sizes(self, space)
+        states, actions = _discrete_sizes(self, space)
         courses = load_options(self.options, self.env, states=states, actions=actions)
         policy = OptionTablePolicy(space, MlpConfig(), options=len(courses[0]))
         policy.set_options(*courses)
         policy.epsilon = self.algorithm.epsilon
         remembering = with_option_memory(self.env, len(courses[0]))
-        return open_gym_run(self, remembering, steps=self.rollout_steps, build=partial(build, policy=policy))
+        return open_gym_run(self, remembering, steps=self.rollout_steps, build=partial(_build, policy=policy))
 
 
-def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:
+def _discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:
     """Return the numbers of states and actions. Raises ConfigError if they are not numbered."""
     if not space.inputs.one_hot or not isinstance(space.actions, DiscreteActions):
         raise ConfigError(
@@ -70,7 +70,7 @@ def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int
     return space.inputs.size, space.actions.count
 
 
-def build(config: OptionQConfig, world: GymWorld, *, policy: OptionTablePolicy) -> TrainingJob[OptionTablePolicy]:
+def _build(config: OptionQConfig, world: GymWorld, *, policy: OptionTablePolicy) -> TrainingJob[OptionTablePolicy]:
     """Training job of `policy`, which acts in `world`, which remembers the options."""
     learner = OptionQLearner(policy=policy, discount=config.algorithm.discount, rate=config.algorithm.rate)
     source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)

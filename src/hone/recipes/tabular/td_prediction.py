@@ -113,20 +113,20 @@ class TdPredictionConfig(PredictionRunConfig):
 
     def open(self) -> OpenedRun:
         """The world, built once. Raises ConfigError for numbers that do not fit together."""
-        require_consistent(self)
-        return opened_run(open_finite(self.finite, self), build)
+        _require_consistent(self)
+        return opened_run(open_finite(self.finite, self), _build)
 
 
-def build(config: TdPredictionConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
+def _build(config: TdPredictionConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
     """Training job of the recipe: values of the target policy, learned from steps of the behaviour policy."""
-    values = StateValues(action_probabilities(world.mdp, config.follow), initial=config.table.initial)
+    values = StateValues(_action_probabilities(world.mdp, config.follow), initial=config.table.initial)
     values.x[world.mdp.terminal] = 0.0
-    behaviour = None if config.behave is None else action_probabilities(world.mdp, config.behave)
-    method = tabular_method(config.algorithm)
+    behaviour = None if config.behave is None else _action_probabilities(world.mdp, config.behave)
+    method = _tabular_method(config.algorithm)
     return prediction_job(config, world, values, method, rate=config.table.rate, behaviour=behaviour)
 
 
-def tabular_method(algorithm: TdPredictionAlgorithm) -> TabularMethod[StateValues]:
+def _tabular_method(algorithm: TdPredictionAlgorithm) -> TabularMethod[StateValues]:
     """Update rule and credit, and the episodes and visits that count."""
     discount = algorithm.discount
     method = partial(TabularMethod, discount=discount, needs_values=True)
@@ -149,7 +149,7 @@ def tabular_method(algorithm: TdPredictionAlgorithm) -> TabularMethod[StateValue
             )
 
 
-def action_probabilities(mdp: FiniteMdp, policy: EpsilonPolicyConfig) -> Floats:
+def _action_probabilities(mdp: FiniteMdp, policy: EpsilonPolicyConfig) -> Floats:
     """`[S, A]`; rows of states in which nothing can be done are uniform."""
     uniform = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
     if policy.epsilon == 1.0:
@@ -157,7 +157,7 @@ def action_probabilities(mdp: FiniteMdp, policy: EpsilonPolicyConfig) -> Floats:
     return policy.epsilon * uniform + (1.0 - policy.epsilon) * np.eye(mdp.actions)[policy_iteration(mdp).policy]
 
 
-def require_consistent(config: TdPredictionConfig) -> None:
+def _require_consistent(config: TdPredictionConfig) -> None:
     """Raises ConfigError for settings that the chosen method does not support."""
     method = config.algorithm.method
     weighted = isinstance(method, MonteCarloReturns) and method.off_policy

@@ -76,7 +76,7 @@ class TileSarsaConfig(GymTableRunConfig):
             return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
 
         return table_run(
-            open_gym_table(self.env, steps=self.rollout_steps, seed=self.seed, features=partial(tile_features, self)),
+            open_gym_table(self.env, steps=self.rollout_steps, seed=self.seed, features=partial(_tile_features, self)),
             TabularMethod(make_rule=rule, discount=algorithm.discount),
             table=TableConfig(initial=algorithm.initial, rate=self.rate),
             exploration=self.exploration,
@@ -85,7 +85,7 @@ class TileSarsaConfig(GymTableRunConfig):
         )
 
 
-def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder, int]:
+def _tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder, int]:
     """Tiles over the observations, and the number of the first action. Raises ConfigError."""
     seen, chosen = found
     if not isinstance(seen, spaces.Box) or not isinstance(chosen, spaces.Discrete):
