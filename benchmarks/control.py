@@ -30,7 +30,7 @@ from tables import Row, rewrite, tell
 from hone.control.acting import NetworkActor
 from hone.control.environments.world import GymConfig, open_world
 from hone.control.job import evaluate_returns
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy
 from hone.control.off_policy import ReplayConfig
 from hone.core.episodes import Episodes, concatenate
@@ -161,7 +161,7 @@ def mixed_log(path: Path, seed: int, decisions: int) -> float:
     space = world.envs
     write_log(
         path,
-        DecisionLog(
+        BehaviourLog(
             episodes=episodes,
             observation_space=space.single_observation_space,
             action_space=space.single_action_space,

@@ -38,7 +38,7 @@ from hone.control.behaviour_logs import PolicySnapshots, Quality, log_shares, re
 from hone.control.environments.make import GymConfig
 from hone.control.finite.stitching import stitching_log
 from hone.control.job import evaluate_returns
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
@@ -139,7 +139,7 @@ def noise_log(path: Path, *, discrete: bool) -> None:
     )
     action = spaces.Discrete(2) if discrete else spaces.Box(-2, 2, (1,), np.float32)
     observation = spaces.Box(-np.inf, np.inf, (seen.shape[1],), np.float32)
-    write_log(path, DecisionLog(episodes=episodes, observation_space=observation, action_space=action))
+    write_log(path, BehaviourLog(episodes=episodes, observation_space=observation, action_space=action))
 
 
 def hone_speed(race: Race, log: Path, updates: int) -> float:

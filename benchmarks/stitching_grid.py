@@ -14,7 +14,7 @@ from hone.control.finite.config import with_step_limit
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
-from hone.control.logs.parquet import DecisionLog
+from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.mlp import MlpConfig
 from hone.control.offline import offline_job
 from hone.control.spaces import log_spaces
@@ -69,7 +69,7 @@ def shares_of_optimum(*, seed: int, conservatism: float, steps: int = 60) -> tup
     best, tables = start_value(mdp, policy_iteration(mdp).value), half_policies(mdp)
     logged = float(np.mean([start_value(mdp, evaluate_policy(mdp, table)) for table in tables]))
     world = FiniteWorld(mdp=with_step_limit(mdp, LIMIT), steps=300, seed=seed, copies=100)
-    log = DecisionLog(
+    log = BehaviourLog(
         episodes=world.rollout(HalvesActor(tables)), observation_space=spaces.Discrete(mdp.states),
         action_space=spaces.Discrete(mdp.actions),
     )  # fmt: skip

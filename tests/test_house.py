@@ -29,10 +29,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hone"
 
 MEASURES: dict[str, float] = {
-    "files under 60 lines": 88,
+    "files under 60 lines": 89,
     "files under 70 lines with one importer": 3,
-    "functions used once, of at most 8 lines": 481,
-    "protocols with at most one implementer": 45,
+    "functions used once, of at most 8 lines": 458,
+    "protocols with at most one implementer": 43,
     "pairs of classes that share half of their fields": 37,
     "names in docstrings that exist nowhere": 2,
     "locals named found, told, said, given": 20,

@@ -27,7 +27,7 @@ from hone.decide.bandits.greedy import (
     SquareCbPolicy,
     normal_best,
 )
-from hone.decide.bandits.models import LinearGaussianPosterior, RewardModel
+from hone.decide.bandits.models import BanditModel, LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
 from hone.decide.bandits.wrappers import ActionRange, Clipped, EpsilonFloor, ForbiddenActions, Masked
 
@@ -38,7 +38,7 @@ SEEDS = (100, 101, 102, 103, 104)
 PASSES = 5
 """Factor of the bars of times in the fast form, which runs among other tests on any processor."""
 Floats = NDArray[np.float64]
-Rule = Callable[[RewardModel], BanditPolicy]
+Rule = Callable[[BanditModel], BanditPolicy]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hone.control.environments.make import GymConfig
 from hone.control.environments.world import open_world
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 
 Controller = Callable[[np.ndarray], np.ndarray]
 EPISODES, STEPS = 5, 500  # neither world lets an episode last longer
@@ -70,7 +70,7 @@ def main() -> None:
     kept = whole.transitions().take(np.flatnonzero(place % asked.every == 0))
     path = Path(f"{asked.task}_shown.parquet")
     spaces = envs.single_observation_space, envs.single_action_space
-    write_log(path, DecisionLog(episodes=kept, observation_space=spaces[0], action_space=spaces[1]))
+    write_log(path, BehaviourLog(episodes=kept, observation_space=spaces[0], action_space=spaces[1]))
     world.close()
     print(f"{path}: {kept.decisions} decisions of {len(whole)} episodes, mean return {whole.score.mean():.1f}")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hone.control.environments.make import GymConfig
 from hone.control.environments.world import open_world
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.core.episodes import Episodes, concatenate
 
 ENVIRONMENTS = 8
@@ -51,7 +51,7 @@ def record(path: Path) -> Episodes:
         spaces = world.envs.single_observation_space, world.envs.single_action_space
         world.close()
     episodes = concatenate(pieces)
-    write_log(path, DecisionLog(episodes=episodes, observation_space=spaces[0], action_space=spaces[1]))
+    write_log(path, BehaviourLog(episodes=episodes, observation_space=spaces[0], action_space=spaces[1]))
     return episodes
 
 

@@ -22,7 +22,7 @@ from hone.control.experts import (
     open_expert,
     with_demonstrations,
 )
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs, PolicySpaces
 from hone.core.errors import ConfigError, UserCodeError
 from hone.recipes.imitation import dagger
@@ -239,7 +239,7 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
     )
     episodes = world.rollout(actor)
     assert (episodes.reward == 1).all()
-    log = DecisionLog(
+    log = BehaviourLog(
         episodes=episodes,
         observation_space=world.envs.single_observation_space,
         action_space=world.envs.single_action_space,
@@ -284,7 +284,7 @@ def opened(folder: Path) -> str:
     episodes = world.rollout(Knows(policy.numpy_policy()))
     assert episodes.reward.sum() == 10
     envs = world.envs
-    shown = DecisionLog(
+    shown = BehaviourLog(
         episodes=episodes,
         observation_space=envs.single_observation_space,
         action_space=envs.single_action_space,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hone.control.environments.world import GymConfig, open_world
-from hone.control.logs.parquet import DecisionLog, read_log, write_log
+from hone.control.logs.parquet import BehaviourLog, read_log, write_log
 from hone.control.networks.checkpoint import load_policy, save_policy
 from hone.control.spaces import network_spaces
 from hone.recipes.registry import load_recipe
@@ -66,7 +66,7 @@ def written_log(path: Path, **kwargs: Any) -> str:
     world = open_world(GymConfig.model_validate(config(**kwargs)), steps=40, seed=0)
     seen, action = world.envs.single_observation_space, world.envs.single_action_space
     lived = world.rollout(Chance(action.shape or ()))
-    write_log(path, DecisionLog(episodes=lived, observation_space=seen, action_space=action))
+    write_log(path, BehaviourLog(episodes=lived, observation_space=seen, action_space=action))
     read = read_log(path)
     whole = np.dtype(action.dtype).kind in "iu"
     assert (read.episodes.chosen == (np.rint(lived.chosen) if whole else lived.chosen)).all(), "as taken"

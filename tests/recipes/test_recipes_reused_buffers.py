@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hone.control.environments.make import sync_vector_env
 from hone.control.environments.play import play_episodes
 from hone.control.environments.world import GymConfig, open_world, world_from_envs
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.control.networks.checkpoint import save_policy
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
@@ -102,7 +102,7 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     space = world.envs.single_observation_space, world.envs.single_action_space
     write_log(
         folder / "log.parquet",
-        DecisionLog(episodes=world.rollout(Chance()), observation_space=space[0], action_space=space[1]),
+        BehaviourLog(episodes=world.rollout(Chance()), observation_space=space[0], action_space=space[1]),
     )
     entry = load_recipe("ppo")
     config = entry.config.model_validate({"recipe": "ppo", "name": "x", "steps": 1, "env": env(reuse=False), **ROLLOUT})

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from hone.control.environments.world import GymConfig, open_world
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.control.networks.mlp import BoxActions, ObservationInputs, PolicySpaces
 from hone.control.spaces import gaussian_spaces
 from hone.core.errors import ConfigError
@@ -114,7 +114,7 @@ def test_behaviour_cloning_learns_a_target_wherever_the_box_is(box: dict[str, fl
         def decide(self, seen: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             return np.tile(target.astype(np.float32), (len(seen), 1)), np.zeros(len(seen), np.float32)
 
-    log = DecisionLog(
+    log = BehaviourLog(
         episodes=world.rollout(Expert()),
         observation_space=world.envs.single_observation_space,
         action_space=space,

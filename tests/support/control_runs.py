@@ -5,7 +5,7 @@ from typing import Any
 
 from hone.control.acting import NetworkActor
 from hone.control.environments.world import GymConfig, open_world
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.control.networks.mlp import MlpConfig
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, concatenate
@@ -31,7 +31,7 @@ def write_short_log(folder: Path, name: str) -> str:
     space = world.envs
     write_log(
         path,
-        DecisionLog(
+        BehaviourLog(
             episodes=episodes,
             observation_space=space.single_observation_space,
             action_space=space.single_action_space,

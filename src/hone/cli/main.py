@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TextIO, cast
 
 import hone
-from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, command_names, overview
+from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, overview
 from hone.config.toml import split_overrides
 from hone.core.errors import (
     CheckpointWarning,
@@ -84,7 +84,9 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command = next((command for command in COMMANDS if command.name == arguments[0]), None)
     if command is None:
-        raise ConfigError(f"hone has no command {arguments[0]!r}{did_you_mean(arguments[0], command_names())}")
+        raise ConfigError(
+            f"hone has no command {arguments[0]!r}{did_you_mean(arguments[0], [one.name for one in COMMANDS])}"
+        )
     call = _call(command, arguments[1:])
     module = importlib.import_module(command.module)
     with _own_warnings_on_stderr():

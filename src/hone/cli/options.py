@@ -4,7 +4,6 @@ Belongs here: names, summaries and options. The code of a command is in the modu
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -641,8 +640,3 @@ def parse_number(text: str, flag: str, *, least: float, whole: bool = True) -> f
     if not least <= value < float("inf"):
         raise ConfigError(f"{flag} must be {kind} >= {least:g}, got {text}")
     return value
-
-
-def command_names(commands: Sequence[CommandSpec] = COMMANDS) -> list[str]:
-    """Names of the commands."""
-    return [command.name for command in commands]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from hone.control.environments.make import GymConfig, evaluation_limit
 from hone.control.environments.play import open_evaluation_envs, play_episodes
 from hone.control.environments.world import open_world
-from hone.control.logs.parquet import DecisionLog
+from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
 from hone.control.networks.numpy_policies import (
@@ -245,7 +245,7 @@ def log_shares(snapshots: PolicySnapshots, quality: Quality, *, decisions: int, 
     ]
 
 
-def record_log(shares: Sequence[LogShare], env: GymConfig, *, seed: int) -> DecisionLog:
+def record_log(shares: Sequence[LogShare], env: GymConfig, *, seed: int) -> BehaviourLog:
     """At least the decisions of each part, in environments of its own; part k decides with version k.
 
     Episodes that the end of a part cuts are neither terminated nor truncated.
@@ -269,4 +269,4 @@ def record_log(shares: Sequence[LogShare], env: GymConfig, *, seed: int) -> Deci
         piece.group[:] += begun
         begun = int(piece.group.max()) + 1
         pieces.append(piece)
-    return DecisionLog(episodes=concatenate(pieces), observation_space=spaces[0], action_space=spaces[1])
+    return BehaviourLog(episodes=concatenate(pieces), observation_space=spaces[0], action_space=spaces[1])

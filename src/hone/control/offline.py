@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hone.control.environments.world import GymConfig, GymSpaces, inspect_world
 from hone.control.experts import require_same_spaces
 from hone.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
-from hone.control.logs.parquet import DecisionLog
+from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
 from hone.control.off_policy import rows_with_noise
@@ -93,11 +93,11 @@ class OfflineRunConfig(RunConfig):
                 known.append(spaces)
                 warnings.extend(notes)
 
-        def decisions() -> DecisionLog:
+        def decisions() -> BehaviourLog:
             return self.read_log(Path(self.log), spaces=known[0] if known else None)
 
         checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
-        log: DecisionLog = run_all_checks(checks)["log"]
+        log: BehaviourLog = run_all_checks(checks)["log"]
         theirs = network_spaces(log.observation_space, log.action_space)
         if known:
             require_same_spaces("log", self.log, theirs, network_spaces(*known[0]))
@@ -177,7 +177,7 @@ def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
 # ---------------------------------------------------------------------------------------------- the job
 
 
-def offline_job(config: OfflineRunConfig, log: DecisionLog, method: LearningMethod[P]) -> TrainingJob[P]:
+def offline_job(config: OfflineRunConfig, log: BehaviourLog, method: LearningMethod[P]) -> TrainingJob[P]:
     """Training job of `method` on the log."""
     count = config.batch * config.learner.updates_per_iteration
     source = LogSource(log.episodes.transitions(), batch_size=count, seed=config.seed)
@@ -197,9 +197,9 @@ class LogReader(Protocol):
     `read_log`, or a reader that knows further formats.
     """
 
-    def __call__(self, path: Path, *, spaces: GymSpaces | None = None) -> DecisionLog: ...
+    def __call__(self, path: Path, *, spaces: GymSpaces | None = None) -> BehaviourLog: ...
 
 
-def _build(config: OfflineRunConfig, log: DecisionLog) -> TrainingJob[Any]:
+def _build(config: OfflineRunConfig, log: BehaviourLog) -> TrainingJob[Any]:
     """The job of the config's own method; observations are standardised by the log."""
     return offline_job(config, log, config.method(log_spaces(log)))

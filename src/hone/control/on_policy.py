@@ -153,13 +153,12 @@ def actor_critic_loss(
         loss = torch.add(loss, parts[1].loss, alpha=value_weight)
     if entropy_weight:
         loss = torch.sub(loss, now.entropy(), alpha=entropy_weight)
-    return LossTerms(loss=loss, compute_metrics=lambda: _merged_metrics(now.entropy(), *parts))
 
+    def metrics() -> dict[str, Tensor]:
+        every = {name: value for part in parts for name, value in part.metrics.items()}
+        return {**every, "policy/entropy_nats": now.entropy().detach()}
 
-def _merged_metrics(entropy: Tensor, *parts: LossTerms) -> dict[str, Tensor]:
-    """Metrics of `parts`, and the policy's entropy `[n]` nats."""
-    metrics = {name: value for part in parts for name, value in part.metrics.items()}
-    return {**metrics, "policy/entropy_nats": entropy.detach()}
+    return LossTerms(loss=loss, compute_metrics=metrics)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.control.environments.world import GymWorld
-from hone.control.logs.parquet import DecisionLog
+from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.mlp import BoxActions, DiscreteActions, GaussianMlpConfig, ObservationInputs, PolicySpaces
 from hone.core.errors import ConfigError
 
@@ -49,7 +49,7 @@ def gaussian_spaces(spaces: PolicySpaces, network: GaussianMlpConfig) -> PolicyS
     return replace(spaces, actions=replace(actions, gaussian=network.gaussian))
 
 
-def log_spaces(log: DecisionLog) -> PolicySpaces:
+def log_spaces(log: BehaviourLog) -> PolicySpaces:
     """Spaces of a log, with observations standardised by it."""
     space = network_spaces(log.observation_space, log.action_space)
     return replace(space, inputs=space.inputs.standardised_by(log.episodes.observations))

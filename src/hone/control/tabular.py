@@ -20,7 +20,6 @@ from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymSpaces, GymWorld, open_world
 from hone.control.evaluate.returns import evaluate_returns, exact_metrics
 from hone.control.finite.config import FiniteConfig, build_finite_mdp, require_all_actions
-from hone.control.finite.model import FiniteMdp
 from hone.control.finite.world import FiniteWorld
 from hone.control.job import ControlEvaluationConfig, evaluation_result
 from hone.control.off_policy import ScheduledExplorer
@@ -320,7 +319,9 @@ def _table_job(
 
     def evaluate() -> EvaluationResult:
         if isinstance(world, FiniteWorld):
-            return _exact_evaluation(table, world.mdp)
+            metrics = exact_metrics(table, world.mdp)
+            score = metrics["eval/score"]
+            return EvaluationResult(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics=metrics)
         assert env is not None
         assert isinstance(table, ActionTable)
         return evaluation_result(evaluate_returns(table, env, episodes=evaluation.episodes, seed=seed))
@@ -335,13 +336,6 @@ def _table_job(
     if isinstance(world, FiniteWorld):
         return job
     return replace(job, warnings=world.warnings, pop_notices=world.pop_notices)
-
-
-def _exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
-    """Exact evaluation of a table in a known finite process; its interval is a point."""
-    metrics = exact_metrics(table, mdp)
-    score = metrics["eval/score"]
-    return EvaluationResult(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics=metrics)
 
 
 # --------------------------------------------------------------------------------------------------- the recipe

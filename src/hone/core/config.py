@@ -107,7 +107,8 @@ def fill_defaults(
             if default is not None:
                 filled[name] = inherited
         elif isinstance(value, dict) and isinstance(inherited, BaseModel):
-            tag = _tag_of(model.model_fields[name])
+            field = model.model_fields[name]
+            tag = str(field.discriminator) if field.discriminator else _tag(field.annotation)
             own = {tag: dict(inherited)[tag]} if tag is not None else {}
             wanted = {**own, **cast("dict[str, object]", value)}
             if wanted.items() >= own.items():  # nobody names another member
@@ -126,10 +127,6 @@ def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, o
         for name, info in model.model_fields.items()
         if isinstance(info.default, BaseModel) or info.default_factory is not None
     }
-
-
-def _tag_of(field: FieldInfo) -> str | None:
-    return str(field.discriminator) if field.discriminator else _tag(field.annotation)
 
 
 def _tag(annotation: object) -> str | None:

@@ -136,16 +136,14 @@ def _runner() -> KernelReport:
     shown = kinds[:1] if len(set(best.values())) == 1 else kinds
     sets = ", ".join(f"{best[kind]} in {kind}" for kind in shown)
     why = f"the most capable compiled variant that runs here ({', '.join(runs)})"
-    why += f"; {_limit_note()} {', '.join(left)}" if left else ""
+    if left:
+        limit = instruction_set_limit()
+        lacks = "this CPU or compiler lacks" if limit is None else f"this CPU lacks, or {LIMIT}={limit} rules out,"
+        why += f"; {lacks} {', '.join(left)}"
     took = f"in {built.seconds_s:.1f} s" if built.seconds_s else "earlier, taken from the cache"
     return KernelReport(
         usable=True, compiler=built.compiler, build_note=f"{took}: {built.path}", runner_note=f"native, {sets}: {why}"
     )
-
-
-def _limit_note() -> str:
-    limit = instruction_set_limit()
-    return "this CPU or compiler lacks" if limit is None else f"this CPU lacks, or {LIMIT}={limit} rules out,"
 
 
 def check_runners(*, native: bool) -> Iterator[RunnerCheck]:

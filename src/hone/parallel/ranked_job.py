@@ -45,18 +45,6 @@ STATISTICS: Final = "statistics"
 CREDIT_COLUMNS: Final = ("advantage", "target", "discount", "novelty_target")
 
 
-class _RankPeers(Protocol):
-    """The other ranks as the driver reaches them."""
-
-    def tell(self, order: str) -> None:
-        """Announce what all ranks do next. Raises LostRankError where one has ended."""
-        ...
-
-    def fault(self) -> HoneError | None:
-        """The fault of the first rank that has ended or failed; None: all of them live."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
     """What one rank does of an update. All ranks call the same methods in the same order."""
@@ -128,7 +116,7 @@ class _RankedLearner(Generic[P]):
     policy: P
     """The whole policy: it acts, is evaluated and saved."""
     work: RankWork
-    peers: _RankPeers
+    peers: "ChildRanks"
 
     def values(self, episodes: Episodes) -> Values:
         inner = self.work.learner
@@ -275,22 +263,10 @@ class RankTask:
         return cls(meeting=RankMeeting(**message["meeting"]), recipe=message["recipe"], config=message["config"])
 
 
-class LaunchedRanks(_RankPeers, Protocol):
-    """Ranks that were started, as the driver holds them."""
-
-    def wait_ready(self, what: str) -> None:
-        """Wait until every rank is ready. Raises ResourceError with the rank that is not, and why."""
-        ...
-
-    def close(self) -> None:
-        """End all ranks; none is left afterwards."""
-        ...
-
-
 class RankLauncher(Protocol):
     """Starts ranks 1, 2, ... of a run. Each of them carries out `serve_rank` with its task."""
 
-    def launch(self, tasks: Sequence[RankTask]) -> LaunchedRanks: ...
+    def launch(self, tasks: Sequence[RankTask]) -> "ChildRanks": ...
 
     def address(self) -> str:
         """Address of this machine at which the other ranks reach rank 0."""
@@ -328,7 +304,7 @@ def rank_tasks(driver: RankMeeting, *, recipe: str, config: str) -> list[RankTas
 
 @dataclass(slots=True)
 class ChildRanks:
-    """Ranks in child processes. Implements `LaunchedRanks`."""
+    """Ranks in child processes, as the driver holds them."""
 
     patience_s: float
     clock: Clock
@@ -340,6 +316,7 @@ class ChildRanks:
     """Called when all have ended."""
 
     def wait_ready(self, what: str) -> None:
+        """Wait until every rank is ready. Raises ResourceError with the rank that is not, and why."""
         waiting, limit_s = dict(self.children), self.clock.monotonic_s() + self.patience_s
         while waiting:
             self.pump(waiting.values(), TICK_S)
@@ -358,18 +335,21 @@ class ChildRanks:
                 )
 
     def tell(self, order: str) -> None:
+        """Announce what all ranks do next. Raises LostRankError where one has ended."""
         if (fault := self._fault_now()) is not None:
             raise fault
         for child in self.children.values():
             child.send(order.encode() + b"\n")
 
     def fault(self) -> HoneError | None:
+        """The fault of the first rank that has ended or failed; None: all of them live."""
         limit_s = self.clock.monotonic_s() + FAULT_WAIT_S
         while (fault := self._fault_now()) is None and self.clock.monotonic_s() < limit_s:
             self.pump(self.children.values(), TICK_S)
         return fault
 
     def close(self) -> None:
+        """End all ranks; none is left afterwards."""
         for child in self.children.values():
             child.request_exit()
         limit_s = self.clock.monotonic_s() + EXIT_WAIT_S

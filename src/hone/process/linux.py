@@ -85,7 +85,11 @@ def _write_maps(process: int, maps: Mapping[str, str], *, privileged: bool) -> i
 def same_users() -> dict[str, str]:
     """Maps of a user namespace with the same users and groups: all for a privileged process, else only its own."""
     if may_map_users():
-        return {name: _same_ids(f"/proc/self/{name}") for name in ("uid_map", "gid_map")}
+        maps: dict[str, str] = {}
+        for name in ("uid_map", "gid_map"):
+            rows = [line.split() for line in Path(f"/proc/self/{name}").read_text(encoding="ascii").splitlines()]
+            maps[name] = "\n".join(f"{inside} {inside} {count}" for inside, _, count in rows)
+        return maps
     return {name: f"{own} {own} 1" for name, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid()))}
 
 
@@ -93,12 +97,6 @@ def may_map_users() -> bool:
     """True if this process may map any users of its namespace into a new one, and become any of them."""
     capabilities = effective_capabilities()
     return bool(capabilities >> CAP_SETUID & 1 and capabilities >> CAP_SETGID & 1)
-
-
-def _same_ids(path: str) -> str:
-    """The identity map of all ids that a process knows."""
-    rows = [line.split() for line in Path(path).read_text(encoding="ascii").splitlines()]
-    return "\n".join(f"{inside} {inside} {count}" for inside, _, count in rows)
 
 
 def mount_read_only(path: str) -> None:

@@ -7,7 +7,7 @@ step (epochs, minibatches) takes it once: the next one finds the same memory.
 
 import gc
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -25,7 +25,6 @@ from hone.models.language.scalar_head import ScalarHeadModel, TokenScorer
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.tensor_memory import TensorMemory, forget_operations, without_numbers
-from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import RunDimensions
 from hone.recipes.text.sft import SftConfig, sft_learner
 from hone.run.job import RunConfig
@@ -58,8 +57,10 @@ class RecipeStep:
 def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> RecipeStep:
     """Memory of one update of `config` on a network of the shape of `run`; never raises for a recipe that cannot be
     run without numbers, but says why."""
-    if reason := why_not_tracked(run) or _why_not_run(config):
+    if reason := why_not_tracked(run):
         return RecipeStep(reason=reason)
+    if not isinstance(config, _TAKEN):
+        return RecipeStep(reason=f"the update of {config.recipe} cannot be taken apart from its data")
     try:
         return RecipeStep(found=take_recipe_step(config, run, clock=clock))
     except HoneError as fault:
@@ -67,12 +68,6 @@ def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> Recip
     except RuntimeError as fault:  # torch's own, where sizes follow from numbers
         said = str(fault).strip().partition("\n")[0]
         return RecipeStep(reason=f"a size in the update of {config.recipe} follows from numbers ({said})")
-
-
-def _why_not_run(config: RunConfig) -> str:
-    if not isinstance(config, _TAKEN):
-        return f"the update of {config.recipe} cannot be taken apart from its data"
-    return ""
 
 
 def take_recipe_step(
@@ -87,7 +82,11 @@ def take_recipe_step(
     credits = Credits(advantage=advantage, target=advantage)
     with ExitStack() as stack:
         if group is None and run.ranks.are_several:
-            group = stack.enter_context(_one_rank(run.ranks))
+            from hone.parallel.group import fake_ranks  # noqa: PLC0415 - torch.distributed
+
+            ranks = run.ranks
+            rank = 0 if ranks.is_driver else ranks.count - 1
+            group = stack.enter_context(fake_ranks(ranks.count, tensor=ranks.tensor, virtual=ranks.virtual, rank=rank))
         if fake:
             stack.enter_context(without_numbers())
         memory = stack.enter_context(TensorMemory())
@@ -101,13 +100,6 @@ def take_recipe_step(
             operation=memory.peak_operation,
             seconds=clock.monotonic_s() - begin,
         )
-
-
-def _one_rank(ranks: PlannedRanks) -> "AbstractContextManager[RankGroup]":
-    from hone.parallel.group import fake_ranks  # noqa: PLC0415 - torch.distributed
-
-    rank = 0 if ranks.is_driver else ranks.count - 1
-    return fake_ranks(ranks.count, tensor=ranks.tensor, virtual=ranks.virtual, rank=rank)
 
 
 def _update(build: Callable[[], Learner[Any]], group: "RankGroup | None") -> Callable[[Episodes, Credits], object]:

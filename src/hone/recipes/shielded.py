@@ -14,10 +14,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from hone.control.environments.make import GymConfig, GymEnv, env_factory
+from hone.control.environments.make import GymConfig, env_factory
 from hone.control.environments.option_wrapper import ActionReplacementWrapper
 from hone.core.clock import SystemClock
-from hone.core.decisions import ActionSet, ActionShield
+from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError
 from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.guard import project_action
@@ -58,13 +58,9 @@ def make_shielded_env(
     places = [model.actions.index(name) if name in model.actions else 0 for name in names]
     # A simulated world waits for the verdict: with a deadline a busy machine would make another run of the same seed.
     opened = replace(opened, deadline_s=math.inf)
-    return _shielded_wrapper(inner, opened, ActionSet(names=names, features=None if known is None else known[places]))
-
-
-def _shielded_wrapper(env: GymEnv, shield: ActionShield, actions: ActionSet) -> ActionReplacementWrapper:
-    """`env` under an open shield."""
+    offered = ActionSet(names=names, features=None if known is None else known[places])
 
     def safe_action(context: Floats, action: int) -> int:
-        return project_action(shield, context, actions, action)
+        return project_action(opened, context, offered, action)
 
-    return ActionReplacementWrapper(env, safe_action)
+    return ActionReplacementWrapper(inner, safe_action)

@@ -96,7 +96,8 @@ def run_pipeline(
     comparisons: list[PairedDifference] = []
     shown: list[SideBySide] = []
     for before, after in pairwise(names):
-        pairs = _paired_scores(answers[before], answers[after])
+        later = {row.id: row for row in answers[after] if row.score is not None}
+        pairs = [(row, later[row.id]) for row in answers[before] if row.score is not None and row.id in later]
         if pairs:
             comparisons.append(_comparison(before, after, pairs))
             shown = _side_by_side(pairs)
@@ -144,12 +145,6 @@ def _evaluation(stage: str, rows: Sequence[AnswerRow]) -> EvaluationScore:
     return EvaluationScore(
         stage=stage, metric="score", mean=estimate.mean, low=estimate.low, high=estimate.high, n=estimate.n
     )
-
-
-def _paired_scores(before: Sequence[AnswerRow], after: Sequence[AnswerRow]) -> list[tuple[AnswerRow, AnswerRow]]:
-    """Only questions that were scored both times count."""
-    later = {row.id: row for row in after if row.score is not None}
-    return [(row, later[row.id]) for row in before if row.score is not None and row.id in later]
 
 
 def _comparison(before: str, after: str, pairs: Sequence[tuple[AnswerRow, AnswerRow]]) -> PairedDifference:

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from hone.control.logs.minari import write_minari
-from hone.control.logs.parquet import DecisionLog, read_log, space_from_minari, space_to_minari, write_log
+from hone.control.logs.parquet import BehaviourLog, read_log, space_from_minari, space_to_minari, write_log
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
@@ -18,7 +18,7 @@ from hone.core.ragged import offsets_of
 BOX = spaces.Box(-5, 5, (2,), np.float32)
 
 
-def log(*, box: bool, one_hot: bool = False) -> DecisionLog:
+def log(*, box: bool, one_hot: bool = False) -> BehaviourLog:
     rng = np.random.default_rng(0)
     lengths = np.array([3, 1, 4])
     count, total = 3, 8
@@ -37,7 +37,9 @@ def log(*, box: bool, one_hot: bool = False) -> DecisionLog:
         status=np.zeros(count, np.uint8),
     )
     action = spaces.Box(-1, 1, (1,), np.float32) if box else spaces.Discrete(3)
-    return DecisionLog(episodes=episodes, observation_space=spaces.Discrete(6) if one_hot else BOX, action_space=action)
+    return BehaviourLog(
+        episodes=episodes, observation_space=spaces.Discrete(6) if one_hot else BOX, action_space=action
+    )
 
 
 def same(one: Episodes, other: Episodes, names: list[str]) -> None:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.control.logs.parquet import DecisionLog, read_log, write_log
+from hone.control.logs.parquet import BehaviourLog, read_log, write_log
 from hone.core.errors import DataError
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
@@ -186,7 +186,7 @@ def test_a_plan_compares_the_spaces(tmp_path: Path, capsys: pytest.CaptureFixtur
     read = read_log(path, spaces=(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32)))
     write_log(
         tmp_path / "own.parquet",
-        DecisionLog(episodes=read.episodes, observation_space=read.observation_space, action_space=read.action_space),
+        BehaviourLog(episodes=read.episodes, observation_space=read.observation_space, action_space=read.action_space),
     )
     run = tmp_path / "run.toml"
     for name, code, said in (("own", 2, "numbers seen"), ("plain", 3, "expected 4")):

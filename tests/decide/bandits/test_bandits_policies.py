@@ -19,11 +19,11 @@ from hone.decide.bandits.greedy import (
 from hone.decide.bandits.models import (
     REFRESH,
     ArmMeans,
+    BanditModel,
     BetaBernoulliPosterior,
     GaussianPosterior,
     JointLinearPosterior,
     LinearGaussianPosterior,
-    RewardModel,
 )
 from hone.decide.bandits.policy import numbered_actions
 from hone.decide.bandits.wrappers import ActionRange, Clipped, Fallback
@@ -213,7 +213,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("model", MODELS, ids=[model.kind for model in MODELS])
-def test_rows_that_no_model_can_learn_are_refused_whole(model: RewardModel) -> None:
+def test_rows_that_no_model_can_learn_are_refused_whole(model: BanditModel) -> None:
     before = {name: values.copy() for name, values in model.contents().arrays.items()}
     good = {"contexts": np.zeros((2, FEATURES)), "chosen": np.array([0, 1]), "rewards": np.array([0.0, 1.0]),
             "weights": np.ones(2), "actions": ACTIONS}  # fmt: skip

@@ -21,7 +21,7 @@ from hone.certify.job import job_gradient_probes
 from hone.cli.main import main
 from hone.control.environments.world import GymConfig, open_world
 from hone.control.experts import require_same_spaces
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.control.networks.discriminator import AdversarialActorCritic
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.control.rows import step_rows
@@ -86,7 +86,7 @@ def shown(folder: Path, name: str, controller: Controller, *, steps: int = 60) -
     """A log of `steps` decisions in each of two environments."""
     world = open_world(GymConfig(id=name, num_envs=2), steps=steps, seed=11)
     envs, path = world.envs, folder / f"{name.replace('/', '_')}.parquet"
-    log = DecisionLog(
+    log = BehaviourLog(
         episodes=world.rollout(By(controller)),
         observation_space=envs.single_observation_space,
         action_space=envs.single_action_space,

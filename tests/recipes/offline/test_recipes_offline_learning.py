@@ -10,7 +10,7 @@ from hone.control.behaviour_logs import LogShare, record_log
 from hone.control.environments.make import GymConfig
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.finite.stitching import stitching_log, stitching_mdp
-from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.logs.parquet import BehaviourLog, write_log
 from hone.control.networks.actor_critic import SoftActorCritic
 from hone.control.networks.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.core.credit import Credits, Metrics
@@ -83,7 +83,7 @@ def braking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     episodes.reward[:] = -np.abs(episodes.chosen - wanted(episodes.observations))[:, 0]
     path = tmp_path_factory.mktemp("braking") / "log.parquet"
     write_log(
-        path, DecisionLog(episodes=episodes, observation_space=log.observation_space, action_space=log.action_space)
+        path, BehaviourLog(episodes=episodes, observation_space=log.observation_space, action_space=log.action_space)
     )
     return path
 

@@ -301,7 +301,9 @@ def _sample(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
         show_dialogues(screen, checkpoint.sample_dialogues(asked.policy, wanted))
         return 0
     if not sys.stdout.isatty():
-        _show_answers(screen, checkpoint.sample_answers(asked.policy, wanted))
+        answers = checkpoint.sample_answers(asked.policy, wanted)
+        rows = [(prompt.strip(), answer.strip(), _score(score)) for prompt, answer, score in answers]
+        screen.table(("prompt", "answer", "score"), rows)
         return 0
     stream = AnswerStream(console=screen.console)
     try:
@@ -390,12 +392,6 @@ def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str,
         ("KV pages", f"{stats.page_occupancy:.0%} in use", f"of {stats.pages:,}"),
         ("prefix cache", f"{stats.prefix_hit_rate:.0%} hits", f"of {before:,} tokens before answers"),
     ]
-
-
-def _show_answers(screen: TerminalScreen, answers: Sequence[tuple[str, str, float | None]]) -> None:
-    """Print prompts, answers and scores."""
-    rows = [(prompt.strip(), answer.strip(), _score(score)) for prompt, answer, score in answers]
-    screen.table(("prompt", "answer", "score"), rows)
 
 
 def _score(score: float | None) -> str:

@@ -185,16 +185,13 @@ def show_plan(screen: TerminalScreen, plan: RolloutPlan, histories: Sequence[Gua
             continue
         exposed = sum(plan.units_needed(one) for one in plan.ladder[1 : number + 2] if one != "shadow")
         requests = plan.shadow_requests + (place + 1) * plan.requests
-        losses = [_loss(each[place].detectable) for each in previews.values()]
+        shares = [each[place].detectable for each in previews.values()]
+        losses = ["none" if share is None else f"{share:.1%}" for share in shares]
         rows.append([stage, f"{requests:,}", f"{exposed:,}", *losses])
     screen.table(heads, rows)
     needs = f"; needs evidence: {', '.join(plan.needs)}" if plan.needs else ""
     screen.line(f"a version as good as the live one is rolled back with probability {plan.alpha:.1%} at most{needs}")
     screen.line()
-
-
-def _loss(share: float | None) -> str:
-    return "none" if share is None else f"{share:.1%}"
 
 
 def _plan_json(plan: RolloutPlan, histories: Sequence[GuardrailHistory]) -> dict[str, Json]:

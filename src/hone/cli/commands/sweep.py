@@ -19,8 +19,9 @@ from hone.evaluate.sweep.space import trial_label
 from hone.parallel.connect import RayCommands, connect_to_ray
 from hone.process.commands import CommandRunner, LocalCommands
 from hone.run.callbacks import stop_on_signals
-from hone.run.report.comparison_page import latest_scores, score_text, significance_note, trial_end, write_sweep_page
+from hone.run.report.comparison_page import latest_scores, render_sweep, score_text, significance_note, trial_end
 from hone.run.store.comparison import SWEEP, SweepJournal, SweepRecord, read_sweep
+from hone.run.store.durable import replace_file
 from hone.run.store.folder import RunLock, check_name
 from hone.run.store.metrics import metric_catalogue
 
@@ -368,7 +369,8 @@ def run(call: CommandCall) -> int:
     finally:
         lock.release()
     labels = {one.number: trial_label(one.number, one.settings) for one in result.record.trials}
-    write_sweep_page(folder / PAGE, result.record, labels, searched=result.searched, fresh=result.fresh)
+    page = render_sweep(result.record, labels, searched=result.searched, fresh=result.fresh)
+    replace_file(folder / PAGE, page.encode("utf-8", "replace"))
     _show_result(screen, result, labels)
     screen.line(f"finished {sweep.name}: {folder}, page in {folder / PAGE}")
     return 0

@@ -97,18 +97,16 @@ class TerminalScreen:
         for row in rows:
             line = Text("  ")
             for sign in row:
-                share = next(places)
-                line.append(f" {printable(sign)} ", style="" if share is None else _shade(share))
+                style = ""
+                if (share := next(places)) is not None:
+                    dark = round(235 - 150 * min(max(share, 0.0), 1.0))
+                    style = f"black on rgb({dark},{min(255, dark + 20)},255)"
+                line.append(f" {printable(sign)} ", style=style)
             self.console.print(line, soft_wrap=True)
 
 
 def _longest_word(text: str) -> int:
     return max(map(len, text.split()), default=0)
-
-
-def _shade(share: float) -> str:
-    dark = round(235 - 150 * min(max(share, 0.0), 1.0))
-    return f"black on rgb({dark},{min(255, dark + 20)},255)"
 
 
 def standard_screen() -> TerminalScreen:

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
-from hone.control.logs.parquet import DecisionLog
+from hone.control.logs.parquet import BehaviourLog
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import generator
@@ -65,7 +65,9 @@ def stitching_mdp(*, length: int = 3, discount: float = 0.99) -> FiniteMdp:
     return make_mdp(outcomes, states=count, actions=2, start=start, discount=discount)
 
 
-def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: float = 0.6, seed: int = 0) -> DecisionLog:
+def stitching_log(
+    *, length: int = 3, episodes: int = 200, first_half_share: float = 0.6, seed: int = 0
+) -> BehaviourLog:
     """Generate `episodes` logged episodes; a share of `first_half_share` (0.5 to 1) has its reward in the first half.
 
     Raises ConfigError for a share with which the most frequent actions would be optimal.
@@ -84,7 +86,7 @@ def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: flo
     density = np.zeros(len(steps), np.float32)
     took = {True: np.log(first_half_share), False: np.log1p(-first_half_share)}
     density[::each] = [took[bool(paid)] for paid in kind]
-    return DecisionLog(
+    return BehaviourLog(
         episodes=Episodes(
             offsets=np.arange(0, episodes * each + 1, each, dtype=np.int64),
             seen=seen,

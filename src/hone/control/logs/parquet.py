@@ -131,7 +131,7 @@ _EXTRA = {name: column for name, column in column_table().items() if column.opti
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionLog:
+class BehaviourLog:
     """Decisions with their observation and action space."""
 
     episodes: Episodes
@@ -141,7 +141,7 @@ class DecisionLog:
     """What a reader should know: decisions that were left out."""
 
 
-def write_log(path: Path, log: DecisionLog) -> None:
+def write_log(path: Path, log: BehaviourLog) -> None:
     """Write parquet, or a Minari dataset if `path` has no suffix: a folder, best named as `cartpole/mixed-v0`.
 
     Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
@@ -191,12 +191,12 @@ def write_log(path: Path, log: DecisionLog) -> None:
     pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
 
 
-def read_log(path: Path, *, spaces: SpacePair | None = None) -> DecisionLog:
+def read_log(path: Path, *, spaces: SpacePair | None = None) -> BehaviourLog:
     """Read parquet, or Minari's folder or `.hdf5` file. `spaces` of observations and actions are taken where a parquet
     file does not name its own. Raises DataError that names file, row and value."""
     if path.is_dir() or path.suffix in {".hdf5", ".h5"}:
         episodes, observation, action = read_minari(path)
-        log = DecisionLog(
+        log = BehaviourLog(
             episodes=episodes,
             observation_space=space_from_minari(observation, path),
             action_space=space_from_minari(action, path),
@@ -207,7 +207,7 @@ def read_log(path: Path, *, spaces: SpacePair | None = None) -> DecisionLog:
     return _without_unusable_ends(log)
 
 
-def _read_parquet(path: Path, spaces: SpacePair | None) -> DecisionLog:
+def _read_parquet(path: Path, spaces: SpacePair | None) -> BehaviourLog:
     columns = _LogColumns(table=_table(path), path=path)
     observation, action, shapes = _described(columns, spaces)
     ends = columns.last_rows()
@@ -242,7 +242,7 @@ def _read_parquet(path: Path, spaces: SpacePair | None) -> DecisionLog:
             f"{path}: row {unended[without_final[0]]} is the last of its episode and has no `final` observation; only "
             "a terminated episode needs none"
         )
-    log = DecisionLog(episodes=read, observation_space=observation, action_space=action)
+    log = BehaviourLog(episodes=read, observation_space=observation, action_space=action)
     _require_sound(log, path)  # before any row is left out: its messages name rows of the file
     return _with_finals(log, columns, ends)
 
@@ -288,7 +288,7 @@ def _described(
         raise DataError(f"{path}: the file's metadata (key `hone`) do not describe its spaces: {error!r}") from error
 
 
-def _with_finals(log: DecisionLog, columns: _LogColumns, ends: Ints) -> DecisionLog:
+def _with_finals(log: BehaviourLog, columns: _LogColumns, ends: Ints) -> BehaviourLog:
     """The log with the observation after each episode. A termination needs none. Where the file has no column `final`,
     the last decision of every other episode is left out: the observation before it is the last that is known."""
     episodes, path, space = log.episodes, columns.path, log.observation_space
@@ -353,7 +353,7 @@ def _list_column(values: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
 
 
-def _require_sound(log: DecisionLog, path: Path) -> None:
+def _require_sound(log: BehaviourLog, path: Path) -> None:
     """Raises DataError for numbers that are not finite and for actions outside their space."""
     episodes = log.episodes
     faults: list[str] = []
@@ -385,7 +385,7 @@ def _not_finite_ends(episodes: Episodes) -> NDArray[np.bool_]:
     return np.asarray((~np.isfinite(final)).reshape(len(final), -1).any(axis=1), np.bool_)
 
 
-def _without_unusable_ends(log: DecisionLog) -> DecisionLog:
+def _without_unusable_ends(log: BehaviourLog) -> BehaviourLog:
     """The log in which the last observation stands for a final one that is not finite: nothing follows a termination,
     so that no value of it is needed."""
     episodes, wrong = log.episodes, np.flatnonzero(_not_finite_ends(log.episodes))

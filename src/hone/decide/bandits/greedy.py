@@ -39,7 +39,7 @@ import numpy as np
 
 from hone.core.decisions import ActionSet, Floats, Ints
 from hone.core.errors import ConfigError, DataError
-from hone.decide.bandits.models import ArmMeans, BetaBernoulliPosterior, RewardModel, reward_model
+from hone.decide.bandits.models import ArmMeans, BanditModel, BetaBernoulliPosterior, reward_model
 from hone.decide.bandits.policy import (
     BanditPolicy,
     PolicyContents,
@@ -55,7 +55,7 @@ class EpsilonGreedyPolicy(BanditPolicy):
 
     kind = "epsilon_greedy"
 
-    def __init__(self, model: RewardModel, epsilon: float) -> None:
+    def __init__(self, model: BanditModel, epsilon: float) -> None:
         if not 0 <= epsilon <= 1:
             raise ConfigError(f"epsilon must be from 0 to 1, got {epsilon}")
         self.model, self.epsilon = model, float(epsilon)
@@ -85,7 +85,7 @@ class BoltzmannPolicy(BanditPolicy):
 
     kind = "boltzmann"
 
-    def __init__(self, model: RewardModel, temperature: float) -> None:
+    def __init__(self, model: BanditModel, temperature: float) -> None:
         if temperature <= 0:
             raise ConfigError(f"temperature must be above 0, got {temperature}")
         self.model, self.temperature = model, float(temperature)
@@ -118,7 +118,7 @@ class SquareCbPolicy(BanditPolicy):
 
     kind = "squarecb"
 
-    def __init__(self, model: RewardModel, gamma_scale: float = 10.0, gamma_exponent: float = 0.5) -> None:
+    def __init__(self, model: BanditModel, gamma_scale: float = 10.0, gamma_exponent: float = 0.5) -> None:
         if gamma_scale <= 0 or gamma_exponent < 0:
             raise ConfigError(
                 f"gamma_scale must be above 0 and gamma_exponent at least 0, got {gamma_scale} and {gamma_exponent}"
@@ -161,7 +161,7 @@ class LinUcbPolicy(BanditPolicy):
 
     kind = "linucb"
 
-    def __init__(self, model: RewardModel, alpha: float) -> None:
+    def __init__(self, model: BanditModel, alpha: float) -> None:
         if alpha < 0:
             raise ConfigError(f"alpha must be at least 0, got {alpha}")
         self.model, self.alpha = model, float(alpha)
@@ -399,7 +399,7 @@ class GaussianThompsonPolicy(BanditPolicy):
 
     kind = "thompson_gaussian"
 
-    def __init__(self, model: RewardModel) -> None:
+    def __init__(self, model: BanditModel) -> None:
         self.model = model
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
@@ -444,6 +444,6 @@ class BetaThompsonPolicy(BanditPolicy):
         return cls(model)
 
 
-def thompson_policy(model: RewardModel) -> BanditPolicy:
+def thompson_policy(model: BanditModel) -> BanditPolicy:
     """Thompson sampling over a posterior, Beta or normal."""
     return BetaThompsonPolicy(model) if isinstance(model, BetaBernoulliPosterior) else GaussianThompsonPolicy(model)

@@ -9,7 +9,7 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.decisions import ActionSet, DecisionTable, Floats, Ints
 from hone.core.episodes import Episodes
 from hone.core.state import State, array, integer, substate
-from hone.decide.bandits.models import BetaBernoulliPosterior, LinearGaussianPosterior, RewardModel
+from hone.decide.bandits.models import BanditModel, BetaBernoulliPosterior, LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents
 from hone.decide.bandits.saving import copy_policy
 
@@ -19,7 +19,7 @@ class BanditLearner:
     """Learner of a policy's reward model. `policy` decides by what was learnt so far; a `snapshot` stays as it is."""
 
     policy: BanditPolicy
-    model: RewardModel
+    model: BanditModel
     """The model that `policy` decides by."""
     actions: ActionSet
     """The actions of the decisions, unless `observe` is told others."""

@@ -35,7 +35,7 @@ class _RewardEstimate(NamedTuple):
     """`[..., K]` posterior variance of the expected reward (not of a single reward)."""
 
 
-class RewardModel(Saveable):
+class BanditModel(Saveable):
     """Belief about the rewards of actions, given contexts of d numbers. Learns in closed form, in place."""
 
     @property
@@ -106,10 +106,10 @@ def _require_action_count(actions: ActionSet, count: int) -> None:
         )
 
 
-def reward_model(contents: PolicyContents) -> RewardModel:
+def reward_model(contents: PolicyContents) -> BanditModel:
     """The part `model` of a policy's contents. Raises DataError where it is absent or something else."""
     part = contents.parts.get("model")
-    if not isinstance(part, RewardModel):
+    if not isinstance(part, BanditModel):
         raise DataError(f"part 'model' is {'absent' if part is None else part.kind}, not a model of rewards")
     return part
 
@@ -228,7 +228,7 @@ class _RidgeTables:
         self.coefficients, self.counts = coefficients, counts
 
 
-class LinearGaussianPosterior(RewardModel):
+class LinearGaussianPosterior(BanditModel):
     """Arms with reward x . theta_k plus Gaussian noise, each arm with its own theta_k (Agrawal & Goyal, 2013).
 
     `noise` 1 and `prior_precision` as ridge parameter make it the model of LinUCB (Li et al., 2010). `intercept` adds a
@@ -314,7 +314,7 @@ class LinearGaussianPosterior(RewardModel):
         return model
 
 
-class JointLinearPosterior(RewardModel):
+class JointLinearPosterior(BanditModel):
     """Actions with features: reward phi(x, a) . theta plus Gaussian noise, one theta for all actions.
 
     phi is the constant 1, the context x, the action's features a, and their products x_i a_j, so that what is learnt
@@ -413,7 +413,21 @@ def _joint(contexts: Floats, actions: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------------- posteriors
 
 
-class BetaBernoulliPosterior(RewardModel):
+class _WithoutContexts(BanditModel):
+    """Belief that is the same in every context."""
+
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
+        one = self.estimate(contexts, actions)
+        return _RewardEstimate(*(np.broadcast_to(part, (len(contexts), len(part))) for part in one))
+
+    def mean(self, context: Floats, actions: ActionSet) -> Floats:
+        return self.estimate(context, actions).mean
+
+    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        return self.estimate_rows(contexts, actions).mean
+
+
+class BetaBernoulliPosterior(_WithoutContexts):
     """Arms with rewards 0 or 1, each with a Beta(`alpha`, `beta`) posterior of its rate; contexts are ignored.
 
     `discount` below 1 forgets: the counts beyond the prior fall by this factor with each decision.
@@ -440,15 +454,6 @@ class BetaBernoulliPosterior(RewardModel):
         total = self.alpha + self.beta
         rate = self.alpha / total
         return _RewardEstimate(rate, rate * (1.0 - rate) / (total + 1.0))
-
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
-        return _same_rows(self.estimate(contexts, actions), len(contexts))
-
-    def mean(self, context: Floats, actions: ActionSet) -> Floats:
-        return self.estimate(context, actions).mean
-
-    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
-        return self.estimate_rows(contexts, actions).mean
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
@@ -490,7 +495,7 @@ class BetaBernoulliPosterior(RewardModel):
         return model
 
 
-class GaussianPosterior(RewardModel):
+class GaussianPosterior(_WithoutContexts):
     """Arms with normal rewards of known `noise`, each with a normal posterior of its mean; contexts are ignored."""
 
     kind = "gaussian"
@@ -506,15 +511,6 @@ class GaussianPosterior(RewardModel):
         del context
         _require_action_count(actions, len(self.tables.counts))
         return _RewardEstimate(self.tables.coefficients[:, 0], self.tables.inverse[:, 0, 0])
-
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
-        return _same_rows(self.estimate(contexts, actions), len(contexts))
-
-    def mean(self, context: Floats, actions: ActionSet) -> Floats:
-        return self.estimate(context, actions).mean
-
-    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
-        return self.estimate_rows(contexts, actions).mean
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
@@ -538,7 +534,7 @@ class GaussianPosterior(RewardModel):
         return model
 
 
-class ArmMeans(RewardModel):
+class ArmMeans(_WithoutContexts):
     """Weighted count and mean of each arm's rewards; contexts are ignored. The variance is 1 / count.
 
     An arm without rewards has mean 0 and an infinite variance, so that UCB1 tries it first.
@@ -563,15 +559,6 @@ class ArmMeans(RewardModel):
         mean = np.divide(self.total, self.count, out=np.zeros(len(tried)), where=tried)
         return _RewardEstimate(mean, np.divide(1.0, self.count, out=np.full(len(tried), np.inf), where=tried))
 
-    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> _RewardEstimate:
-        return _same_rows(self.estimate(contexts, actions), len(contexts))
-
-    def mean(self, context: Floats, actions: ActionSet) -> Floats:
-        return self.estimate(context, actions).mean
-
-    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
-        return self.estimate_rows(contexts, actions).mean
-
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
         _require_action_count(actions, len(self.count))
@@ -592,8 +579,3 @@ class ArmMeans(RewardModel):
         model = cls(len(contents.array("count", None)), discount=contents.number("discount"))
         model.load_contents(contents)
         return model
-
-
-def _same_rows(estimate: _RewardEstimate, rows: int) -> _RewardEstimate:
-    """The estimate of a model without contexts, for each of `rows` contexts."""
-    return _RewardEstimate(*(np.broadcast_to(part, (rows, len(part))) for part in estimate))

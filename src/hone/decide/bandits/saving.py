@@ -41,11 +41,11 @@ from hone.decide.bandits.greedy import (
 )
 from hone.decide.bandits.models import (
     ArmMeans,
+    BanditModel,
     BetaBernoulliPosterior,
     GaussianPosterior,
     JointLinearPosterior,
     LinearGaussianPosterior,
-    RewardModel,
 )
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents, Saveable
 from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed
@@ -106,7 +106,7 @@ def load_policy(folder: Path) -> BanditPolicy:
     return policy
 
 
-def load_into(model: RewardModel, folder: Path) -> None:
+def load_into(model: BanditModel, folder: Path) -> None:
     """Load the model of a saved policy into `model`, in place. Raises DataError for one of another kind or size."""
     policy = load_policy(folder)
     saved = policy.contents().parts.get("model")

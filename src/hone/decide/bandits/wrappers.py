@@ -9,7 +9,7 @@ nested wrappers are independent.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -63,28 +63,6 @@ class ActionRange:
         return (numbers >= self.low) & (numbers <= self.high)
 
 
-def _filter_contents(inner: BanditPolicy, allowed: _ActionFilter) -> PolicyContents:
-    """Contents of a policy that restricts `inner` by a filter. Raises DataError for a filter that cannot be saved."""
-    match allowed:
-        case ForbiddenActions(names):
-            return PolicyContents(settings={"forbidden": list(names)}, parts={"inner": inner})
-        case ActionRange(low, high):
-            return PolicyContents(settings={"low": low, "high": high}, parts={"inner": inner})
-        case _:
-            raise DataError(
-                f"a filter of the type {type(allowed).__name__} cannot be saved; use ForbiddenActions or ActionRange, "
-                "or save the inner policy and wrap it where it is loaded"
-            )
-
-
-def _saved_filter(contents: PolicyContents) -> _ActionFilter:
-    """The filter of saved contents. Raises DataError where there is none."""
-    forbidden = contents.settings.get("forbidden")
-    if isinstance(forbidden, list):
-        return ForbiddenActions(tuple(map(str, forbidden)))
-    return ActionRange(int(contents.number("low")), int(contents.number("high")))
-
-
 def _some_allowed(allowed: Bools, actions: ActionSet) -> Bools:
     """The allowed actions `[K]` themselves. Raises DataError where none is."""
     if not allowed.any():
@@ -134,14 +112,8 @@ class EpsilonFloor(BanditPolicy):
         return cls(contents.policy("inner"), contents.number("epsilon"))
 
 
-class Masked(BanditPolicy):
-    """The inner policy given that its action is allowed: probabilities are renormalised over the allowed actions.
-
-    Where the inner policy gives all its mass to forbidden actions, each allowed one is equally likely. Raises DataError
-    where a filter allows none.
-    """
-
-    kind = "masked"
+class _Filtered(BanditPolicy):
+    """The inner policy over the actions that a filter allows in each context."""
 
     def __init__(self, inner: DecisionPolicy, allowed: _ActionFilter) -> None:
         self.inner = as_bandit_policy(inner)
@@ -149,6 +121,36 @@ class Masked(BanditPolicy):
 
     def restricts(self) -> bool:
         return True
+
+    def contents(self) -> PolicyContents:
+        """Raises DataError for a filter that cannot be saved."""
+        match self.allowed:
+            case ForbiddenActions(names):
+                return PolicyContents(settings={"forbidden": list(names)}, parts={"inner": self.inner})
+            case ActionRange(low, high):
+                return PolicyContents(settings={"low": low, "high": high}, parts={"inner": self.inner})
+            case _:
+                raise DataError(
+                    f"a filter of the type {type(self.allowed).__name__} cannot be saved; use ForbiddenActions or "
+                    "ActionRange, or save the inner policy and wrap it where it is loaded"
+                )
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> Self:
+        inner, forbidden = contents.policy("inner"), contents.settings.get("forbidden")
+        if isinstance(forbidden, list):
+            return cls(inner, ForbiddenActions(tuple(map(str, forbidden))))
+        return cls(inner, ActionRange(int(contents.number("low")), int(contents.number("high"))))
+
+
+class Masked(_Filtered):
+    """The inner policy given that its action is allowed: probabilities are renormalised over the allowed actions.
+
+    Where the inner policy gives all its mass to forbidden actions, each allowed one is equally likely. Raises DataError
+    where a filter allows none.
+    """
+
+    kind = "masked"
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution(context, actions)
@@ -161,15 +163,8 @@ class Masked(BanditPolicy):
         allowed = np.array(rows, dtype=np.bool_).reshape(len(contexts), len(actions))
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
-    def contents(self) -> PolicyContents:
-        return _filter_contents(self.inner, self.allowed)
 
-    @classmethod
-    def from_contents(cls, contents: PolicyContents) -> "Masked":
-        return cls(contents.policy("inner"), _saved_filter(contents))
-
-
-class Clipped(BanditPolicy):
+class Clipped(_Filtered):
     """Policy whose forbidden actions are replaced by the nearest allowed number, the lower one of two.
 
     For actions in an order, such as speeds or prices. The distribution is the push-forward: the mass of a forbidden
@@ -177,13 +172,6 @@ class Clipped(BanditPolicy):
     """
 
     kind = "clipped"
-
-    def __init__(self, inner: DecisionPolicy, allowed: _ActionFilter) -> None:
-        self.inner = as_bandit_policy(inner)
-        self.allowed = allowed
-
-    def restricts(self) -> bool:
-        return True
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution(context, actions)
@@ -205,13 +193,6 @@ class Clipped(BanditPolicy):
         allowed = np.flatnonzero(_some_allowed(self.allowed(context, actions), actions))
         distance = np.abs(np.arange(len(actions))[:, None] - allowed)
         return allowed[distance.argmin(axis=1)]
-
-    def contents(self) -> PolicyContents:
-        return _filter_contents(self.inner, self.allowed)
-
-    @classmethod
-    def from_contents(cls, contents: PolicyContents) -> "Clipped":
-        return cls(contents.policy("inner"), _saved_filter(contents))
 
 
 class Shielded(BanditPolicy):

@@ -18,7 +18,7 @@ from hone.decide.bandits.greedy import (
     SquareCbPolicy,
     thompson_policy,
 )
-from hone.decide.bandits.models import JointLinearPosterior, LinearGaussianPosterior, RewardModel
+from hone.decide.bandits.models import BanditModel, JointLinearPosterior, LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.gateway.access import AccessScope
 from hone.decide.joins.view import JoinConfig
@@ -76,7 +76,7 @@ class LearningServiceConfig(Config):
             raise ValueError(f"needs two levels from 0 to 1, the lower one first, got {levels[0]:g} and {levels[1]:g}")
         return levels
 
-    def reward_model(self, arms: int, features: int, action_features: int) -> RewardModel:
+    def reward_model(self, arms: int, features: int, action_features: int) -> BanditModel:
         """The model: joint over the features of actions where there are some, else one for each of `arms` actions."""
         noise, precision, discount = self.noise, self.prior_precision, self.discount
         if action_features:
@@ -88,7 +88,7 @@ class LearningServiceConfig(Config):
         )
 
     @abstractmethod
-    def policy_of(self, model: RewardModel) -> BanditPolicy:
+    def policy_of(self, model: BanditModel) -> BanditPolicy:
         """The policy without its floor."""
 
 
@@ -100,7 +100,7 @@ class LinUcbServiceConfig(LearningServiceConfig):
     alpha: float = Field(default=1.0, ge=0)
     """Width of the confidence bound, in standard deviations."""
 
-    def policy_of(self, model: RewardModel) -> BanditPolicy:
+    def policy_of(self, model: BanditModel) -> BanditPolicy:
         """LinUCB over a model."""
         return LinUcbPolicy(model, self.alpha)
 
@@ -111,7 +111,7 @@ class ThompsonServiceConfig(LearningServiceConfig):
     kind: Literal["thompson"]
     """Names this alternative."""
 
-    def policy_of(self, model: RewardModel) -> BanditPolicy:
+    def policy_of(self, model: BanditModel) -> BanditPolicy:
         """Thompson sampling over a model."""
         return thompson_policy(model)
 
@@ -124,7 +124,7 @@ class EpsilonGreedyServiceConfig(LearningServiceConfig):
     epsilon: float = Field(default=0.1, ge=0, le=1)
     """Probability of a uniform action, beside the floor."""
 
-    def policy_of(self, model: RewardModel) -> BanditPolicy:
+    def policy_of(self, model: BanditModel) -> BanditPolicy:
         """Epsilon-greedy over a model."""
         return EpsilonGreedyPolicy(model, self.epsilon)
 
@@ -137,7 +137,7 @@ class BoltzmannServiceConfig(LearningServiceConfig):
     temperature: float = Field(default=0.1, gt=0)
     """Temperature, in units of the reward."""
 
-    def policy_of(self, model: RewardModel) -> BanditPolicy:
+    def policy_of(self, model: BanditModel) -> BanditPolicy:
         """Softmax over a model."""
         return BoltzmannPolicy(model, self.temperature)
 
@@ -152,7 +152,7 @@ class SquareCbServiceConfig(LearningServiceConfig):
     gamma_exponent: float = Field(default=0.5, ge=0)
     """Power of the number of rewards in the learning rate."""
 
-    def policy_of(self, model: RewardModel) -> BanditPolicy:
+    def policy_of(self, model: BanditModel) -> BanditPolicy:
         """SquareCB over a model."""
         return SquareCbPolicy(model, self.gamma_scale, self.gamma_exponent)
 

@@ -133,7 +133,13 @@ def _node(node: ast.expr) -> ExpressionNode:
             return _arithmetic(_SIGNS[type(op)], _node(left), _node(right))
         case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
             inner = _node(operand)
-            return _minus(inner) if isinstance(op, ast.USub) else OperationNode("not", (inner,))
+            if isinstance(op, ast.Not):
+                return OperationNode("not", (inner,))
+            return (
+                NumberNode(-inner.value)
+                if isinstance(inner, NumberNode)
+                else OperationNode("-", (NumberNode(0.0), inner))
+            )
         case ast.BoolOp(op=op, values=values):
             return OperationNode(_SIGNS[type(op)], tuple(map(_node, values)))
         case ast.Compare():
@@ -144,10 +150,6 @@ def _node(node: ast.expr) -> ExpressionNode:
             return OperationNode(name, tuple(map(_node, args)))
         case _:
             raise ValueError(f"`{ast.unparse(node)}` is not allowed; known functions: {', '.join(FUNCTIONS)}")
-
-
-def _minus(node: ExpressionNode) -> ExpressionNode:
-    return NumberNode(-node.value) if isinstance(node, NumberNode) else OperationNode("-", (NumberNode(0.0), node))
 
 
 def _arithmetic(kind: str, left: ExpressionNode, right: ExpressionNode) -> ExpressionNode:

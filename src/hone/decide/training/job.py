@@ -20,7 +20,7 @@ from hone.core.random import generator
 from hone.core.state import State, integer
 from hone.credit.returns import reward_as_advantage
 from hone.decide.bandits.learning import BanditLearner, PolicyActor, ThompsonActor
-from hone.decide.bandits.models import JointLinearPosterior, LinearGaussianPosterior, RewardModel
+from hone.decide.bandits.models import BanditModel, JointLinearPosterior, LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
 from hone.decide.bandits.saving import load_into, save_policy
 from hone.decide.joins.parquet import read_view, view_hash
@@ -102,7 +102,7 @@ class LinearBanditConfig(BanditRunConfig):
     model: Annotated[DisjointModel | JointModel, Field(discriminator="kind")] = DisjointModel()
     """Model of the rewards."""
 
-    def rule(self, model: RewardModel) -> BanditPolicy:
+    def rule(self, model: BanditModel) -> BanditPolicy:
         """The policy that explores with `model`."""
         raise TypeError(f"{type(self).__name__} names no rule for {model}")
 
@@ -168,13 +168,13 @@ class OpenedBandit:
     """A bandit before it has learnt anything, and what it learns from."""
 
     policy: BanditPolicy
-    model: RewardModel
+    model: BanditModel
     actions: ActionSet
     logged: LoggedDecisions | None = None
     """None: it learns from the arms of its config."""
 
 
-def _open_bandit(config: LinearBanditConfig, rule: Callable[[RewardModel], BanditPolicy]) -> OpenedBandit:
+def _open_bandit(config: LinearBanditConfig, rule: Callable[[BanditModel], BanditPolicy]) -> OpenedBandit:
     """Prior of the config's model, and the logged decisions if it learns from a log.
 
     Raises ConfigError where model and decisions do not fit, DataError for a damaged log.
@@ -203,7 +203,7 @@ def read_decisions(config: DecisionLogConfig, *, steps: int) -> LoggedDecisions:
     return LoggedDecisions(episodes=episodes, actions=view.table.action_sets[0], fingerprint=view_hash(view))
 
 
-def _make_model(config: DisjointModel | JointModel, features: int, actions: ActionSet) -> RewardModel:
+def _make_model(config: DisjointModel | JointModel, features: int, actions: ActionSet) -> BanditModel:
     """Prior of a linear model for contexts of `features` numbers. Raises ConfigError for actions that do not fit."""
     if isinstance(config, JointModel):
         if actions.features is None:

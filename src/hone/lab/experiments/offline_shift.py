@@ -9,7 +9,7 @@ from hone.control.finite.build import garnet_mdp, mdp_from_log
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
-from hone.control.logs.parquet import DecisionLog
+from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.mlp import MlpConfig
 from hone.control.offline import offline_job
 from hone.control.spaces import log_spaces
@@ -31,11 +31,11 @@ _METHODS = {"Q-learning": 0.0, "CQL": 1.0}
 """Weight of the conservative penalty."""
 
 
-def _collect_log(mdp: FiniteMdp, behaviour: Floats, *, seed: int, steps: int) -> DecisionLog:
+def _collect_log(mdp: FiniteMdp, behaviour: Floats, *, seed: int, steps: int) -> BehaviourLog:
     """Transitions collected by the policy `behaviour` `[S, A]`."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
     episodes = world.rollout(StationaryActor(FixedPolicyActor(probability=behaviour)))
-    return DecisionLog(
+    return BehaviourLog(
         episodes=episodes, observation_space=spaces.Discrete(mdp.states), action_space=spaces.Discrete(mdp.actions)
     )
 
@@ -47,7 +47,7 @@ def behaviour_policy(mdp: FiniteMdp) -> Floats:
 
 
 def _train_offline(
-    log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed: int, turns: int
+    log: BehaviourLog, mdp: FiniteMdp, conservatism: float, *, seed: int, turns: int
 ) -> dict[str, Floats]:
     """Greedy policy after each iteration `[turns]`, at the start: its estimated value, its true value, and the share of
     states in which its action is not in the data.

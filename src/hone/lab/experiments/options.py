@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hone.control.environments.world import GymConfig
-from hone.control.finite.model import FiniteMdp
 from hone.control.finite.options import mdp_over_options, primitive_option
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.job import ControlEvaluationConfig
@@ -58,13 +56,10 @@ def plan_with_options(world: FourRoomsEnv) -> dict[str, OptionPlan]:
             path[sweep] = start_value(above, value) / best
         choice = policy_iteration(above).policy
         share = start_value(above, evaluate_policy(above, choice)) / best
-        result[name] = OptionPlan(progress=path, value_share=share, decisions=_expected_decisions(plain, choice))
+        one_each = with_rewards(plain, np.ones(len(plain.reward)))
+        decisions = start_value(plain, evaluate_policy(one_each, choice))
+        result[name] = OptionPlan(progress=path, value_share=share, decisions=decisions)
     return result
-
-
-def _expected_decisions(above: FiniteMdp, choice: NDArray[np.int64]) -> float:
-    """Expected number of choices until the goal, a mean over starts; `above` has the discount 1."""
-    return start_value(above, evaluate_policy(with_rewards(above, np.ones(len(above.reward))), choice))
 
 
 def _make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:

@@ -10,7 +10,7 @@ from hone.control.finite.build import garnet_mdp
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
-from hone.control.logs.parquet import DecisionLog
+from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.mlp import MlpConfig
 from hone.control.offline import offline_job
 from hone.control.spaces import log_spaces
@@ -31,7 +31,7 @@ _SHARES = {"none": 1.0, "tau = 0.1": 0.1, "tau = 0.02": 0.02}
 """Share of the weights that the target network takes over after each update."""
 
 
-def _collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> DecisionLog:
+def _collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> BehaviourLog:
     """Data of a uniformly random policy; every action is tried everywhere."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
     lived = world.rollout(StationaryActor(FixedPolicyActor(probability=np.full((_STATES, _ACTIONS), 1 / _ACTIONS))))
@@ -41,7 +41,7 @@ def _collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> Dec
         lived, seen=shown[lived.observations.astype(np.int64)], final=shown[lived.final.astype(np.int64)]
     )
     box = spaces.Box(-np.inf, np.inf, (_SIZE,), np.float32)
-    return DecisionLog(episodes=episodes, observation_space=box, action_space=spaces.Discrete(_ACTIONS))
+    return BehaviourLog(episodes=episodes, observation_space=box, action_space=spaces.Discrete(_ACTIONS))
 
 
 def _train_network(share: float, *, rate: float, seed: int, world: int, turns: int) -> tuple[Floats, Floats]:

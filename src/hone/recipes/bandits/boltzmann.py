@@ -4,7 +4,7 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.decide.bandits.greedy import BoltzmannPolicy
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.models import BanditModel
 from hone.decide.training.job import LinearBanditConfig
 from hone.run.job import RecipeSpec
 
@@ -22,7 +22,7 @@ class BoltzmannConfig(LinearBanditConfig):
     algorithm: BoltzmannAlgorithm = BoltzmannAlgorithm()
     """The temperature."""
 
-    def rule(self, model: RewardModel) -> BoltzmannPolicy:
+    def rule(self, model: BanditModel) -> BoltzmannPolicy:
         """Policy over a model of rewards."""
         return BoltzmannPolicy(model, self.algorithm.temperature)
 

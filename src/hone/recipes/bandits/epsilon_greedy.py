@@ -4,7 +4,7 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.models import BanditModel
 from hone.decide.training.job import LinearBanditConfig
 from hone.run.job import RecipeSpec
 
@@ -22,7 +22,7 @@ class EpsilonGreedyConfig(LinearBanditConfig):
     algorithm: EpsilonGreedyAlgorithm = EpsilonGreedyAlgorithm()
     """The share of exploration."""
 
-    def rule(self, model: RewardModel) -> EpsilonGreedyPolicy:
+    def rule(self, model: BanditModel) -> EpsilonGreedyPolicy:
         """Policy over a model of rewards."""
         return EpsilonGreedyPolicy(model, self.algorithm.epsilon)
 

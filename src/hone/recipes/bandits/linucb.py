@@ -7,7 +7,7 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.decide.bandits.greedy import LinUcbPolicy
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.models import BanditModel
 from hone.decide.training.job import LinearBanditConfig
 from hone.run.job import RecipeSpec
 
@@ -25,7 +25,7 @@ class LinUcbConfig(LinearBanditConfig):
     algorithm: LinUcbAlgorithm = LinUcbAlgorithm()
     """The width of the bound."""
 
-    def rule(self, model: RewardModel) -> LinUcbPolicy:
+    def rule(self, model: BanditModel) -> LinUcbPolicy:
         """Policy over a model of rewards."""
         return LinUcbPolicy(model, self.algorithm.alpha)
 

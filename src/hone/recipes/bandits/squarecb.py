@@ -4,7 +4,7 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.decide.bandits.greedy import SquareCbPolicy
-from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.models import BanditModel
 from hone.decide.training.job import LinearBanditConfig
 from hone.run.job import RecipeSpec
 
@@ -24,7 +24,7 @@ class SquareCbConfig(LinearBanditConfig):
     algorithm: SquareCbAlgorithm = SquareCbAlgorithm()
     """The growth of gamma."""
 
-    def rule(self, model: RewardModel) -> SquareCbPolicy:
+    def rule(self, model: BanditModel) -> SquareCbPolicy:
         """Policy over a model of rewards."""
         return SquareCbPolicy(model, self.algorithm.gamma_scale, self.algorithm.gamma_exponent)
 

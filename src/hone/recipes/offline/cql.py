@@ -92,21 +92,15 @@ def _continuous_objective(policy: SoftActorCritic, rows: TransitionRows, *, cons
 
     The critics see the logged action and the proposals of a state in one pass.
     """
-    target, density, x = _critic_inputs(policy, rows)
+    target, actions, density = _proposed_actions(policy, rows)
+    every = torch.cat((rows.chosen[:, None], actions), dim=1)
+    seen = rows.seen[:, None].expand(-1, every.shape[1], -1)
+    x = torch.cat((seen, every), dim=2).flatten(0, 1)  # `[n * (1 + m), size + a]`, state by state
     first, second = (critic(x).view(len(rows), -1) for critic in as_mlps(policy.critics))
     error = twin_critic_loss(first[:, 0], second[:, 0], target)
     gaps = [cql_penalty_sampled(worth[:, 1:], density, worth[:, 0]) for worth in (first, second)]
     loss = error.loss + conservatism * (gaps[0].loss + gaps[1].loss)
     return LossTerms(loss=loss, compute_metrics=lambda: {**error.metrics, **gaps[0].metrics})
-
-
-def _critic_inputs(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor, Tensor]:
-    """The soft target `[n]`, log densities of proposed actions `[n, m]`, and what a critic reads of the logged action
-    and those, state by state: `[n * (1 + m), size + a]`."""
-    target, actions, density = _proposed_actions(policy, rows)
-    every = torch.cat((rows.chosen[:, None], actions), dim=1)
-    seen = rows.seen[:, None].expand(-1, every.shape[1], -1)
-    return target, density, torch.cat((seen, every), dim=2).flatten(0, 1)
 
 
 @torch.no_grad()

@@ -4,13 +4,11 @@ The potential says which states are promising; it changes how fast a policy is f
 `hints.naive = true` rewards the potential itself instead, as a warning: circling can become the optimal policy.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig
 from hone.core.config import Config
-from hone.core.episodes import Episodes
 from hone.credit.potential import (
     PotentialConfig,
     build_potential,
@@ -46,16 +44,12 @@ class PpoShapedConfig(OnPolicyRunConfig):
 
     def method(self) -> OnPolicyMethod:
         """PPO's credit and loss, on shaped rewards."""
-        plain = ppo_method(self, self.algorithm)
-        return replace(plain, credit=partial(with_shaped_rewards, credit=plain.credit, shaping=_shaping_wrapper(self)))
-
-
-def _shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
-    """Return the credit wrapper that shapes the rewards."""
-    potential = build_potential(config.hints.potential)
-    if config.hints.naive:
-        return partial(state_bonus_shaped, potential=potential)
-    return partial(potential_shaped, potential=potential, discount=config.algorithm.discount)
+        plain, potential = ppo_method(self, self.algorithm), build_potential(self.hints.potential)
+        if self.hints.naive:
+            shaping = partial(state_bonus_shaped, potential=potential)
+        else:
+            shaping = partial(potential_shaped, potential=potential, discount=self.algorithm.discount)
+        return replace(plain, credit=partial(with_shaped_rewards, credit=plain.credit, shaping=shaping))
 
 
 ENTRY = RecipeSpec(

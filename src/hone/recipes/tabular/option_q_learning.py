@@ -12,7 +12,7 @@ from hone.control.acting import DropFailedEpisodes, NetworkActor
 from hone.control.environments.option_wrapper import with_option_memory
 from hone.control.environments.world import GymWorld, inspect_world
 from hone.control.job import control_job, open_gym_run
-from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.networks.mlp import DiscreteActions, MlpConfig
 from hone.control.networks.options import OptionTablePolicy
 from hone.control.options import OptionQLearner, OptionsConfig, load_options
 from hone.control.spaces import network_spaces
@@ -51,23 +51,17 @@ class OptionQConfig(GymTableRunConfig):
         Raises ConfigError, DataError and UserCodeError for invalid environments and options.
         """
         space = network_spaces(*inspect_world(self.env, seed=self.seed)[0])
-        states, actions = _discrete_sizes(self, space)
-        courses = load_options(self.options, self.env, states=states, actions=actions)
+        if not space.inputs.one_hot or not isinstance(space.actions, DiscreteActions):
+            raise ConfigError(
+                f"option_q_learning keeps a table, and {self.env.id} has inputs {space.inputs} and actions "
+                f"{space.actions}; for networks there is option_critic"
+            )
+        courses = load_options(self.options, self.env, states=space.inputs.size, actions=space.actions.count)
         policy = OptionTablePolicy(space, MlpConfig(), options=len(courses[0]))
         policy.set_options(*courses)
         policy.epsilon = self.algorithm.epsilon
         remembering = with_option_memory(self.env, len(courses[0]))
         return open_gym_run(self, remembering, steps=self.rollout_steps, build=partial(_build, policy=policy))
-
-
-def _discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:
-    """Return the numbers of states and actions. Raises ConfigError if they are not numbered."""
-    if not space.inputs.one_hot or not isinstance(space.actions, DiscreteActions):
-        raise ConfigError(
-            f"option_q_learning keeps a table, and {config.env.id} has inputs {space.inputs} and actions "
-            f"{space.actions}; for networks there is option_critic"
-        )
-    return space.inputs.size, space.actions.count
 
 
 def _build(config: OptionQConfig, world: GymWorld, *, policy: OptionTablePolicy) -> TrainingJob[OptionTablePolicy]:

@@ -226,14 +226,6 @@ SHOWN_CURVES = 8
 """Trials whose learning curves are drawn."""
 
 
-def write_sweep_page(
-    path: Path, record: SweepRecord, labels: Mapping[int, str], *, searched: Comparison | None, fresh: Comparison | None
-) -> None:
-    """Write the page atomically; `labels` are the settings of the trials in short. Raises ResourceError."""
-    document = render_sweep(record, labels, searched=searched, fresh=fresh)
-    replace_file(path, document.encode("utf-8", "replace"))
-
-
 def render_sweep(
     record: SweepRecord, labels: Mapping[int, str], *, searched: Comparison | None, fresh: Comparison | None
 ) -> Html:

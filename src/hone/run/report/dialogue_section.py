@@ -83,7 +83,15 @@ def dialogue_section(stage: RunData, level: str) -> Html:
     seen = {name: own for name, own in stops.items() if np.nansum(own) > 0}
     steps = stage.metrics.steps.astype(np.float64)
     curves = [_curve(name, colour, steps, own) for colour, (name, own) in enumerate(seen.items())]
-    card = styled("div", "card", *(_plot(curves) if len(curves) > 1 else []), _table(values, seen))
+    parts = [_table(values, seen)]
+    if len(curves) > 1:
+        words = text("Share of the dialogues by the reason of their end, by step.")
+        parts[:0] = [
+            styled("p", "note", words),
+            legend([one.name for one in curves]),
+            band_plot(curves, x_label="step"),
+        ]
+    card = styled("div", "card", *parts)
     warnings = [styled("p", "bad", text(one)) for one in dialogue_findings(values)]
     return join([element(level, text("Dialogues")), *warnings, card])
 
@@ -116,21 +124,10 @@ def dialogue_turns(turns: Sequence[Turn]) -> Html:
     return styled("div", "turns", *(_turn(speaker, words) for speaker, words in turns))
 
 
-def speakers_legend() -> Html:
-    """Legend of the colours of `dialogue_turns`."""
-    names = (("policy", "drawn by the policy"), ("world", "said by the world or a tool"))
-    return join([styled("span", f"said {style}", text(words)) for style, words in names])
-
-
 def _turn(speaker: str, words: str) -> Html:
     style = "policy" if speaker == "policy" else "world"
     who = styled("span", "who", text(style))
     return styled("div", f"said {style}", who, styled("div", "words", text(words.strip("\n")))) if words else EMPTY
-
-
-def _plot(curves: Sequence[CurveSeries]) -> list[Html]:
-    words = "Share of the dialogues by the reason of their end, by step."
-    return [styled("p", "note", text(words)), legend([one.name for one in curves]), band_plot(curves, x_label="step")]
 
 
 def _table(values: Mapping[str, Floats], stops: Mapping[str, Floats]) -> Html:

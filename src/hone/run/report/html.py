@@ -27,7 +27,10 @@ def text(value: str) -> Html:
 
 def element(name: str, *children: Html, attributes: Mapping[str, str | float] | None = None) -> Html:
     """Make `<name key="value">children</name>`; attribute values are escaped, floats are shortened."""
-    opened = "".join(f' {key}="{_attribute(value)}"' for key, value in (attributes or {}).items())
+    opened = ""
+    for key, value in (attributes or {}).items():
+        shown = escape(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
+        opened += f' {key}="{shown}"'
     return Html(f"<{name}{opened}>{''.join(children)}</{name}>")
 
 
@@ -108,7 +111,3 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _attribute(value: str | float) -> str:
-    return escape(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")

@@ -22,7 +22,6 @@ from hone.run.report.dialogue_section import (
     judge_section,
     preference_section,
     search_section,
-    speakers_legend,
     survivorship_section,
 )
 from hone.run.report.html import (
@@ -364,7 +363,9 @@ def _samples(samples: Sequence[SampleRow], level: str) -> Html:
     legend = "Colours show the advantage: blue became more likely, red less. Groups with the widest spread come first."
     parts.append(styled("p", "note", text(legend)))
     if any(row.turns for row in samples):
-        parts.append(styled("p", "note", speakers_legend()))
+        names = (("policy", "drawn by the policy"), ("world", "said by the world or a tool"))
+        speakers = join([styled("span", f"said {style}", text(words)) for style, words in names])
+        parts.append(styled("p", "note", speakers))
     left = _MAX_SAMPLES
     for group in groups:
         if left > 0:

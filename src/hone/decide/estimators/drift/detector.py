@@ -520,20 +520,11 @@ class ChangeBets:
         self.statistic = float(np.array(state["statistic"]))
 
 
-class MeanDetector:
-    """E-detector of a change of the mean from a known one, for values in [`low`, `high`].
+class _BettingDetector:
+    """Detector that bets on a rise and on a fall, and guarantees an average run length."""
 
-    x = (value - mean) / (high - low); a rise is bet on by x - tolerance, a fall by -x - tolerance, where `tolerance` is
-    the uncertainty of `mean` in the same units. The average run length is at least `arl`, exactly, for any distribution
-    whose conditional mean stays within mean +- tolerance; the values need not be independent beyond that.
-    """
-
-    def __init__(self, *, arl: float, mean: float, low: float, high: float, tolerance: float = 0.0) -> None:
-        width = high - low
-        if not low <= mean <= high or not 0 <= tolerance < width:
-            raise ValueError(f"mean {mean} must lie in [{low}, {high}], and tolerance {tolerance} below its width")
-        self.arl, self.mean, self.low, self.high, self.tolerance = arl, mean, low, high, tolerance / width
-        self._bets = ChangeBets(arl, [stake / (1 + self.tolerance) for stake in STAKES])
+    arl: float
+    _bets: ChangeBets
 
     @property
     def budget(self) -> FalseAlarmBudget:
@@ -551,6 +542,22 @@ class MeanDetector:
     def recent(self) -> int:
         return self._bets.recent
 
+
+class MeanDetector(_BettingDetector):
+    """E-detector of a change of the mean from a known one, for values in [`low`, `high`].
+
+    x = (value - mean) / (high - low); a rise is bet on by x - tolerance, a fall by -x - tolerance, where `tolerance` is
+    the uncertainty of `mean` in the same units. The average run length is at least `arl`, exactly, for any distribution
+    whose conditional mean stays within mean +- tolerance; the values need not be independent beyond that.
+    """
+
+    def __init__(self, *, arl: float, mean: float, low: float, high: float, tolerance: float = 0.0) -> None:
+        width = high - low
+        if not low <= mean <= high or not 0 <= tolerance < width:
+            raise ValueError(f"mean {mean} must lie in [{low}, {high}], and tolerance {tolerance} below its width")
+        self.arl, self.mean, self.low, self.high, self.tolerance = arl, mean, low, high, tolerance / width
+        self._bets = ChangeBets(arl, [stake / (1 + self.tolerance) for stake in STAKES])
+
     def update(self, value: float) -> bool:
         """Raises ValueError for a value out of its range: the declared run length would be void."""
         if not self.low <= value <= self.high:
@@ -565,7 +572,7 @@ class MeanDetector:
         self._bets.restore(state)
 
 
-class ConformalDetector:
+class ConformalDetector(_BettingDetector):
     """E-detector of any change of level, for values of any scale whose mean nobody knows (Vovk, "Testing randomness
     online", 2021).
 
@@ -585,22 +592,6 @@ class ConformalDetector:
         self._bets = ChangeBets(arl, STAKES)
         self._sample = RankSample(memory)
         self._drawn, self._pairs, self._together, self._last = 0, 0, 0.0, 0.0
-
-    @property
-    def budget(self) -> FalseAlarmBudget:
-        return FalseAlarmBudget(kind="arl", value=self.arl)
-
-    @property
-    def statistic(self) -> float:
-        return self._bets.statistic
-
-    @property
-    def threshold(self) -> float:
-        return self.arl
-
-    @property
-    def recent(self) -> int:
-        return self._bets.recent
 
     def update(self, value: float) -> bool:
         if not math.isfinite(value):
