@@ -66,8 +66,8 @@ def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> Recip
     except HoneError as fault:
         return RecipeStep(reason=str(fault))
     except RuntimeError as fault:  # torch's own, where sizes follow from numbers
-        said = str(fault).strip().partition("\n")[0]
-        return RecipeStep(reason=f"a size in the update of {config.recipe} follows from numbers ({said})")
+        reason = str(fault).strip().partition("\n")[0]
+        return RecipeStep(reason=f"a size in the update of {config.recipe} follows from numbers ({reason})")
 
 
 def take_recipe_step(

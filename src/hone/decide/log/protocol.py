@@ -119,9 +119,9 @@ class LearnerLease:
     """Seconds since the epoch, by the holder's clock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class LogCounts:
-    """Records of a log since it was made."""
+    """Records of a log since it was made, or what one transaction changes of them."""
 
     decisions: int = 0
     """Held now."""
@@ -135,6 +135,17 @@ class LogCounts:
     """Records that were erased with their unit."""
     retired: int = 0
     """Records that moved to parquet files."""
+
+    def note(self, *, decision: bool, erased: bool) -> None:
+        """Count a new record."""
+        self.erased += erased
+        self.decisions += decision and not erased
+        self.outcomes += not (decision or erased)
+
+    @property
+    def values(self) -> tuple[int, int, int, int, int, int]:
+        """The six counts, in the order of their declaration."""
+        return (self.decisions, self.outcomes, self.repeated, self.refused, self.erased, self.retired)
 
 
 class SavedState(NamedTuple):
@@ -296,37 +307,6 @@ class StoredRow(NamedTuple):
 
 
 @dataclass(slots=True)
-class RecordTally:
-    """Counts of records, or changes of them within one transaction."""
-
-    decisions: int = 0
-    outcomes: int = 0
-    repeated: int = 0
-    refused: int = 0
-    erased: int = 0
-    retired: int = 0
-
-    def note(self, *, decision: bool, erased: bool) -> None:
-        """Count a new record."""
-        self.erased += erased
-        self.decisions += decision and not erased
-        self.outcomes += not (decision or erased)
-
-    @property
-    def values(self) -> tuple[int, int, int, int, int, int]:
-        """The six counts, in the order of their declaration."""
-        return (self.decisions, self.outcomes, self.repeated, self.refused, self.erased, self.retired)
-
-    @property
-    def public(self) -> LogCounts:
-        """The counts as callers see them."""
-        return LogCounts(
-            decisions=self.decisions, outcomes=self.outcomes, repeated=self.repeated, refused=self.refused,
-            erased=self.erased, retired=self.retired,
-        )  # fmt: skip
-
-
-@dataclass(slots=True)
 class SourceProgress:
     """Progress of one source. Seqs below `first` are known, and their rows are gone."""
 
@@ -338,7 +318,7 @@ class SourceProgress:
     highest: int = -1
     seen: int = 0
     """Distinct seqs that have arrived."""
-    tally: RecordTally = field(default_factory=RecordTally)
+    tally: LogCounts = field(default_factory=LogCounts)
     """Changes by this batch."""
 
     def add(self, seq: int) -> None:

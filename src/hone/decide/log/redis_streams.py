@@ -41,7 +41,6 @@ from hone.decide.log.protocol import (
     LoggedRecord,
     NameTakenError,
     RecordClaim,
-    RecordTally,
     SavedState,
     SourceProgress,
     SourceWatermark,
@@ -318,7 +317,7 @@ class _RedisLog:
         """Counts over all tenants; see `DecisionLog`."""
         with self.talking():
             values = [self._source(number, *_COUNTS) for number in self._sources()]
-        return RecordTally(*(sum(column) for column in zip(*values, strict=True))).public
+        return LogCounts(*(sum(column) for column in zip(*values, strict=True)))
 
     def watermarks(self) -> tuple[SourceWatermark, ...]:
         """Progress of every source; see `DecisionLog`."""

@@ -28,7 +28,6 @@ from hone.decide.log.protocol import (
     LoggedRecord,
     NameTakenError,
     RecordClaim,
-    RecordTally,
     RefusedRecord,
     SavedState,
     SourceProgress,
@@ -348,7 +347,7 @@ class RelationalLog:
         with self.session.transaction(write=False):
             sums = ", ".join(f"coalesce(sum({name}), 0)" for name in _TALLY)
             (row,) = self.session.rows(f"select {sums} from sources")
-        return RecordTally(*map(int, row)).public
+        return LogCounts(*map(int, row))
 
     def watermarks(self) -> tuple[SourceWatermark, ...]:
         """Progress of every source; see `DecisionLog`."""

@@ -222,7 +222,7 @@ def _optimizer_phases(
     policy: AdversarialActorCritic, shown: DemonstrationPool, config: GailConfig
 ) -> list[OptimizerPhase[AdversarialActorCritic, Any]]:
     """PPO's step, and the discriminator's on some of the minibatches."""
-    algorithm, told = config.algorithm, config.algorithm.discriminator
+    algorithm, settings = config.algorithm, config.algorithm.discriminator
     numbers = ppo.PpoAlgorithm(
         clip_low=algorithm.clip,
         clip_high=algorithm.clip,
@@ -235,11 +235,11 @@ def _optimizer_phases(
         ),
         optimizer_phase(
             "discriminator",
-            partial(discriminator_objective, penalty=told.gradient_penalty),
+            partial(discriminator_objective, penalty=settings.gradient_penalty),
             policy.discriminator.parameters(),
             config.learner,
             prepare=shown.pair_with_demonstrations,
-            update_every=told.every,
+            update_every=settings.every,
         ),
     ]
 

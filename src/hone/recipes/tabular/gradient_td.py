@@ -92,9 +92,9 @@ def _build(config: GradientTdConfig, world: FiniteWorld) -> TrainingJob[StateVal
 
 def _target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tuple[Floats, Floats]:
     """Probabilities `[S, A]` of who is followed and who acts."""
-    for name, found in (("follow", config.follow), ("behave", config.behave)):
-        if len(found) != mdp.actions or min(found) < 0 or abs(sum(found) - 1) > 1e-9:
-            raise ConfigError(f"{name} = {found} must be {mdp.actions} probabilities that add up to 1")
+    for name, chances in (("follow", config.follow), ("behave", config.behave)):
+        if len(chances) != mdp.actions or min(chances) < 0 or abs(sum(chances) - 1) > 1e-9:
+            raise ConfigError(f"{name} = {chances} must be {mdp.actions} probabilities that add up to 1")
     missed = [a for a in range(mdp.actions) if config.follow[a] > 0 and config.behave[a] == 0]
     if missed:
         raise ConfigError(f"behave never takes action {missed[0]}, which follow does: nothing is learned of it")

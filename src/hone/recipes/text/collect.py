@@ -120,16 +120,16 @@ class CollectConfig(TextRunConfig):
                 f"{rollout.prompts_per_step} demonstrations, each with {options.branch} branches at each of its states"
             )
             return {"dialogues per step": summary} | judge_questions(self, self.rewards, answers=self.steps * answers)
-        found = {
+        figures = {
             "answers per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples "
             f"= {answers}",
             "answers": f"{self.steps * answers} of at most {rollout.max_tokens} tokens",
         }
         if options.revise is not None:
-            found["revisions"] = f"at most {2 * options.revise.rounds * self.steps * answers} requests, 2 a round"
+            figures["revisions"] = f"at most {2 * options.revise.rounds * self.steps * answers} requests, 2 a round"
         if options.continue_from == "steps":
-            found["continuations"] = f"{options.continuations} from each step, of at most {options.max_steps} steps"
-        return found | judge_questions(self, self.rewards, answers=self.steps * answers)
+            figures["continuations"] = f"{options.continuations} from each step, of at most {options.max_steps} steps"
+        return figures | judge_questions(self, self.rewards, answers=self.steps * answers)
 
 
 def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:

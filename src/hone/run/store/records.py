@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from hone.core.errors import DataError
 from hone.core.strict_json import Json
+from hone.estimators.calibration import ReliabilityBin
 from hone.run.store.durable import human_bytes, read_json, replace_file, to_json
 from hone.run.store.metrics import MetricColumns
 
@@ -138,15 +139,11 @@ def read_robustness(folder: Path) -> list[PerturbedScore]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationBin:
-    """Scores whose probabilities lie from `low` to `high`: their mean and the mean of their labels, NaN in an empty
-    bin."""
+class CalibrationBin(ReliabilityBin):
+    """A bin of a record: its means are null in the file where it is empty."""
 
-    low: float
-    high: float
     predicted: Number
     observed: Number
-    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
