@@ -35,7 +35,7 @@ MEASURES: dict[str, float] = {
     "protocols with at most one implementer": 43,
     "pairs of classes that share half of their fields": 35,
     "names in docstrings that exist nowhere": 2,
-    "locals named found, told, said, given": 15,
+    "locals named found, told, said, given": 16,
     "public names per 1,000 lines": 24.2,
     "own modules imported by a file, nine in ten": 15,
     "own modules imported by a file, at most": 46,

@@ -81,7 +81,7 @@ class IntrinsicRewardRunConfig(on_policy.OnPolicyRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntrinsicRewardRows(StepRows):
+class _IntrinsicRewardRows(StepRows):
     """On-policy steps, with what was seen next and the second critic's target."""
 
     next_seen: Tensor
@@ -145,12 +145,12 @@ def _predict_values(policy: CuriousActorCritic, episodes: Episodes) -> NoveltyVa
     return NoveltyValues(value=paid[:count], final=paid[count:], novelty=new[:count], novelty_final=new[count:])
 
 
-def _intrinsic_reward_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> IntrinsicRewardRows:
+def _intrinsic_reward_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> _IntrinsicRewardRows:
     """On-policy rows; a credit without novelty asks the second critic for nothing."""
     rows, steps = step_rows(episodes, credits, device=device), episodes.transitions()
     assert steps.final is not None
     target = credits.novelty_target if isinstance(credits, NoveltyCredits) else np.zeros(len(rows), np.float32)
-    return IntrinsicRewardRows(
+    return _IntrinsicRewardRows(
         **vars(rows),
         next_seen=torch.from_numpy(np.ascontiguousarray(steps.final)).to(device),
         novelty_target=torch.from_numpy(target).to(device),
@@ -158,7 +158,7 @@ def _intrinsic_reward_rows(episodes: Episodes, credits: Credits, *, device: str 
 
 
 def _policy_objective(
-    policy: CuriousActorCritic, rows: IntrinsicRewardRows, *, algorithm: IntrinsicRewardAlgorithm
+    policy: CuriousActorCritic, rows: _IntrinsicRewardRows, *, algorithm: IntrinsicRewardAlgorithm
 ) -> LossTerms:
     """Clipped surrogate + value_weight * (both critics' errors) - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
@@ -178,7 +178,7 @@ def _policy_objective(
     )
 
 
-def _novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> LossTerms:
+def _novelty_objective(policy: CuriousActorCritic, rows: _IntrinsicRewardRows) -> LossTerms:
     """Loss of the novelty model on the visited observations."""
     return LossTerms(loss=policy.novelty.loss(rows.seen, rows.chosen, rows.next_seen))
 

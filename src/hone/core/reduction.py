@@ -29,7 +29,7 @@ class Reduction(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OneProcess:
+class _OneProcess:
     """Reduction of a batch that one process holds whole."""
 
     rank: int = 0
@@ -38,7 +38,7 @@ class OneProcess:
         return (column,)
 
 
-ONE_PROCESS: Final = OneProcess()
+ONE_PROCESS: Final = _OneProcess()
 
 
 def total(value: float, reduction: Reduction) -> float:

@@ -198,7 +198,7 @@ KERNEL_ELEMENTS: Final = 16
 """Multiple of elements that Adam's kernel steps without a tail, whose bits differ from those of the rest."""
 
 
-class ShardedParameters:
+class _ShardedParameters:
     """Parameter store of one rank: rows of each parameter's first dimension, as FSDP2 cuts them, after a cut of the
     layers among the ranks of a tensor group, if there is one."""
 
@@ -497,7 +497,7 @@ class ShardedBuild:
             _hold_part(adapter, split, group)
             self.stores[id(network)] = _ShardedFactors(network, adapter, head, group.tensor)
         elif learns:
-            self.stores[id(network)] = ShardedParameters(network, group, shares=sums, split=split)
+            self.stores[id(network)] = _ShardedParameters(network, group, shares=sums, split=split)
         return split
 
     def _refuse_virtual(self, what: str) -> None:

@@ -127,7 +127,7 @@ class ChildLostError(Exception):
         self.timeout = timeout
 
 
-class ReplyParser(Protocol[ReplyT_co]):
+class _ReplyParser(Protocol[ReplyT_co]):
     """Cuts the stream of a child's bytes into replies."""
 
     def feed(self, data: bytes) -> Iterable[ReplyT_co]:
@@ -165,7 +165,7 @@ class ChildProcess(Generic[Reply]):
     def __init__(
         self,
         module: str,
-        parser: ReplyParser[Reply],
+        parser: _ReplyParser[Reply],
         *,
         clock: Clock,
         arguments: Sequence[str] = (),

@@ -108,20 +108,12 @@ _MISSING: Final[Mapping[str, float]] = {"f": np.nan, "i": -1, "u": 0, "b": False
 
 
 @dataclass
-class MixedSource(SourceWrapper[P]):
-    """Batches of a live source with some groups of a log after them, in a fresh permutation each epoch of the log."""
+class _ReplayWrapper(SourceWrapper[P]):
+    """Batches of a live source with older answers after them."""
 
-    log: LogSource[P]
-    """Draws whole groups."""
-    version: int = -1
+    version: int = field(default=-1, kw_only=True)
     """Version of the policy that acts."""
-    last_metrics: Metrics = field(default_factory=dict[str, float])
-
-    def collect(self) -> Episodes:
-        live, logged = self.source.collect(), replayed(self.log.collect())
-        both = concatenate([live, _with_columns_of(live, logged)])
-        self.last_metrics = _replay_metrics("warm", both, self.version)
-        return both
+    last_metrics: Metrics = field(default_factory=dict[str, float], kw_only=True)
 
     def publish(self, policy: P) -> None:
         self.version += 1
@@ -130,6 +122,20 @@ class MixedSource(SourceWrapper[P]):
     def metrics(self) -> Metrics:
         metrics, self.last_metrics = self.last_metrics, {}
         return {**self.source.metrics(), **metrics}
+
+
+@dataclass
+class MixedSource(_ReplayWrapper[P]):
+    """Batches of a live source with some groups of a log after them, in a fresh permutation each epoch of the log."""
+
+    log: LogSource[P]
+    """Draws whole groups."""
+
+    def collect(self) -> Episodes:
+        live, logged = self.source.collect(), replayed(self.log.collect())
+        both = concatenate([live, _with_columns_of(live, logged)])
+        self.last_metrics = _replay_metrics("warm", both, self.version)
+        return both
 
     def state(self) -> State:
         return {"source": self.source.state(), "log": self.log.state(), "version": self.version}
@@ -189,7 +195,7 @@ def informative_groups(episodes: Episodes) -> Sequence[int]:
 
 
 @dataclass
-class SuccessReplay(SourceWrapper[P]):
+class SuccessReplay(_ReplayWrapper[P]):
     """Batches of a live source with `sample_size` of its earlier successes after them (Oh et al., Self-Imitation
     Learning, 2018).
 
@@ -204,9 +210,6 @@ class SuccessReplay(SourceWrapper[P]):
     seed: int
     kept: Episodes | None = None
     draws: int = 0
-    version: int = -1
-    """Version of the policy that acts."""
-    last_metrics: Metrics = field(default_factory=dict[str, float])
 
     def collect(self) -> Episodes:
         live = self.source.collect()
@@ -217,14 +220,6 @@ class SuccessReplay(SourceWrapper[P]):
         size = 0 if self.kept is None else len(self.kept)
         self.last_metrics = {"successes/kept": float(size), **_replay_metrics("successes", both, self.version)}
         return both
-
-    def publish(self, policy: P) -> None:
-        self.version += 1
-        self.source.publish(policy)
-
-    def metrics(self) -> Metrics:
-        metrics, self.last_metrics = self.last_metrics, {}
-        return {**self.source.metrics(), **metrics}
 
     def state(self) -> State:
         kept = {} if self.kept is None else {"kept": pack_episodes(self.kept)}

@@ -164,7 +164,7 @@ class LoggedDecisions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedBandit:
+class _OpenedBandit:
     """A bandit before it has learnt anything, and what it learns from."""
 
     policy: BanditPolicy
@@ -174,7 +174,7 @@ class OpenedBandit:
     """None: it learns from the arms of its config."""
 
 
-def _open_bandit(config: LinearBanditConfig, rule: Callable[[BanditModel], BanditPolicy]) -> OpenedBandit:
+def _open_bandit(config: LinearBanditConfig, rule: Callable[[BanditModel], BanditPolicy]) -> _OpenedBandit:
     """Prior of the config's model, and the logged decisions if it learns from a log.
 
     Raises ConfigError where model and decisions do not fit, DataError for a damaged log.
@@ -185,7 +185,7 @@ def _open_bandit(config: LinearBanditConfig, rule: Callable[[BanditModel], Bandi
     else:
         actions, features = logged.actions, logged.episodes.observations.shape[1]
     model = _make_model(config.model, features, actions)
-    return OpenedBandit(policy=rule(model), model=model, actions=actions, logged=logged)
+    return _OpenedBandit(policy=rule(model), model=model, actions=actions, logged=logged)
 
 
 def read_decisions(config: DecisionLogConfig, *, steps: int) -> LoggedDecisions:
@@ -218,7 +218,7 @@ def _make_model(config: DisjointModel | JointModel, features: int, actions: Acti
     )  # fmt: skip
 
 
-def _build_bandit(config: LinearBanditConfig, opened: OpenedBandit) -> TrainingJob[BanditPolicy]:
+def _build_bandit(config: LinearBanditConfig, opened: _OpenedBandit) -> TrainingJob[BanditPolicy]:
     """Training job of an opened bandit."""
     learner = BanditLearner(opened.policy, opened.model, opened.actions)
     if opened.logged is not None:

@@ -45,7 +45,7 @@ from hone.run.store.folder import MANIFEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRuns:
+class _TrialRuns:
     """A trial's runs, or the reason why it has no score."""
 
     trial: int
@@ -59,7 +59,7 @@ def uncompared_keys(keys: Sequence[str]) -> list[str]:
     return [key for key in keys if IGNORED_KEYS.match(key)]
 
 
-def _judge(trials: Sequence[TrialRuns], *, root: Path, metric: str) -> tuple[dict[int, TrialScore], Comparison | None]:
+def _judge(trials: Sequence[_TrialRuns], *, root: Path, metric: str) -> tuple[dict[int, TrialScore], Comparison | None]:
     """Score every trial, and compare those that did not fail; None if all failed. Raises DataError without scores."""
     scores = {one.trial: _failed(one.trial, one.failure) for one in trials if one.failure}
     sound = [one for one in trials if not one.failure]
@@ -168,7 +168,7 @@ class TrialTrainer:
         """Scores of trials as their runs are now; `failures` are the reasons of those without one."""
         folder = self.journal.folder
         judged = [
-            TrialRuns(
+            _TrialRuns(
                 trial=one.number,
                 label=trial_label(one.number, one.settings),
                 runs=[folder / TrialRun(trial=one, seed=seed, part=part, steps=0).name for seed in seeds],

@@ -64,18 +64,18 @@ class ThompsonConfig(BanditRunConfig):
     def open(self) -> OpenedRun:
         """The prior of the arms. Raises ConfigError as `_make_posterior`, DataError for a damaged log."""
         logged = None if self.log is None else read_decisions(self.log, steps=self.steps)
-        return opened_run(OpenedThompson(posterior=_make_posterior(self, logged), logged=logged), _build)
+        return opened_run(_OpenedThompson(posterior=_make_posterior(self, logged), logged=logged), _build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedThompson:
+class _OpenedThompson:
     """A prior, and the logged decisions if it is updated by a log."""
 
     posterior: ThompsonPosterior
     logged: LoggedDecisions | None
 
 
-def _build(config: ThompsonConfig, opened: OpenedThompson) -> TrainingJob[BanditPolicy]:
+def _build(config: ThompsonConfig, opened: _OpenedThompson) -> TrainingJob[BanditPolicy]:
     """Training job that updates the prior."""
     posterior, policy = opened.posterior, thompson_policy(opened.posterior)
     if opened.logged is not None:

@@ -181,7 +181,7 @@ class DemonstrationPool:
 
 
 @dataclass
-class DiscriminatorCredit:
+class _DiscriminatorCredit:
     """The credit: PPO's, of what the discriminator pays. It keeps the statistics that the discriminator reads by, once
     for every batch that it is asked about."""
 
@@ -271,7 +271,7 @@ def _build(config: GailConfig, opened: tuple[Episodes, GymWorld]) -> TrainingJob
     source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
     recipe = Recipe(
         source=with_normalisation(source, normalise, size=space.inputs.size, discount=algorithm.discount),
-        credit=DiscriminatorCredit(policy, algorithm),
+        credit=_DiscriminatorCredit(policy, algorithm),
         learner=learner,
     )
     return control_job(

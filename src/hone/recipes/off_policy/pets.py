@@ -99,7 +99,7 @@ class PetsConfig(OffPolicyRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicsRows(DecisionRows):
+class _DynamicsRows(DecisionRows):
     """Transitions for an ensemble: each row holds one of every member's."""
 
     inputs: Tensor
@@ -108,7 +108,7 @@ class DynamicsRows(DecisionRows):
     """`[n, K, observation + 1]`: change and reward, standardised."""
 
 
-def _objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float) -> LossTerms:
+def _objective(policy: ModelPlanner, rows: _DynamicsRows, *, bounds_weight: float) -> LossTerms:
     """Negative log-likelihood of what followed + bounds_weight * distance of the bounds."""
     least, greatest = policy.ensemble.bounds.unbind()
     mean, log_variance = policy.ensemble(rows.inputs.transpose(0, 1).to(least.dtype))
@@ -128,7 +128,7 @@ def _measured_credit(
 
 def _dynamics_rows(
     transitions: Episodes, credits: Credits, updates: int, *, policy: ModelPlanner, members: int
-) -> DynamicsRows:
+) -> _DynamicsRows:
     """Rows of a bootstrapped sample, standardised by the scales of the ensemble."""
     del credits, updates
     ensemble = policy.ensemble
@@ -141,7 +141,7 @@ def _dynamics_rows(
     )
     target = ensemble.standardise_targets(seen, after, torch.from_numpy(transitions.reward))
     inputs = ensemble.standardise_inputs(seen, chosen)
-    return DynamicsRows(
+    return _DynamicsRows(
         weight=torch.ones(count // members),
         inputs=inputs.view(members, count // members, -1).transpose(0, 1).contiguous(),
         target=target.view(members, count // members, -1).transpose(0, 1).contiguous(),
@@ -153,7 +153,7 @@ def _mean_and_scale(moments: ColumnStatistics) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class PlanningActor(NetworkActor):
+class _PlanningActor(NetworkActor):
     """Keeps its plans when a better world is published."""
 
     def publish(self, policy: ModelPlanner, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -186,8 +186,10 @@ def _method(config: PetsConfig, spaces: PolicySpaces) -> OffPolicyMethod[ModelPl
         reward=algorithm.reward,
     )
     memory = BootstrapBuffer(RingBuffer(algorithm.replay_capacity), members=algorithm.members, seed=config.seed)
-    loss: Callable[[ModelPlanner, DynamicsRows], LossTerms] = partial(_objective, bounds_weight=algorithm.bounds_weight)
-    actor = PlanningActor(policy.numpy_policy())
+    loss: Callable[[ModelPlanner, _DynamicsRows], LossTerms] = partial(
+        _objective, bounds_weight=algorithm.bounds_weight
+    )
+    actor = _PlanningActor(policy.numpy_policy())
     return OffPolicyMethod(
         policy=policy,
         phases=[policy_phase(policy, loss, config.learner)],

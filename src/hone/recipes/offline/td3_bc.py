@@ -72,7 +72,7 @@ class Td3BcConfig(OfflineRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledRows(TransitionRows):
+class _ScaledRows(TransitionRows):
     """Rows that know how large values are in their whole batch."""
 
     scale: Tensor
@@ -95,7 +95,7 @@ def _critic_objective(
     return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def _actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> LossTerms:
+def _actor_objective(policy: DeterministicActorCritic, rows: _ScaledRows) -> LossTerms:
     """The first critic's word, scaled, against the distance to the logged action."""
     action = torch.tanh(policy.actor(rows.seen))
     return td3_bc_actor_loss(first_q_value(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
@@ -104,14 +104,14 @@ def _actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> Loss
 @torch.no_grad()
 def _scaled(
     policy: DeterministicActorCritic, rows: TransitionRows, update: int, reduction: Reduction, *, alpha: float
-) -> ScaledRows:
+) -> _ScaledRows:
     """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut into micro-batches."""
     del update
     alike = rows_in_dtype(rows, policy.actor.layer_parameters[0][0].dtype)
     value = first_q_value(policy.critics, alike.seen, torch.tanh(policy.actor(alike.seen)))
     scale = whole_batch(partial(q_value_scale, alpha=alpha), reduction)(value.cpu().numpy())
     scale = torch.from_numpy(scale).to(alike.reward)
-    return ScaledRows(**vars(alike), scale=scale)
+    return _ScaledRows(**vars(alike), scale=scale)
 
 
 ENTRY = RecipeSpec(

@@ -166,7 +166,7 @@ _NAME = re.compile(r"judge/(.+)/missing")
 
 
 @dataclass(frozen=True, slots=True)
-class HealthRow:
+class _HealthRow:
     """One measurement of a judge's health, with the range in which it is no cause for concern."""
 
     key: str
@@ -177,18 +177,18 @@ class HealthRow:
 
 
 ROWS = (
-    HealthRow(
+    _HealthRow(
         "agreement",
         "agreement with canaries",
         "known-good answers that win; a tie counts against the judge",
         lowest=0.7,
     ),
-    HealthRow("self_consistency", "self-consistency", "repeated questions with the same outcome", lowest=0.7),
-    HealthRow("first_preferred", "answer shown first wins", "0.5 without bias of position", 0.4, 0.6),
-    HealthRow("order_consistency", "same winner in both orders", "1 for a judge that reads", lowest=0.6),
-    HealthRow("length_bias", "longer canary preferred too often", "0 without bias of length", -0.15, 0.15),
-    HealthRow("length_correlation", "correlation of score and length", "within the answers to one prompt"),
-    HealthRow("missing", "answers without a verdict", "missing scores, never 0", highest=0.05),
+    _HealthRow("self_consistency", "self-consistency", "repeated questions with the same outcome", lowest=0.7),
+    _HealthRow("first_preferred", "answer shown first wins", "0.5 without bias of position", 0.4, 0.6),
+    _HealthRow("order_consistency", "same winner in both orders", "1 for a judge that reads", lowest=0.6),
+    _HealthRow("length_bias", "longer canary preferred too often", "0 without bias of length", -0.15, 0.15),
+    _HealthRow("length_correlation", "correlation of score and length", "within the answers to one prompt"),
+    _HealthRow("missing", "answers without a verdict", "missing scores, never 0", highest=0.05),
 )
 """Measurements in the order of the table."""
 
@@ -237,7 +237,7 @@ def _agreement(stage: RunData, name: str) -> CurveSeries | None:
     return CurveSeries(name=name, colour=0, x=steps, middle=middle, low=low, high=high)
 
 
-def _line(stage: RunData, name: str, row: HealthRow) -> Sequence[Html]:
+def _line(stage: RunData, name: str, row: _HealthRow) -> Sequence[Html]:
     values = stage.metrics.values.get(f"judge/{name}/{row.key}")
     known = np.zeros(0) if values is None else values[np.isfinite(values)]
     if not len(known):
