@@ -24,6 +24,11 @@ class Stateful(Protocol):
         """Take up a state that `state()` returned; raises DataError when it does not fit."""
 
 
+def has_part(state: State, name: str) -> bool:
+    """True if there is a subtree `name`; false for a leaf."""
+    return isinstance(state.get(name), dict)
+
+
 def substate(state: State, name: str) -> State:
     """The subtree `name`; raises DataError when it is absent or a leaf."""
     value = state.get(name)

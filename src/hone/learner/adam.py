@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hone.core.errors import DataError
-from hone.core.state import State, array, number, substate
+from hone.core.state import State, array, has_part, number, substate
 from hone.learner.share import ParameterStore
 
 # ------------------------------------------------------------------------------------------------------- stored weights
@@ -127,8 +127,7 @@ class Adam:
         """
         step, shapes = number(state, "step"), self.parameters.shapes
         for name, moment in (("exp_avg", self.means), ("exp_avg_sq", self.squares)):
-            saved = _saved_moments if isinstance(state.get(name), dict) else _split
-            named = saved(state, name, shapes)
+            named = _saved_moments(state, name, shapes) if has_part(state, name) else _split(state, name, shapes)
             for mine, value in zip(moment, self.parameters.shards(named), strict=True):
                 mine.copy_(value)
         self.steps.fill_(step)
