@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from manual_clock import ManualClock, TickingClock
 
 from hone.core.decisions import ActionSet, Decision, Outcome, schema_hash
 from hone.core.state import substate
-from hone.decide.gateway.log_learner import CHECKPOINT_S, LEASE_S, LogLearner
+from hone.decide.gateway.log_learner import CHECKPOINT_S, LEASE_S, LOOK_S, LogLearner, is_dead, process_mark
 from hone.decide.gateway.log_writer import WriteAfter
 from hone.decide.gateway.online_policies import TenantLearning
 from hone.decide.gateway.opening import OpenedService, open_service, pages
@@ -383,6 +385,87 @@ def test_a_learner_that_stops_hands_over_at_once(tmp_path: Path) -> None:
     assert learner_of(second).lease is not None
     assert learner_of(second).records == 0  # the checkpoint was saved at the end
     second.close()
+
+
+def follower_of(folder: Path, holder: str, lines: list[str]) -> OpenedService:
+    """A gateway on a log whose lease another holder took just before."""
+    (shop,) = gateways(folder, lines, count=1)
+    work, clock = learner_of(shop).work, shop.clock
+    shop.close()
+    log = open_decision_log(folder / "shared.db")
+    log.take_lease(work, holder.format(source=learner_of(shop).source), now_s=clock.now_s(), lease_s=LEASE_S)
+    log.close()
+    lines.clear()
+    return open_service(folder / "gateway-0" / "shop.toml", clock=clock, tell=lines.append)
+
+
+def test_a_learner_whose_process_is_dead_is_replaced_at_the_next_look(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        shop = follower_of(tmp_path, f"other-1@{process_mark(child.pid)}", lines)
+        learner, clock = learner_of(shop), shop.clock
+        assert isinstance(clock, ManualClock)
+        theirs = learner.log.take_lease(learner.work, "nobody", now_s=clock.now_s(), lease_s=LEASE_S)
+        for number in range(5):
+            clock.advance(LOOK_S)
+            shop.decide(f"u{number}", [0.5], tenant="north")
+        assert learner.lease is None and "the gateway other-1 learns (epoch 2)" in lines[0]
+        child.kill()
+        child.wait()
+        clock.advance(LOOK_S * 0.9)
+        shop.decide("v", [0.5], tenant="north")
+        assert learner.lease is None  # no look was due
+        clock.advance(LOOK_S * 0.1 + 1e-6)
+        shop.decide("w", [0.5], tenant="north")
+    assert learner.lease is not None and learner.lease.epoch == theirs.epoch + 1
+    assert not learner.log.save_learnt(theirs, {"version north": b"late"}, now_s=clock.now_s())
+    assert clock.now_s() < theirs.until_s - LEASE_S / 2 and learner.records == 7
+    shop.close()
+
+
+@pytest.mark.parametrize(
+    ("holder", "leads"),
+    [
+        ("{source}@elsewhere-1", True),  # an earlier process of this gateway: its folder is locked by this one
+        ("{source}", True),  # as releases before named it
+        (f"other-1@{process_mark()}", False),
+        ("other-1@elsewhere-1", False),  # nothing is known of the processes of other hosts
+        ("other-1@-1", False),
+        ("other-1", False),
+    ],
+)
+def test_a_lease_is_taken_over_at_once_only_from_a_process_that_is_known_to_be_dead(
+    tmp_path: Path, holder: str, leads: bool
+) -> None:
+    lines: list[str] = []
+    shop = follower_of(tmp_path, holder, lines)
+    assert (learner_of(shop).lease is not None) is leads and bool(lines) is not leads
+    shop.clock.advance(LEASE_S)  # type: ignore[attr-defined]
+    shop.service.tick()
+    assert learner_of(shop).lease is not None
+    shop.close()
+
+
+def test_processes_without_numbers_are_not_said_to_be_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_dead(process_mark()) and not is_dead("")
+    monkeypatch.setattr(Path, "readlink", lambda _: (_ for _ in ()).throw(FileNotFoundError))
+    assert process_mark() == f"-{os.getpid()}" and not is_dead("-1") and not is_dead(process_mark())
+
+
+def test_a_version_is_served_by_the_others_at_their_next_look(tmp_path: Path) -> None:
+    first, second = shops = gateways(tmp_path, [], SHOP.replace('"sum"', '"first"'))
+    second.service.tick()
+    for number in range(25):
+        decided = first.decide(f"u{number}", [number % 7 / 7], tenant="north", id=f"d{number}")
+        first.reward(f"d{number}", float(decided.index == 1), tenant="north")
+    live = [shop.policies.tenants["north"].live for shop in shops]
+    assert live[0].name != live[1].name
+    for wait_s, level in ((LOOK_S * 0.9, False), (LOOK_S * 0.1 + 1e-6, True)):
+        first.clock.advance(wait_s)  # type: ignore[attr-defined]
+        second.decide(f"v{level}", [0.5], tenant="north")
+        assert (second.policies.tenants["north"].live.name == live[0].name) is level
+    for shop in shops:
+        shop.close()
 
 
 def test_gateways_that_learn_otherwise_learn_apart_from_all_records(tmp_path: Path) -> None:

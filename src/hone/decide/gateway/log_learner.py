@@ -1,9 +1,9 @@
 """The learner of a log: of all gateways on it one learns, from the records of all, and each serves what it publishes.
 
-A lease in the log says which gateway learns; another one takes it when it was not renewed for ten seconds. What is
-learnt is a function of the log's records in their order, so it does not matter which gateway decided, or which one
-learns. The learner saves each version, and once a minute a checkpoint, beside the log and under its lease: a learner
-that was stopped for longer than its lease saves nothing.
+A lease in the log says which gateway learns; another one takes it when it was not renewed for ten seconds, or at once
+when the learner's process is known to be dead. What is learnt is a function of the log's records in their order, so it
+does not matter which gateway decided, or which one learns. The learner saves each version, and once a minute a
+checkpoint, beside the log and under its lease: a learner that was stopped for longer than its lease saves nothing.
 
 A gateway alone on its log is its own learner. Its records follow each other there, so they are learnt from as they are
 acknowledged; where another writer's stand between them, the log is read.
@@ -13,11 +13,15 @@ decisions that are open stand in the log, and are found there by their ids. A ch
 the state of the whole log, to the bit. An erasure deletes the checkpoint and ends the lease: the log is read anew.
 """
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Final, cast
 
 import numpy as np
@@ -43,7 +47,9 @@ from hone.decide.log.protocol import CHECKPOINT, DecisionLog, LearnerLease
 from hone.run.store.codec import state_bytes, state_from_bytes
 
 LEASE_S: Final = 10.0
-"""Length of a lease; a learner that was killed is replaced after as long."""
+"""Length of a lease; a learner on another host that was killed is replaced after as long."""
+LOOK_S: Final = 0.1
+"""Seconds between two looks of a gateway that does not learn, for versions and for the learner's end."""
 _RENEWALS: Final = 3
 """Times that a lease is renewed within its length."""
 CHECKPOINT_S: Final = 60.0
@@ -67,7 +73,7 @@ class LogLearner:
     log: DecisionLog
     policies: OnlinePolicies
     config: ServiceFileConfig
-    holder: str
+    source: str
     """Name of this gateway among them."""
     schema: str
     """Hash of the names of the features."""
@@ -83,7 +89,10 @@ class LogLearner:
     """Records that were learnt from here, since the lease was taken."""
     _behind: bool = False
     """There may be more to read than one page; nothing is published before its end."""
+    _leader: str = ""
+    """Holder of the lease when it was last asked for."""
     _renew_s: float = float("-inf")
+    _look_s: float = float("-inf")
     _checkpoint_s: float = 0.0
     _checkpointed: tuple[int, int] = (0, 0)
     """`position` and `records` at the last checkpoint."""
@@ -109,6 +118,11 @@ class LogLearner:
         return sha256(repr(learns_by).encode()).hexdigest()
 
     @property
+    def holder(self) -> str:
+        """Name of this gateway, and its process, as holder of the lease."""
+        return f"{self.source}@{process_mark()}"
+
+    @property
     def clipped(self) -> int:
         """Rewards that count as a bound of theirs, of all tenants."""
         learnt = [one.learning for one in self.policies.tenants.values() if one.learning is not None]
@@ -129,7 +143,11 @@ class LogLearner:
 
     def took(self, batch: LoggedBatch, *, wait: bool = True) -> None:
         """Learn from records that the log took, and from those of others before them; unless `wait`, a look that is
-        under way, or the next one, reads them."""
+        under way, or the next one, reads them. A gateway that does not learn looks for versions, if it is time."""
+        if self.lease is None:
+            if self.clock.monotonic_s() >= self._look_s:
+                self.tick()
+            return
         if not self._busy.acquire(blocking=wait):
             return
         try:
@@ -155,6 +173,7 @@ class LogLearner:
         """Do what is due: renew or take the lease, read what others logged, load versions, save a checkpoint."""
         if not self.learns:
             return
+        self._look_s = self.clock.monotonic_s() + LOOK_S
         if not self.apart:
             self._look()
         elif self._looking is None or self._looking.done():
@@ -201,7 +220,7 @@ class LogLearner:
 
     def _keep(self) -> None:
         """Renew the lease, or ask for it, and save a checkpoint, if it is time."""
-        if self.clock.monotonic_s() >= self._renew_s:
+        if self.clock.monotonic_s() >= self._renew_s or (self.lease is None and self._is_over(self._leader)):
             self._renew()
         due = self.clock.monotonic_s() >= self._checkpoint_s
         due |= self.records - self._checkpointed[1] >= _CHECKPOINT_RECORDS
@@ -213,9 +232,12 @@ class LogLearner:
         """Renew the lease, or take it if it is free; begin or end to learn where it has changed hands."""
         self._renew_s = self.clock.monotonic_s() + LEASE_S / _RENEWALS
         epoch = 0 if self.lease is None else self.lease.epoch
-        lease = self.log.take_lease(
-            self.work, self.holder, now_s=self.clock.now_s(), lease_s=LEASE_S, epoch=epoch
-        )  # fmt: skip
+        take = partial(self.log.take_lease, self.work, self.holder, lease_s=LEASE_S, epoch=epoch)
+        lease = take(now_s=self.clock.now_s())
+        if self._is_over(lease.holder):  # of this epoch only: without effect if another gateway was faster
+            self.log.give_lease_back(lease)
+            lease = take(now_s=self.clock.now_s())
+        self._leader = lease.holder
         if lease.holder != self.holder:
             if self.lease is not None or wholly:
                 self._follow(lease)
@@ -228,11 +250,20 @@ class LogLearner:
             self._begin()
             self._read_on(wholly=wholly)
 
+    def _is_over(self, holder: str) -> bool:
+        """True if the process of a holder is known to be dead: another one of this gateway, whose folder is locked by
+        this one, or one of this host that is not there."""
+        source, _, mark = holder.rpartition("@")
+        return holder != self.holder and (self.source in {source, holder} or is_dead(mark))
+
     def _follow(self, lease: LearnerLease) -> None:
         self.lease = None
         for serving in self.policies.tenants.values():
             serving.learning = None
-        self.tell("learner", f"the gateway {lease.holder} learns (epoch {lease.epoch}); this one serves its versions")
+        self.tell(
+            "learner",
+            f"the gateway {lease.holder.partition('@')[0]} learns (epoch {lease.epoch}); this one serves its versions",
+        )
 
     def _begin(self) -> None:
         """Take up the last checkpoint, or nothing."""
@@ -386,6 +417,38 @@ def new_learning(config: ServiceFileConfig) -> TenantLearning | None:
         learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every,
         quantiles=RewardQuantiles(low, high, config.join.default) if policy.reward_quantiles else None,
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ processes
+
+
+def process_mark(pid: int = 0) -> str:
+    """`HOST-PID` of a process, this one by default, by which others see that it is dead.
+
+    HOST is a hash of the host's name, its boot, and the namespace that numbers of processes have a meaning in, so that
+    containers are hosts of their own; empty without `/proc` (macOS).
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        numbers = Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return f"-{pid or os.getpid()}"
+    host = sha256(f"{socket.gethostname()} {boot} {numbers}".encode()).hexdigest()[:12]
+    return f"{host}-{pid or os.getpid()}"
+
+
+def is_dead(mark: str) -> bool:
+    """True if the process with a mark is of this host and has ended; False if it lives, or nothing is known of it."""
+    host, _, pid = mark.partition("-")
+    if not host or host != process_mark().partition("-")[0]:
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's
+        pass
+    return False
 
 
 def _fault_of(policy: BanditPolicy, learning: TenantLearning) -> str:

@@ -419,7 +419,7 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         listeners = [one for one in (policies, watch, rollouts, asker) if one is not None]
         parts = _parts(config, folder, log, policies, listeners, lines)
         learner = LogLearner(
-            log=log, policies=policies, config=config, holder=parts.rules.source, schema=parts.schema.hash, clock=clock,
+            log=log, policies=policies, config=config, source=parts.rules.source, schema=parts.schema.hash, clock=clock,
             tell=partial(_told, lines), apart="://" in config.log.address,
         )  # fmt: skip
         parts = replace(parts, learner=learner)
