@@ -16,10 +16,12 @@ from typing import Literal
 from math_verify import parse, verify
 
 from hone.rewards.functions import completion_text, extract_answer, word_key
+from hone.rewards.mathematics.conventions import pieces_of, same_pieces
 from hone.rewards.mathematics.equality import EqualityRules, same_answer
 from hone.rewards.mathematics.final_form import lacks
 from hone.rewards.mathematics.grammar import parse_answer
-from hone.rewards.mathematics.spelling import NUMBERS_IN_WORDS, one_spelling
+from hone.rewards.mathematics.readings import further_readings, same_times
+from hone.rewards.mathematics.spelling import number_in_words, one_spelling
 from hone.rewards.mathematics.stated import has_box, last_boxed, stated_answer
 from hone.rewards.mathematics.tokens import read_number, tokens_of
 from hone.rewards.mathematics.tree import MAX_CHARS, MAX_DIGITS, MathNode, MathSyntaxError, why_too_large
@@ -37,7 +39,10 @@ _DATE_OR_TIME = re.compile(
     r"(?i)\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\d{1,2}\.\d{1,2}\.\d{4}|\d{1,2}:\d{2}(?::\d{2})?(?:\s*[ap]\.?\s?m\.?)?"
 )
 _CHOICE = re.compile(r"[A-J]|\(\s*[A-Ja-j]\s*\)")
-_CHOSEN = re.compile(r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])[).:]|([A-Za-z]))(?:\s+(\S.*))?")
+_CHOSEN = re.compile(
+    r"(?:(?i:the )?(?i:correct )?(?i:option|choice|answer)(?i: is|:)? )?"
+    r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])[).:]|([A-Za-z]))(?:\s+(\S.*))?"
+)
 _LETTERS = re.compile(r"[A-Za-z](?:[A-Za-z ]*[A-Za-z])?")
 _LABEL = re.compile(r"\(\s*[A-J]\s*\)\s+(?=\S)")
 _OTHER_LABEL = re.compile(r"\(\s*[A-Za-z]\s*\)|\b[A-J][).:]|\b[B-J]\b")
@@ -140,15 +145,32 @@ def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]
         return _wrong(f"the answer is refused: {reason}")
     label = _LABEL.match(answer)
     try:
-        return _compare_values(gold, answer[label.end() :] if label else answer, rules)
+        return _compare_readings(gold, answer[label.end() :] if label else answer, rules)
     except RecursionError:
         return _wrong("the answer is refused: too deeply nested")
 
 
-def _whole_number(text: str) -> int | None:
-    """The value of a whole number in digits or in words."""
+def _compare_readings(gold: str, given: str, rules: EqualityRules) -> dict[str, object]:
+    """Score of an answer as it is written, by cases, as a time or ratio, or by a further reading of it."""
+    if (pieces := pieces_of(gold)) is not None:
+        others = pieces_of(given)
+        same = others is not None and same_pieces(
+            pieces, others, lambda one, other: _compare_values(one, other, rules)["score"] == 1.0
+        )
+        return _RIGHT if same else _wrong("other cases")
+    if (same := same_times(gold, given)) is not None:
+        return _RIGHT if same else _wrong("another time")
+    first = _compare_values(gold, given, rules)
+    if first["score"] != 0.0 or rules.same_form:
+        return first
+    results = (_compare_values(gold, other, rules) for other in further_readings(given, gold, _tree(gold)))
+    return next((result for result in results if result["score"] == 1.0), first)
+
+
+def _whole_number(text: str) -> Fraction | None:
+    """The value of a whole number in digits, or of a number in words."""
     digits = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
-    return int(text) if digits else NUMBERS_IN_WORDS.get(text.lower())
+    return Fraction(int(text)) if digits else number_in_words(text)
 
 
 def _chooses(given: str, letter: str) -> bool:

@@ -16,7 +16,9 @@ from hone.rewards.mathematics.tree import (
     NamedSymbol,
     NumberLiteral,
     ValueCollection,
+    substituted,
     variables,
+    walk,
 )
 
 
@@ -88,6 +90,7 @@ SHORTEST_ROUNDING = 6
 MAX_PAIRED = 30
 """Items of an unordered collection that are compared each with each."""
 
+_PARAMETERS = frozenset({"t", "s", "u", "lambda", "mu"})
 _UNORDERED = frozenset({"list", "set", "union", "intersection", "and", "or"})
 
 
@@ -113,9 +116,11 @@ def same_answer(reference: MathNode, answer: MathNode, rules: EqualityRules) -> 
 
 def _same_parts(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
     """Equality of two answers, of collections item by item."""
-    reference, answer = _as_membership(reference), _as_membership(answer)
+    reference, answer = _as_membership(reference, answer), _as_membership(answer, reference)
     reference, answer = _without_name(reference, answer), _without_name(answer, reference)
-    reference, answer = _as_point(reference, answer), _as_point(answer, reference)
+    reference = _as_point(reference, answer)
+    answer = _as_point(answer, reference)
+    reference, answer = _as_components(reference, answer), _as_components(answer, reference)
     match reference, answer:
         case ComparisonChain(), ComparisonChain():
             return _same_comparison(reference, answer, rules)
@@ -136,8 +141,11 @@ def _same_parts(reference: MathNode, answer: MathNode, rules: EqualityRules) -> 
             return _same_number(reference, answer, rules)
 
 
-def _as_membership(node: MathNode) -> MathNode:
-    """`x = 1, x = 2` or `x = 1, 2` as `x in {1, 2}`; also `x_1 = 1, x_2 = 2`. Anything else as it is."""
+def _as_membership(node: MathNode, other: MathNode) -> MathNode:
+    """`x = 1, x = 2` or `x = 1, 2` as `x in {1, 2}`; also `x_1 = 1, x_2 = 2`. Anything else as it is, and beside a
+    tuple."""
+    if isinstance(other, ValueCollection) and other.kind in ("()", "matrix"):
+        return node
     if not isinstance(node, ValueCollection) or node.kind != "list":
         return node
     pairs = [solved(item) for item in node.items]
@@ -168,16 +176,39 @@ def _as_point(node: MathNode, other: MathNode) -> MathNode:
                 return values
             chains = zip(names, values.items, strict=True)
             return ValueCollection("list", tuple(ComparisonChain(("=",), pair) for pair in chains))
+        case ComparisonChain(
+            relations=("in",), sides=(ValueCollection(kind="()", items=names), ValueCollection() as values)
+        ) if all(isinstance(name, NamedSymbol) for name in names):
+            return values
         case ValueCollection(kind="list", items=items) if isinstance(other, ValueCollection) and other.kind == "()":
             pairs = {pair[0].name: pair[1] for item in items if (pair := solved(item)) is not None}
             if len(pairs) < len(items) or len(items) != len(other.items):
                 return node
             return ValueCollection("()", tuple(pairs[name] for name in sorted(pairs)))
-        case ValueCollection(kind="matrix", items=rows) if isinstance(other, ValueCollection) and other.kind == "()":
+        case ValueCollection(kind="matrix", items=rows) if not isinstance(other, ValueCollection) or other.kind in (
+            "()",
+            "list",
+        ):
             columns = [one for row in rows if isinstance(row, ValueCollection) for one in row.items]
             return ValueCollection("()", tuple(columns)) if 1 in (len(rows), len(columns) // len(rows)) else node
         case _:
             return node
+
+
+def _as_components(node: MathNode, other: MathNode) -> MathNode:
+    """`3i - 2j` as `(3, -2)`, where the other answer is a tuple of two or three values."""
+    size = len(other.items) if isinstance(other, ValueCollection) and other.kind == "()" else 0
+    if size not in (2, 3) or not isinstance(node, MathOperation | NamedSymbol):
+        return node
+    names = "ijk"[:size]
+    if not any(isinstance(one, NamedSymbol) and one.name in "ijk" for one in walk(node)):
+        return node
+    values: list[MathNode] = []
+    for one in ("", *names):  # 1 in the place of one unit vector, and 0 in the place of the others
+        value = substituted(node, {name: NumberLiteral(Fraction(name == one)) for name in names})
+        exact = None if variables(value) else real_value(value)
+        values.append(value if exact is None or exact.denominator > 10**12 else NumberLiteral(exact))
+    return ValueCollection("()", tuple(values[1:])) if values[0] == NumberLiteral(Fraction(0)) else node
 
 
 def _without_name(node: MathNode, other: MathNode) -> MathNode:
@@ -238,8 +269,18 @@ def _same_collection(reference: ValueCollection, answer: ValueCollection, rules:
                 return False
             del answers[match]
         return True
+    vectors = kinds == {"()", "[]"} and len(reference.items) > 2
+    names = [sorted(variables(node)) for node in (reference, answer)]
+    if (
+        reference.kind == "()"
+        and names[0] != names[1]
+        and all(len(one) == 1 and one[0] in _PARAMETERS for one in names)
+    ):
+        # The points of a line, by another parameter
+        items = (substituted(item, {names[1][0]: NamedSymbol(names[0][0])}) for item in answer.items)
+        answer = ValueCollection(answer.kind, tuple(items))
     return (
-        len(kinds) == 1
+        (len(kinds) == 1 or vectors)
         and len(reference.items) == len(answer.items)
         and all(same_answer(*pair, rules) for pair in zip(reference.items, answer.items, strict=True))
     )
@@ -270,6 +311,8 @@ def _same_quantity(reference: MathNode, answer: MathNode, rules: EqualityRules) 
 def _scaled(node: MathNode, factor: Fraction) -> MathNode:
     if isinstance(node, NumberLiteral):
         return NumberLiteral(node.value * factor, node.digits)
+    if (value := rational(node)) is not None:
+        return NumberLiteral(value * factor) if factor != 1 else node
     return node if factor == 1 else MathOperation("product", (NumberLiteral(factor), node))
 
 

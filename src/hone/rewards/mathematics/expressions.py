@@ -41,9 +41,43 @@ def _negative(node: MathNode) -> MathNode:
     return MathOperation("negation", (node,))
 
 
+def _scaled(factor: MathNode, node: MathNode) -> MathNode:
+    """The product of a number and a vector or matrix, entry by entry; of two numbers as one literal."""
+    if isinstance(node, ValueCollection):
+        return ValueCollection(node.kind, tuple(_scaled(factor, one) for one in node.items))
+    one, other = rational(factor), rational(node)
+    return MathOperation("product", (factor, node)) if one is None or other is None else NumberLiteral(one * other)
+
+
+def _added(terms: Sequence[MathNode]) -> MathNode:
+    r"""The sum of values, or of vectors entry by entry: `(1, 2) + t(3, 4)`. Raises MathSyntaxError."""
+    vectors = [term for term in terms if isinstance(term, ValueCollection)]
+    if not vectors:
+        return MathOperation("sum", tuple(terms))
+    shapes = {(term.kind, len(term.items)) for term in vectors if term.kind in _VECTORS}
+    if len(shapes) != 1 or len(vectors) != len(terms):
+        raise MathSyntaxError("arithmetic with several values")
+    if sum(not variables(term) for term in terms) > 1:
+        raise MathSyntaxError("a sum of vectors that is not done")
+    entries: list[MathNode] = []
+    for row in zip(*(term.items for term in vectors), strict=True):
+        kept = [one for one in row if rational(one) != 0]
+        entries.append(_added(kept) if len(kept) > 1 else kept[0] if kept else row[0])
+    return ValueCollection(vectors[0].kind, tuple(entries))
+
+
+def _minus(node: MathNode) -> MathNode:
+    """The negative of a value, or of a vector or matrix."""
+    if isinstance(node, ValueCollection) and node.kind in _VECTORS:
+        return _scaled(NumberLiteral(Fraction(-1)), node)
+    return MathOperation("negation", (_scalar(node),))
+
+
 def _product(left: MathNode, right: MathNode) -> MathNode:
     """The product of two values; `1.5 * 10^3` is one literal."""
     match right:
+        case ValueCollection(kind=kind) if kind in _VECTORS and not isinstance(left, ValueCollection):
+            return _scaled(left, right)
         case MathOperation(name="power", operands=(NumberLiteral(value=Fraction(numerator=10, denominator=1)), _)):
             power = rational(right)
             if isinstance(left, NumberLiteral) and power is not None:
@@ -131,6 +165,7 @@ _FUNCTIONS = {f"\\{name}": name for name in FUNCTION_NAMES - {"sqrt"}}
 _SET_OPERATIONS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference"}
 _SET_KINDS = frozenset({"set", "()", "[]", "(]", "[)", "solutions", "family", "Z", "N", "Q", "C", "complement"})
 _SET_KINDS |= frozenset(_SET_OPERATIONS.values())
+_VECTORS = frozenset({"matrix", "row", "()"})
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _SYMBOLS = frozenset(GREEK_NAMES) | {"infty", "ell", "hbar"}
 OPENING = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"})
@@ -244,15 +279,21 @@ class ExpressionParser:
             if self._peek() in ("+", "-"):
                 raise MathSyntaxError("two signs in a row")
             term = self._term()
-            terms.append(MathOperation("negation", (_scalar(term),)) if minus else term)
-        return terms[0] if len(terms) == 1 else MathOperation("sum", tuple(_scalar(term) for term in terms))
+            terms.append(_minus(term) if minus else term)
+        return terms[0] if len(terms) == 1 else _added(terms)
 
     def _term(self) -> MathNode:
         if self._peek() in ("+", "-"):
             minus = self._take() == "-"
             node = self._term()
-            return _negative(_scalar(node)) if minus else node
-        node = self._mixed_number() or self._factor()
+            if isinstance(node, ValueCollection):
+                return _minus(node) if minus else node
+            return _negative(node) if minus else node
+        mixed = self._mixed_number()
+        if mixed is not None and self._peek() == "%":
+            self._take()
+            mixed = _percent(mixed)
+        node = mixed or self._factor()
         while True:
             text = self._peek()
             if text in _TIMES:
@@ -298,8 +339,8 @@ class ExpressionParser:
             text = self._peek()
             if text == "^":
                 self._take()
-                if isinstance(node, ValueCollection) and node.kind in _SET_KINDS:
-                    node = self._complement(node)
+                if isinstance(node, ValueCollection) and (node.kind in _SET_KINDS or self._peek() == "\\top"):
+                    node = self._raised_set(node)
                 else:
                     node = MathOperation("power", (_scalar(node), _scalar(self._argument(signed=True))))
             elif text == "!":
@@ -316,14 +357,20 @@ class ExpressionParser:
             else:
                 return node
 
-    def _complement(self, node: MathNode) -> MathNode:
-        r"""A set with `^c` behind it, or with the number of its copies: `\mathbb{R}^2`."""
+    def _raised_set(self, node: ValueCollection) -> MathNode:
+        r"""A row with `^T` behind it; a set with `^c`, or with the number of its copies: `\mathbb{R}^2`."""
+        if self._peek() == "\\top":
+            self._take()
+            row = node.items[0] if node.kind == "matrix" and len(node.items) == 1 else node
+            if not isinstance(row, ValueCollection) or row.kind not in ("row", "()", "[]"):
+                raise MathSyntaxError("a transposed matrix")
+            return ValueCollection("()", row.items)
         raised = self._argument(signed=True)
         if raised == NamedSymbol("c"):
             return ValueCollection("complement", (node,))
         if raised not in [NumberLiteral(Fraction(copies)) for copies in range(2, 10)]:
             raise MathSyntaxError("arithmetic with several values")
-        product = node
+        product: MathNode = node
         for _ in range(int(rational(raised) or 0) - 1):
             product = ValueCollection("cartesian", (product, node))
         return product

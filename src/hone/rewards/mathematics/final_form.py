@@ -210,9 +210,11 @@ def lacks(answer: MathNode, reference: MathNode) -> frozenset[str]:
             ):
                 allowed.add("trigonometric function")
             case ComparisonChain(relations=("=",)) if len(variables(one)) > 1:
-                allowed |= {"division by an expression", "sum of fractions"}
+                allowed |= {"division by an expression", "sum of fractions", "power", "sum"}
             case _:
                 pass
+    if "trigonometric function" in allowed and NamedSymbol("i") in walk(reference):
+        allowed.add("power")  # the polar form, with e
     missing = _undone_operations(answer) - allowed
     has_fraction = any(
         (isinstance(one, MathOperation) and one.name == "quotient")

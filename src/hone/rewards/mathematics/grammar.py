@@ -14,7 +14,8 @@ which one holds; with `and` or a comma all hold. `k \\in \\mathbb{Z}` beside a v
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from hone.rewards.mathematics.expressions import CLOSING, OPENING, ExpressionParser, declared_name, signed
 from hone.rewards.mathematics.tokens import MathToken, split_unit, tokens_of
@@ -24,6 +25,7 @@ from hone.rewards.mathematics.tree import (
     MathSyntaxError,
     MeasuredQuantity,
     NamedSymbol,
+    NumberLiteral,
     ValueCollection,
     variables,
 )
@@ -157,9 +159,31 @@ def _side(tokens: Sequence[MathToken]) -> MathNode:
     texts = [token.text for token in tokens]
     if len(tokens) == 4 and tokens[0].kind == tokens[2].kind == "letter" and (texts[1], texts[3]) == ("(", ")"):
         return NamedSymbol("".join(texts))  # f(x)
+    if (quantity := _compound(tokens)) is not None:
+        return quantity
     number, factor, dimensions = split_unit(tokens)
     if not number:
         raise MathSyntaxError("an empty value")
     parser = ExpressionParser(number, _statement)
     node = parser.whole()
     return MeasuredQuantity(node, factor, dimensions) if dimensions else node
+
+
+def _compound(tokens: Sequence[MathToken]) -> MeasuredQuantity | None:
+    """A quantity in several units, `2 h 30 min`, the greatest one first; None for anything else."""
+    places = range(1, len(tokens))
+    begins = [
+        0,
+        *(one for one in places if tokens[one].kind == "number" and tokens[one - 1].kind in ("word", "letter")),
+    ]
+    if len(begins) < 2:
+        return None
+    parts = [split_unit(tokens[begin:end]) for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True)]
+    numbers = [part[0][0].number if len(part[0]) == 1 else None for part in parts]
+    factors = [part[1] for part in parts]
+    if None in numbers or not parts[0][2] or len({part[2] for part in parts}) > 1:
+        return None
+    if any(right >= left for left, right in pairwise(factors)):
+        return None
+    total = sum((one.value * factor for one, factor in zip(numbers, factors, strict=True) if one), Fraction(0))
+    return MeasuredQuantity(NumberLiteral(total / factors[0]), factors[0], parts[0][2])

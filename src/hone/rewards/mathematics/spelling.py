@@ -4,7 +4,9 @@
 
 import re
 import unicodedata
+from fractions import Fraction
 
+from hone.rewards.mathematics.conventions import one_notation
 from hone.rewards.mathematics.tree import GREEK_NAMES
 
 _GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩπ", GREEK_NAMES, strict=True))
@@ -36,8 +38,14 @@ _SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
 _SUBSCRIPT_RUN = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 
 _TEXT = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mathrm|mathsf|mathtt|mbox|hbox|operatorname\*?)\s*\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mathrm|mathsf|mathtt|mbox|hbox|operatorname\*?|underline"
+    r"|(?:text)?color\s*\{[a-z]+\})\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
+_UNIT_LETTER = re.compile(r"(?<=[\w}),; ~])(?<!\\mu)(?<!\\mu )\\(?:text|mathrm|mbox)\s*\{[ ~]*([mgsLhNJWT])\s*\}")
+_UNIT_NAMES = {"m": "meter", "g": "gram", "s": "second", "L": "liter", "h": "hour", "N": "newton", "J": "joule",
+               "W": "watt", "T": "tesla"}  # fmt: skip
+"""Letters in upright type behind a value are units, also behind `\\pi`."""
+_UNIT_VECTOR = re.compile(r"\\(?:hat|widehat|vec|overrightarrow)\s*\{?\s*\\?([ijk])(?:math)?\s*\}?(?![A-Za-z])")
 _FONT = re.compile(r"\\(?:mathbf|mathit|mathcal|boldsymbol|bm|mathopen|mathclose|ensuremath)(?![A-Za-z])")
 _LAYOUT = re.compile(
     r"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|large|Large"
@@ -52,7 +60,15 @@ _THOUSANDS_GAP = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|,\\!|')(?=\d{3}(?!\d))")
 _SYNONYMS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:[dtc]|nice|s)frac(?![A-Za-z])", r"\\frac"),
+        (
+            r"\\(?:text)?color\s*\{[a-z]+\}|\\[hv]space\*?\s*\{[^{}]*\}|\\(?:checkmark|hfill|blacksquare|square)(?![A-Za-z])",
+            " ",
+        ),
+        (r"\\(?:angle|triangle)(?![A-Za-z])", " "),
+        (r"(?<![A-Za-z\\])a(?:rc)?(sin|cos|tan)(?![A-Za-z])", r"\\arc\1 "),
+        (r"\{\s*([-+=<>:])\s*\}", r"\1"),
+        (r"(\\log\s*_\s*\d)(?=\d)", r"\1 "),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])|<=|=<", r"\\le "),
         (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])|>=", r"\\ge "),
@@ -108,7 +124,7 @@ _SETS_IN_WORDS = [
         (r"all (?:real numbers|reals|real [a-z]) (?:except|other than|but)(?: for)? (?:[a-z] ?= ?)?(.+)",
          r"\\mathbb{R} \\setminus \\{\1\\}"),
         (r"(?:the set of )?all integers", r"\\mathbb{Z}"),
-        (r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", r"\\emptyset"),
+        (r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|none", r"\\emptyset"),
     )
 ]  # fmt: skip
 _WITHOUT_COMMA = ("{", "|", ":", "\\mid", ",", ";", "(", "\\setminus")
@@ -124,16 +140,18 @@ def one_spelling(text: str) -> str:
         letter if letter.isascii() or not letter.isdecimal() else str(unicodedata.decimal(letter)) for letter in text
     )
     text = _THOUSANDS_GAP.sub("", _unwrap("".join(plain)))
+    text = _UNIT_LETTER.sub(lambda unit: f" {_UNIT_NAMES[unit[1]]} ", text)
     text = _LAYOUT.sub(" ", _ROW_GAP.sub(r"\\\\", text))
     while (plain := _TEXT.sub(r" \1 ", text)) != text:
         text = plain
     text = _SPACE.sub(" ", _FONT.sub("", text))
     for pattern, replacement in _SYNONYMS:
         text = pattern.sub(replacement, text)
+    text = _UNIT_VECTOR.sub(r"\1 ", text)
     text = " ".join(_with_declared_index(_unwrap(text)).split())
     for pattern, replacement in _SETS_IN_WORDS:
         text = pattern.sub(replacement, text)
-    return text
+    return one_notation(text)
 
 
 def _with_declared_index(text: str) -> str:
@@ -152,17 +170,52 @@ _UNITS_IN_WORDS = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 _TENS_IN_WORDS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-NUMBERS_IN_WORDS = {
+_WORDS = {
     **{word: number for number, word in enumerate(_UNITS_IN_WORDS)},
     **{word: 10 * number for number, word in enumerate(_TENS_IN_WORDS, start=2)},
+    "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9,
+}  # fmt: skip
+
+
+_PARTS = {
+    "half": 2, "halves": 2, "quarter": 4, "quarters": 4,
     **{
-        f"{ten}{gap}{unit}": 10 * number + below
-        for number, ten in enumerate(_TENS_IN_WORDS, start=2)
-        for below, unit in enumerate(_UNITS_IN_WORDS[1:10], start=1)
-        for gap in "- "
+        f"{word}{end}": below
+        for below, word in enumerate(
+            ("third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"), start=3
+        )
+        for end in ("", "s")
     },
-}
-"""`twelve`, `twenty-one` and their like, up to ninety-nine."""
+}  # fmt: skip
+
+
+def number_in_words(text: str) -> Fraction | None:
+    """The value of a number in words, `twelve`, `one hundred and twenty-one`, `two thirds`; None for another text."""
+    words = text.lower().replace("-", " ").split()
+    if len(words) > 1 and (words[0] in ("negative", "minus") or words[-1] in _PARTS):
+        part = words[-1] in _PARTS
+        size = number_in_words(" ".join(words[:-1] if part else words[1:]))
+        return None if size is None else size / _PARTS[words[-1]] if part else -size
+    if not words or len(words) > 16 or any(word not in _WORDS and word != "and" for word in words):
+        return None
+    total, below, last = 0, 0, 10**12
+    for place, word in enumerate(words):
+        value = _WORDS.get(word)
+        if value is None:  # `and` stands between a hundred and what is below it
+            if place == 0 or place == len(words) - 1 or words[place - 1] not in ("hundred", "thousand", "million"):
+                return None
+        elif value < 100:
+            tens = 20 <= last < 100 and last % 10 == 0 and 0 < value < 10
+            if not (tens or last >= 100):
+                return None
+            below, last = below + value, value
+        elif below == 0 or (value == 100 and below > 99) or (value > 100 and total and value >= total):
+            return None
+        elif value == 100:
+            below, last = 100 * below, 100
+        else:
+            total, below, last = total + value * below, 0, value
+    return Fraction(total + below)
 
 
 def _unwrap(text: str) -> str:

@@ -22,22 +22,24 @@ class MathToken:
     """Value of a number."""
 
 
-def _word_set(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
-FUNCTION_NAMES = _word_set("""
+FUNCTION_NAMES = word_set("""
 sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt
 """)
 _NAMED = {"pi": "\\pi", "inf": "\\infty", "infinity": "\\infty", "infty": "\\infty"}
-_CONNECTIVES = _word_set("""
+_CONNECTIVES = word_set("""
 or and not no is if to in of at by as on an am pm do so be we he it up us go me my the mod gcd lcm max min det div
 per but nor are was has had you yes one two six ten any all for too out
 """)
-_UNIT_RUNS = _word_set("""
+_UNIT_RUNS = word_set("""
 km cm mm dm nm kg mg ms ns kb mb gb ft lb oz hz pa ml kj kw mw mi yd hr ev mol cal rad deg mph kph sec min lbs day
-kmh kpa khz mhz ghz mpa kwh usd eur
+kmh kpa khz mhz ghz mpa gpa kwh usd eur gbp sq gal cc
 """)
+_MIXED_UNITS = word_set("kN MN mN mV kV mA mW MW GW mJ MJ GJ keV MeV GeV Wb kWh nF pF GPa")
 
 _REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))|\((\d+)\))")
 _ELLIPSIS = re.compile(r"(\d*)\.(\d*?)(\d+?)\3+\s*(?:\.\.\.|\\l?dots(?![A-Za-z]))")
@@ -131,7 +133,8 @@ def _letters(run: str, *, spaced: bool, raised: bool) -> list[MathToken]:
         return [MathToken("command", f"\\{run[:-1]}"), MathToken("letter", run[-1])]
     mixed_case = len(run) <= 4 and not (run.islower() or run.isupper() or run.istitle())  # nRT, no word
     too_long = len(run) > 3 - (spaced and not raised) and not mixed_case
-    if too_long or (lower in _CONNECTIVES and not raised) or lower in _UNIT_RUNS:
+    connective = lower in _CONNECTIVES and not raised and not mixed_case
+    if too_long or connective or lower in _UNIT_RUNS or run in _MIXED_UNITS:
         return [MathToken("word", run)]
     return [MathToken("letter", letter) for letter in run]
 
@@ -161,17 +164,23 @@ _SI = {  # symbol -> name, factor to the base unit
     "m": ("meter metre", "1"), "g": ("gram gramme", "1"), "L": ("liter litre", "1"), "l": ("", "1"),
     "s": ("second", "1"), "N": ("newton", "1"), "J": ("joule", "1"), "W": ("watt", "1"), "Pa": ("pascal", "1"),
     "Hz": ("hertz", "1"), "V": ("volt", "1"), "A": ("ampere amp", "1"), "mol": ("mole", "1"), "eV": ("", "1"),
-    "cal": ("calorie", "1"), "B": ("byte", "1"), "Ω": ("ohm", "1"), "K": ("kelvin", "1"),
+    "cal": ("calorie", "1"), "B": ("byte", "1"), "Ω": ("ohm", "1"), "K": ("kelvin", "1"), "C": ("coulomb", "1"),
+    "Wb": ("weber", "1"), "Wh": ("", "3600"),
 }  # fmt: skip
-_BASES = {"l": "L"}
+_BASES = {"l": "L", "Wh": "J"}
+_DERIVED = {  # base -> factor and powers of other bases
+    "L": ("1/1000", {"m": 3}), "N": ("1000", {"g": 1, "m": 1, "s": -2}), "J": ("1000", {"g": 1, "m": 2, "s": -2}),
+    "W": ("1000", {"g": 1, "m": 2, "s": -3}), "Pa": ("1000", {"g": 1, "m": -1, "s": -2}), "Hz": ("1", {"s": -1}),
+}  # fmt: skip
 _OTHERS = {  # names -> base, factor
     "min minute minutes mins": ("s", "60"), "h hr hrs hour hours": ("s", "3600"), "day days": ("s", "86400"),
     "sec secs": ("s", "1"), "week weeks": ("s", "604800"), "month months": ("month", "1"),
     "year years yr yrs": ("month", "12"), "in inch inches": ("inch", "1"), "ft foot feet": ("inch", "12"),
     "yd yard yards": ("inch", "36"), "mi mile miles": ("inch", "63360"), "oz ounce ounces": ("oz", "1"),
-    "lb lbs pound pounds": ("oz", "16"), "$ dollar dollars usd": ("dollar", "1"),
-    "cent cents": ("dollar", "1/100"), "€ euro euros eur": ("euro", "1"), "£": ("sterling", "1"),
-    "gallon gallons": ("gallon", "1"), "acre acres": ("acre", "1"), "° degree degrees deg": ("degree", "1"),
+    "lb lbs pound pounds": ("oz", "16"), "$ dollar dollars usd USD": ("dollar", "1"),
+    "cent cents": ("dollar", "1/100"), "€ euro euros eur EUR": ("euro", "1"), "£ GBP": ("sterling", "1"),
+    "gallon gallons gal": ("gallon", "1"), "cc": ("L", "1/1000"), "acre acres": ("acre", "1"),
+    "tesla teslas": ("T", "1"), "° degree degrees deg": ("degree", "1"),
     "rad radian radians": ("radian", "1"), "tonne tonnes": ("g", "1000000"), "rupee rupees": ("rupee", "1"),
     "yen": ("yen", "1"), "yuan": ("yuan", "1"),
 }  # fmt: skip
@@ -194,7 +203,7 @@ def _table() -> dict[str, tuple[str, Fraction]]:
         for name in names.split():
             table[name] = (base, Fraction(factor))
     del table["min"]
-    return {**table, "min": ("s", Fraction(60))}
+    return {**table, "min": ("s", Fraction(60)), "\\Omega": table["Ω"]}
 
 
 _UNITS = _table()
@@ -221,14 +230,21 @@ def _unit_factor(tokens: Sequence[MathToken]) -> tuple[Fraction, tuple[tuple[str
             return None
         exponent, place = _exponent(tokens, place + 1)
         power = sign * raised * exponent
-        dimensions[known[0]] += power
-        factor *= known[1] ** power
+        scale, bases = _DERIVED.get(known[0], ("1", {known[0]: 1}))
+        for base, times in bases.items():
+            dimensions[base] += times * power
+        factor *= (known[1] * Fraction(scale)) ** power
         raised = 1
-    return (factor, tuple(sorted(dimensions.items()))) if dimensions and raised == 1 else None
+    powers = tuple(sorted((base, power) for base, power in dimensions.items() if power))
+    return (factor, powers) if powers and raised == 1 else None
 
 
 def _spelled_out(tokens: Sequence[MathToken]) -> Sequence[MathToken]:
-    """Tokens of `mph` as those of `mi/h`."""
+    r"""Tokens of `mph` as those of `mi/h`, and of `k\Omega` or `\mu C` as one unit."""
+    for place in range(len(tokens) - 1):
+        if tokens[place].text == "\\mu" or (tokens[place + 1].text == "\\Omega" and tokens[place].text in ("k", "M")):
+            text = (tokens[place].text + tokens[place + 1].text).replace("\\mu", "μ").replace("\\Omega", "Ω")
+            return [*tokens[:place], MathToken("word", text), *tokens[place + 2 :]]
     if len(tokens) != 1 or tokens[0].text not in _SPEEDS:
         return tokens
     return [MathToken("word", _SPEEDS[tokens[0].text]), MathToken("sign", "/"), MathToken("letter", "h")]
@@ -237,6 +253,8 @@ def _spelled_out(tokens: Sequence[MathToken]) -> Sequence[MathToken]:
 def _exponent(tokens: Sequence[MathToken], place: int) -> tuple[int, int]:
     """Exponent at a place, 1 where there is none, and the place behind it."""
     texts = [token.text for token in tokens[place : place + 5]]
+    if texts[:1] in (["squared"], ["cubed"]):
+        return (2 if texts[0] == "squared" else 3), place + 1
     if texts[:1] != ["^"]:
         return 1, place
     inner = [text for text in texts[1:] if text not in "{}"] if texts[1:2] == ["{"] else texts[1:3]
@@ -267,7 +285,9 @@ def split_unit(tokens: Sequence[MathToken]) -> tuple[Sequence[MathToken], Fracti
     if sum(token.text == "°" for token in tokens) > 1:  # 30° + 360°
         return tokens, Fraction(1), ()
     for place in range(max(1, len(tokens) - 12), len(tokens)):
-        if tokens[place].kind == "letter" and not _plain_number(tokens[signs:place]):
+        if (tokens[place].kind == "letter" or tokens[place].text in ("\\mu", "\\Omega")) and not _plain_number(
+            tokens[signs:place]
+        ):
             continue
         if tokens[place].kind == "number" or tokens[place].text in ("*", "/", "\\cdot", "^", "{", "}"):
             continue
