@@ -43,6 +43,16 @@ def test_a_sound_log_is_told_with_its_figures(capsys: pytest.CaptureFixture[str]
     assert "0.5556 of the 9 final ones" in said
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_a_log_without_rewards_has_no_figures_of_them(capsys: pytest.CaptureFixture[str], final: bool) -> None:
+    make_log(Path("new.db"), [decision(f"d{row}", 10.0 * row + 10, seq=row, executed=0) for row in range(3)])
+    assert main(["log", "new.db", "--as-of", "1970-01-01T00:00:40Z", "--window", "1" if final else "300"]) == 0
+    said = capsys.readouterr().out
+    assert "nan" not in said and "inf" not in said
+    assert "no reward has come yet" in said
+    assert ("0 of the 3 final ones" if final else "none is final yet") in said
+
+
 def test_json_has_everything_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", "shop.db", *NOON, "--json", "--view", "noon"]) == 0
     (tenant,) = json.loads(capsys.readouterr().out)["tenants"]

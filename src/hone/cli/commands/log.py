@@ -204,6 +204,7 @@ def _view_json(view: DecisionView) -> dict[str, Json]:
 
 def _show_view(screen: TerminalScreen, view: DecisionView) -> None:
     counts, figures = view.counts, view.summary()
+    final, delays = counts.joined + counts.defaulted, figures.delays
     screen.line()
     screen.rows(
         [
@@ -212,19 +213,21 @@ def _show_view(screen: TerminalScreen, view: DecisionView) -> None:
             ("probability", f"{figures.smallest_p:.4g} to {figures.largest_p:.4g} of the executed action"),
             ("rewards", f"{counts.joined:,} joined, {counts.defaulted:,} by default ({view.join.default:g}), "
              f"{counts.censored:,} open ({view.open_share:.1%})"),
-            ("mean reward", f"{figures.mean_reward:.4g} of the {counts.joined + counts.defaulted:,} final ones"),
+            ("mean reward", f"{figures.mean_reward:.4g} of the {final:,} final ones" if final else "none is final yet"),
             ("outcomes", f"{counts.outcomes:,}, {counts.late:,} late ({figures.corrections:,} corrections), "
              f"{counts.early:,} early, {counts.orphans:,} orphans, {counts.other_kinds:,} of other kinds"
              + (f", {counts.out_of_range:,} out of range ({view.join.beyond})" if counts.out_of_range else "")),
-            ("delay", f"median {figures.delays.median_s:.4g} s, 99% {figures.delays.p99_s:.4g} s; "
-             f"{figures.delays.within_window:.1%} within the window of {view.join.window_s:g} s"),
+            ("delay", f"median {delays.median_s:.4g} s, 99% {delays.p99_s:.4g} s; "
+             f"{delays.within_window:.1%} within the window of {view.join.window_s:g} s"
+             if math.isfinite(delays.median_s) else "no reward has come yet"),
         ]
     )  # fmt: skip
     screen.line()
     rows = [
-        [one.name, f"{one.decisions:,}", f"{one.known:,}", f"{one.mean:.4g}", f"{one.low:.4g} to {one.high:.4g}"]
+        [one.name, f"{one.decisions:,}", f"{one.known:,}", f"{one.mean:.4g}" if one.known else "-",
+         f"{one.low:.4g} to {one.high:.4g}" if math.isfinite(one.low) and math.isfinite(one.high) else "-"]
         for one in sorted(figures.actions, key=lambda one: -one.decisions)
-    ]
+    ]  # fmt: skip
     screen.table(["action", "executed", "final", "reward", "95% interval"], rows[:_TABLE_ROWS])
     if len(rows) > _TABLE_ROWS:
         screen.line(f"and {len(rows) - _TABLE_ROWS} more actions; --json has all")
