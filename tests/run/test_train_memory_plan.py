@@ -1,6 +1,8 @@
 """Memory plans: the numbers of real models and optimizers, and runs that cannot fit refused before they are made."""
 
+import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import hone, lay_out
 
+from hone.cli import plan_memory
 from hone.cli.memory import job_memory
 from hone.core.errors import ResourceError
+from hone.planner.devices import cpu_device
 from hone.planner.run_settings import PlannedRecipe, PlannedSettings, TextLengths, setting_leaves
 from hone.process.machine_memory import memory_limit_bytes
 from hone.recipes.registry import load_recipe
@@ -105,6 +109,27 @@ def test_plans_print_their_memory_and_refuse_what_cannot_fit(
         assert hone(command, "c.toml", "network.hidden=[500000,500000]") == 5
         assert "network.hidden = [500000, 500000]: the run cannot fit" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_planned_peak_above_the_machine_is_code_5_and_yes_trains(
+    missing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_out(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert hone("plan", "grpo.toml", "--json") == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    room = plan["memory"]["peak_bytes"] - missing
+    monkeypatch.setattr(plan_memory, "device_memory_bytes", lambda _: room)
+    monkeypatch.setattr(plan_memory, "known_calibration", lambda: None)
+    monkeypatch.setattr(plan_memory, "cpu_device", lambda size: replace(cpu_device(size), usable=1.0, context_bytes=0))
+    code = 5 * missing
+    assert hone("plan", "grpo.toml") == hone("plan", "grpo.toml", "--json") == code
+    assert hone("train", "grpo.toml", "--dry-run", "--yes") == code
+    capsys.readouterr()
+    assert hone("train", "grpo.toml") == code
+    assert ("the run does not fit cpu, 1 B are missing" in capsys.readouterr().err) == bool(missing)
+    assert hone("train", "grpo.toml", "name=again", "--yes") == 0
 
 
 def test_activations_leave_a_device_with_memory_of_its_own_only(

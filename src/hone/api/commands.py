@@ -79,9 +79,9 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     `config` is a TOML file, a dictionary with the same tables, or a recipe's config object. A dictionary may hold
     Python objects: functions as rewards, classes or functions that make environments, rows or a DataFrame as a dataset.
     The callbacks get an event after every step, evaluation and checkpoint; one that returns False ends the run after
-    the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake;
-    `progress` shows the run as the command does. `track` names trackers that follow the run ("wandb"), or gives the
-    tables of `[[track]]` (`{"to": "mlflow", "project": "sums"}`); it replaces those of the config.
+    the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake, and
+    a run that may not fit; `progress` shows the run as the command does. `track` names trackers that follow the run
+    ("wandb"), or gives the tables of `[[track]]` (`{"to": "mlflow", "project": "sums"}`), in place of the config's.
 
     With `resume`, `allow_changed_config` accepts new values of the algorithm, learner, rewards and rollout, and
     `allow_changed_code` changed files of the user's code; both are recorded in the run.
@@ -97,17 +97,20 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
         document, stages = _planned(config, overrides, Path(runs), yes=yes, resume=resume, track=trackers)
         for note in document.notes:
             warnings.warn(note, stacklevel=2)
-        return _train(
-            document,
-            stages,
-            Path(runs),
-            resume=resume,
-            progress=RunProgress(console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout))
-            if progress
-            else SilentProgress(),
-            callbacks=callbacks,
-            consent=ResumeConsent(config=allow_changed_config, code=allow_changed_code),
-        )
+        with opened_runs(stages, may_exceed=yes) as opened:
+            return _train(
+                document,
+                opened,
+                Path(runs),
+                resume=resume,
+                progress=RunProgress(
+                    console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout)
+                )
+                if progress
+                else SilentProgress(),
+                callbacks=callbacks,
+                consent=ResumeConsent(config=allow_changed_config, code=allow_changed_code),
+            )
 
 
 def _planned(
@@ -143,15 +146,12 @@ def _train(
     callbacks: RunCallbacks,
     consent: ResumeConsent,
 ) -> TrainingResult:
-    with opened_runs(stages) as opened:
-        if STAGE not in document.values:
-            folder = train_one(
-                opened[0], root=runs, resume=resume, progress=progress, callbacks=callbacks, consent=consent
-            )
-            return read_result(folder.path)
-        outcome = train_pipeline(
-            document, opened, root=runs, resume=resume, progress=progress, callbacks=callbacks, consent=consent
-        )
+    if STAGE not in document.values:
+        folder = train_one(stages[0], root=runs, resume=resume, progress=progress, callbacks=callbacks, consent=consent)
+        return read_result(folder.path)
+    outcome = train_pipeline(
+        document, stages, root=runs, resume=resume, progress=progress, callbacks=callbacks, consent=consent
+    )
     return TrainingResult(
         folder=outcome.folder,
         evaluations=outcome.evaluations,
@@ -176,15 +176,17 @@ def train_seeds(
     asked = parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join([*map(str, seeds), ""]))
     with _messages_for_python():
         document, _ = _planned(config, overrides, Path(runs), yes=yes)
-        return _train_seeds(document, asked, Path(runs), resume=resume)
+        return _train_seeds(document, asked, Path(runs), resume=resume, yes=yes)
 
 
-def _train_seeds(document: ConfigDocument, asked: Sequence[int], runs: Path, *, resume: bool) -> MultiSeedResult:
+def _train_seeds(
+    document: ConfigDocument, asked: Sequence[int], runs: Path, *, resume: bool, yes: bool
+) -> MultiSeedResult:
     folder = runs / pipeline_name(document)
     check_name(folder.name)
     set_seed(document, asked[0])
     stages = planned_runs(document)
-    with opened_runs(stages) as opened:  # the first seed's data are checked; each run opens its own
+    with opened_runs(stages, may_exceed=yes) as opened:  # the first seed's data are checked; each run opens its own
         steps = opened[0].resolved.config.steps
     turns = SeedRuns(root=folder, seeds=asked, steps=steps, resume=resume)
 

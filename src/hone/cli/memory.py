@@ -3,20 +3,29 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from hone.cli.plan_memory import MemoryRequest, plan_rows
+from hone.cli.plan_memory import MemoryRequest, missing_bytes, plan_rows
 from hone.cli.terminal.screen import TerminalScreen
+from hone.core.errors import ResourceError
+from hone.core.out_of_memory import memory_remedy
 from hone.run.job import OpenedRun, RunConfig, TrainingJob
-from hone.run.memory_plan import MemoryPlan, require_fit
+from hone.run.memory_plan import MemoryPlan, planned_words, readable_bytes, require_fit
 
 OpenedStage: TypeAlias = tuple[OpenedRun, RunConfig, Callable[[str], str]]
 """An opened run, its config, and the function that prefixes a message with its place in the config."""
 
 
-def require_opened_fit(opened: OpenedRun, settings: Mapping[str, object]) -> None:
-    """Raise ResourceError for an opened run whose networks cannot fit the machine; it is closed then."""
+def require_opened_fit(opened: OpenedRun, settings: Mapping[str, object], *, may_exceed: bool) -> None:
+    """Raise ResourceError for an opened run whose networks cannot fit the machine, or, unless it `may_exceed` it, whose
+    planned peak does not; it is closed then."""
     if opened.memory is not None:
         try:
             require_fit(opened.memory, settings)
+            missing = 0 if may_exceed else missing_bytes(opened.memory, MemoryRequest())
+            if missing:
+                raise ResourceError(
+                    f"the run does not fit {opened.memory.device}, {readable_bytes(missing)} are missing: "
+                    f"{planned_words(opened.memory)}; {memory_remedy(settings)}; --yes trains all the same"
+                )
         except BaseException:
             opened.close()
             raise

@@ -216,7 +216,7 @@ SWEEP_COMMAND: Final = CommandSpec(
         CommandOption(flag="--dry-run", help="check everything, print the plan, and stop"),
         CommandOption(flag="--name", metavar="NAME", help="folder of the sweep under --runs"),
         CommandOption(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)"),
-        CommandOption(flag="--yes", help="accept settings that look like a mistake"),
+        CommandOption(flag="--yes", help="accept settings that look like a mistake, and a run that may not fit"),
     ),
     overrides=True,
 )
@@ -241,7 +241,7 @@ CHAOS_COMMAND: Final = CommandSpec(
         CommandOption(flag="--device", metavar="DEVICE", help="cpu, cuda or cuda:N; the same as run.device=DEVICE"),
         CommandOption(flag="--name", metavar="NAME", help="folder under --runs (default: the run's name and _chaos)"),
         CommandOption(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)"),
-        CommandOption(flag="--yes", help="accept settings that look like a mistake"),
+        CommandOption(flag="--yes", help="accept settings that look like a mistake, and a run that may not fit"),
     ),
     overrides=True,
 )
@@ -297,7 +297,7 @@ PLANNED_DEVICE = CommandOption(
 )
 SEED = CommandOption(flag="--seed", metavar="N", default="0", help="random seed (default: 0)")
 NAME = CommandOption(flag="--name", metavar="NAME", help="name of the run; the same as name=NAME")
-YES = CommandOption(flag="--yes", help="accept settings that look like a mistake")
+YES = CommandOption(flag="--yes", help="accept settings that look like a mistake, and a run that may not fit")
 CHECKPOINT = ("checkpoint", "a checkpoint's folder, or a run's name for its newest checkpoint")
 FILE = ("file", "the config, a TOML file")
 

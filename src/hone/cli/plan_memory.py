@@ -135,6 +135,15 @@ def _placed(plan: MemoryPlan, run: RunDimensions, request: MemoryRequest) -> _Pl
     return _PlacedRun(run=run, memory=run_memory(run), spec=spec, measured=measured)
 
 
+def missing_bytes(plan: MemoryPlan | None, request: MemoryRequest) -> int:
+    """Bytes that a run's planned peak is above the room of its device, or of the one that is asked about; 0 where it
+    fits, or one of the two is not known."""
+    placed = None if plan is None or plan.run is None else _placed(plan, plan.run, request)
+    if placed is None or placed.spec is None:
+        return 0
+    return max(0, placed.memory.peak_bytes - placed.spec.usable_bytes)
+
+
 def _enough_devices(spec: DeviceSpec, run: RunDimensions, asked: str) -> DeviceSpec:
     """The device, once for each rank if it is a GPU. Raises ConfigError where fewer were asked about."""
     ranks = run.ranks.count if spec.is_gpu else 1

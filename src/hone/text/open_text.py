@@ -25,7 +25,7 @@ from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_
 from hone.run.memory_plan import MemoryPlan
 from hone.run.saved_config import policy_folder
 from hone.text.evaluate.dialogues import OpenedDialogue, SecondAnswer, has_chats, open_dialogue, task_tokenizer
-from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.text.evaluate.open_policy import ModelSource, check_weights, open_policy, open_tokenizer
 from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
 from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
 from hone.text.evaluate.search_eval import OpenedSearch
@@ -320,6 +320,8 @@ def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]
         checks["train"] = lambda: inputs.examples.warnings
     if known:
         checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
+    if known and inputs.config.model.path is not None:
+        checks["weights"] = partial(_weight_warnings, inputs.config.model.path)
     if known and read:
         checks["fits"] = lambda: inputs.prepared[1]
         checks["template"] = partial(_template_warnings, inputs)
@@ -460,6 +462,12 @@ def _memory(inputs: TextInputs[T]) -> MemoryPlan:
 def _policy_warnings(path: str) -> list[str]:
     """None; raises DataError where the policy's folder cannot be read."""
     open_tokenizer(ModelSource(path=path))
+    return _weight_warnings(path)
+
+
+def _weight_warnings(path: str) -> list[str]:
+    """None; raises DataError where the weights are not those of the folder's config."""
+    check_weights(path)
     return []
 
 

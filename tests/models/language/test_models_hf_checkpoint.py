@@ -17,6 +17,7 @@ from hone.models.language.hf_checkpoint import load_model, load_weights, read_co
 from hone.models.language.init import new_model
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
+from hone.text.evaluate.open_policy import check_weights
 
 SIZES = {
     "vocab_size": 50,
@@ -113,6 +114,7 @@ def test_sharded_folders_load_here_and_in_transformers(folder, tmp_path):
     assert all((tmp_path / "sharded" / name).stat().st_size < 8000 for name in shards)
     again = load_model(tmp_path / "sharded")
     assert torch.equal(our_logits(again), our_logits(model))
+    check_weights(str(tmp_path / "sharded"))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "sharded").eval()
     torch.testing.assert_close(their_logits(loaded), our_logits(model), rtol=0, atol=1e-5)
     save_model(model, tmp_path / "sharded", tokenizer_from=None)  # over it: no stale shard stays
@@ -206,6 +208,9 @@ def test_every_bad_tensor_is_named_at_once(folder):
     assert "q_norm.weight holds torch.int8" in text
     assert "surplus.weight is not part of a qwen3" in text
     assert "model.layers.1.mlp.down_proj.weight is missing" in text
+    with pytest.raises(DataError) as planned:
+        check_weights(str(folder))
+    assert planned.value.messages == tuple(one for one in error.value.messages if "NaN" not in one)
 
 
 def test_a_missing_shard_is_named(folder, tmp_path):
@@ -252,8 +257,12 @@ def split_in_two(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def faults_of(folder: Path) -> str:
+    """What loading tells, and a plan before it from the headers alone."""
     with pytest.raises(DataError) as error:
         load_model(folder)
+    with pytest.raises(DataError) as planned:
+        check_weights(str(folder))
+    assert planned.value.messages == error.value.messages
     return str(error.value)
 
 

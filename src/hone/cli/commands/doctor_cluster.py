@@ -38,6 +38,6 @@ def _plan(file: str, overrides: tuple[str, ...]) -> tuple[ClusterConfig | None, 
     stages = planned_runs(read_document(file, list(overrides)))
     table = stages[0].resolved.config.model_dump(mode="json").get("cluster")
     config = None if table is None else ClusterConfig.model_validate(table)
-    with opened_runs(stages[:1]) as (stage,):
+    with opened_runs(stages[:1], may_exceed=True) as (stage,):
         memory = None if stage.opened is None else stage.opened.memory
         return config, _FLOAT_BYTES * (0 if memory is None else memory.parameters)

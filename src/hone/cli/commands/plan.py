@@ -8,15 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hone.cli.options import CommandCall
-from hone.cli.plan_memory import MemoryRequest, memory_request, plan_figures, plan_rows
+from hone.cli.plan_memory import MemoryRequest, memory_request, missing_bytes, plan_figures, plan_rows
 from hone.config.toml import ConfigDocument, parse_overrides, read_toml
+from hone.core.errors import ResourceError
 
 if TYPE_CHECKING:
     from hone.run.job import RunConfig
 
 
 def run(call: CommandCall) -> int:
-    """Print the plan; returns the exit code."""
+    """Print the plan; returns the exit code, 5 for a run that does not fit."""
     request = memory_request(call)
     if call.switch("calibrate"):
         from hone.cli.calibration import measure_machine  # noqa: PLC0415 - torch
@@ -31,11 +32,12 @@ def run(call: CommandCall) -> int:
     document = train.read_call(call)
     stages = train.planned_runs(document)
     train.require_stage_consent(stages, yes=call.switch("yes"))
-    with train.opened_runs(stages) as opened:
+    with train.opened_runs(stages, may_exceed=True) as opened:
         plans = [_figures(stage, request) for stage in opened]
         train.plan_notes(opened)
+        missing = [0 if one.opened is None else missing_bytes(one.opened.memory, request) for one in opened]
     print(json.dumps(plans, indent=1, default=str))
-    return 0
+    return ResourceError.exit_code if any(missing) else 0
 
 
 def _memory_alone(call: CommandCall, request: MemoryRequest) -> int:
@@ -50,12 +52,12 @@ def _memory_alone(call: CommandCall, request: MemoryRequest) -> int:
         print(
             json.dumps([{"recipe": document.values["recipe"], "memory": plan_figures(plan, request, config)}], indent=1)
         )
-        return 0
-    from hone.cli.terminal.screen import standard_screen  # noqa: PLC0415 - as above
+    else:
+        from hone.cli.terminal.screen import standard_screen  # noqa: PLC0415 - as above
 
-    screen = standard_screen()
-    screen.rows(list({**plan.rows(), **plan_rows(plan, request, config)}.items()))
-    return 0
+        screen = standard_screen()
+        screen.rows(list({**plan.rows(), **plan_rows(plan, request, config)}.items()))
+    return ResourceError.exit_code if missing_bytes(plan, request) else 0
 
 
 def _validated(document: ConfigDocument) -> "RunConfig":

@@ -170,7 +170,7 @@ def _check_sweep(asked: _SweepCall, *, yes: bool) -> _CheckedSweep:
         absent = missing_devices([stages[0].resolved.config.run.device]) if local else []
         if absent:
             raise ResourceError(*absent)
-        with opened_runs(stages):
+        with opened_runs(stages, may_exceed=yes):
             pass
 
     run_all_checks({str(number): partial(open_one, one) for number, one in enumerate(one_at_a_time(keys))})

@@ -25,7 +25,7 @@ from hone.cli.commands.seeds import (
 )
 from hone.cli.memory import missing_devices, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
-from hone.cli.plan_memory import memory_request
+from hone.cli.plan_memory import memory_request, missing_bytes
 from hone.cli.stages import (
     STAGE,
     apply_shared,
@@ -48,7 +48,7 @@ from hone.config.resolve import (
 )
 from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_name, run_all_checks
+from hone.core.errors import ConfigError, ErrorCollector, HoneError, ResourceError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
 from hone.process.hub import is_hub_name, pinned_name
 from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fit
@@ -231,19 +231,19 @@ def run(call: CommandCall) -> int:
     counted = [stage for stage in stages if stage.resolved.config.steps]
     for stage in counted:
         show_plan(screen, stage)
-    with opened_runs(stages) as opened:
+    planned_only, request = call.command == "plan" or call.switch("dry_run"), memory_request(call)
+    with opened_runs(stages, may_exceed=planned_only or call.switch("yes")) as opened:
         for stage in opened[: None if len(counted) < len(stages) else 0]:
             show_plan(screen, stage)
-        planned_only = call.command == "plan" or call.switch("dry_run")
         certified = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
         absent = missing_devices(stage.resolved.config.run.device for stage in stages)
         for warning in absent:
             screen.line(f"warning: {warning}")
-        show_opened(screen, certified, build=planned_only and not absent, request=memory_request(call))
+        show_opened(screen, certified, build=planned_only and not absent, request=request)
         if planned_only:
             for note in plan_notes(opened):
                 screen.line(note)
-            return 0
+            return ResourceError.exit_code if any(missing_bytes(one[0].memory, request) for one in certified) else 0
         if not seeds:
             root, resume = Path(call.text("runs")), call.switch("resume")
             _train_document(document, opened, root=root, resume=resume, screen=screen, consent=consent)
@@ -324,10 +324,11 @@ def _train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRun
 
 
 @contextlib.contextmanager
-def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
+def opened_runs(stages: Sequence[PlannedRun], *, may_exceed: bool = False) -> Iterator[list[PlannedRun]]:
     """The stages with everything that is opened before a model is loaded, until the end of the block.
 
-    Raises HoneError with the faults of all stages at once.
+    Raises HoneError with the faults of all stages at once; one of them is a planned peak above the machine's memory,
+    unless the runs `may_exceed` it.
     """
     with contextlib.ExitStack() as stack:
 
@@ -338,7 +339,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
                 require_fit(layers_plan(settings), settings)
                 require_ranks_fit(stage.resolved.config)
                 opened = stage.resolved.config.open()
-                require_opened_fit(opened, settings)
+                require_opened_fit(opened, settings, may_exceed=may_exceed)
             stack.callback(opened.close)
             return replace(stage, opened=opened, resolved=_with_steps(stage.resolved, opened.config))
 

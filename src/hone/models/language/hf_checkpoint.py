@@ -336,7 +336,7 @@ def _read_file(
             unfit = [
                 (kind, name, f"{file}: tensor {name} {fault}")
                 for name in sorted(wanted.keys() & names)
-                for kind, fault in _fill(wanted[name], tensors.get_tensor(name), parameters)
+                for kind, fault in _fill(wanted[name], tensors, parameters)
             ]
         for kind in dict.fromkeys(kind for kind, _, _ in unfit):
             faults.extend(one_line({name: fault for one, name, fault in unfit if one == kind}, "tensors"))
@@ -345,14 +345,18 @@ def _read_file(
         faults.add(other or f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
 
 
-def _fill(piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Copy a tensor into its parameter; yields the kind of its fault, and the fault."""
-    target = _rows(parameters, piece)
-    if tensor.shape != target.shape:
-        yield "shape", f"has shape {tuple(tensor.shape)}; config.json asks for {tuple(target.shape)}"
-    elif tensor.dtype not in _STORED_DTYPES:
-        yield "type", f"holds {tensor.dtype}; quantised weights are not supported"
-    elif not bool(torch.isfinite(tensor).all()):
+def _fill(piece: CheckpointPiece, file: safe_open, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Copy a tensor of a file into its parameter; yields the kind of its fault, and the fault. Of a parameter without
+    numbers only the header is checked."""
+    target, stored = _rows(parameters, piece), file.get_slice(piece.checkpoint_name)
+    shape = tuple(stored.get_shape())
+    if shape != target.shape:
+        yield "shape", f"has shape {shape}; config.json asks for {tuple(target.shape)}"
+    elif (dtype := stored[:0].dtype) not in _STORED_DTYPES:
+        yield "type", f"holds {dtype}; quantised weights are not supported"
+    elif target.is_meta:
+        return
+    elif not bool(torch.isfinite(tensor := file.get_tensor(piece.checkpoint_name)).all()):
         count = int((~torch.isfinite(tensor)).sum())
         yield "number", f"holds {count} NaN or infinite numbers; the checkpoint is broken"
     else:

@@ -257,6 +257,17 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     return tokenizer, config.max_positions
 
 
+def check_weights(path: str) -> None:
+    """Check that a policy or a scorer can be loaded, by the headers of its files: only numbers are not read.
+
+    Raises DataError with every fault at once, as loading does.
+    """
+    folder = model_folder(policy_folder(Path(path)))
+    load = load_model if scored_tokens(folder) is None else load_scalar_head
+    with torch.device("meta"):
+        load(folder, device="meta")
+
+
 def load_policy_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model's folder, or of an adapter's: its own, or else that of its base. Raises DataError."""
     return load_tokenizer(folder if (folder / "tokenizer.json").is_file() else model_folder(folder))
