@@ -155,7 +155,8 @@ from hone.cli.main import main
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), -1))
 cache = ["model.new.layers=8", "model.new.head_dim=128", "model.new.max_positions=8192"]
-sys.exit(main(["train", "grpo.toml", *cache, "rollout.max_tokens=8000", "rollout.max_concurrent=4096", "steps=1"]))
+long = ["rollout.max_tokens=8000", "rollout.max_concurrent=4096", "steps=1", "--yes"]
+sys.exit(main(["train", "grpo.toml", *cache, *long]))
 """
 
 
@@ -171,5 +172,5 @@ def test_a_trainer_without_memory_names_the_place_the_size_and_the_keys(tmp_path
     assert result.returncode == 5, said
     assert "error: out of memory" in said
     assert "GiB" in said
-    assert "rollout.max_concurrent (4096)" in said
+    assert "rollout.max_concurrent (4096), rollout.context (unset: a dialogue" in said
     assert "Traceback" not in said

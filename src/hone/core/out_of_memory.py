@@ -13,12 +13,15 @@ from pathlib import Path
 from hone.core.errors import HoneError, ResourceError
 
 MEMORY_KEYS = (
-    "learner.micro_batch_tokens", "rollout.max_concurrent", "rollout.max_tokens", "rollout.prompts_per_step",
-    "rollout.samples_per_prompt", "batch", "model.new.hidden_size", "model.new.layers", "replay.capacity",
-    "algorithm.replay_capacity", "replay.batch", "rollout_steps", "env.num_envs", "env.workers", "network.hidden",
-    "novelty.hidden", "finite.copies", "pulls", "user_code.workers", "evaluation.max_concurrent", "evaluation.episodes",
+    "learner.micro_batch_tokens", "rollout.max_concurrent", "rollout.context", "rollout.max_tokens",
+    "rollout.prompts_per_step", "rollout.samples_per_prompt", "batch", "model.new.hidden_size", "model.new.layers",
+    "replay.capacity", "algorithm.replay_capacity", "replay.batch", "rollout_steps", "env.num_envs", "env.workers",
+    "network.hidden", "novelty.hidden", "finite.copies", "pulls", "user_code.workers", "evaluation.max_concurrent",
+    "evaluation.episodes",
 )  # fmt: skip
 """Config keys that decide how much memory a run takes, the ones that are lowered first before the others."""
+_UNSET = {"rollout.context": "unset: a dialogue may take all positions of the model"}
+"""What keys that are not set stand for, where that takes memory."""
 _WORDS = re.compile(
     r"can't allocate memory|cannot allocate memory|unable to allocate|out of memory|not enough memory|bad_alloc|"
     r"can't start new thread|failed to map segment|MemoryError|killed by SIGKILL",
@@ -51,7 +54,10 @@ def out_of_memory(error: BaseException) -> str:
 
 def memory_remedy(settings: Mapping[str, object]) -> str:
     """The keys of a config, with dotted names, that lower its memory: `lower rollout.max_concurrent (64), ...`."""
-    known = [f"{key} ({settings[key]})" for key in MEMORY_KEYS if settings.get(key) is not None]
+    values = {
+        key: _UNSET.get(key) if settings[key] is None else settings[key] for key in MEMORY_KEYS if key in settings
+    }
+    known = [f"{key} ({value})" for key, value in values.items() if value is not None]
     return f"lower {', '.join(known)}" if known else "take a smaller model or smaller batches"
 
 

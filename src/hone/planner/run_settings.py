@@ -54,6 +54,8 @@ class PlannedRecipe:
     """The loss reads the entropy of every token, without an entropy bonus as well."""
     answers: int = 1
     """Answers to a prompt in one conversation."""
+    greedy: bool = False
+    """Each prompt is answered greedily as well."""
     moments: int = 2
     networks: Mapping[str, int] = field(default_factory=dict[str, int])
     """Further networks of the policy's size: copies of the weights in each, by name."""
@@ -237,7 +239,7 @@ def describe_run(
             tile_scratch=on_cpu and processor.tiles,
             widens=on_cpu and processor.widens,
         ),
-        generation=_generation(settings, lengths) if writes and not _answers_apart(settings) else None,
+        generation=_generation(recipe, settings, lengths) if writes and not _answers_apart(settings) else None,
         trained_parameters=None if adapter is None else adapter[0],
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
@@ -282,7 +284,7 @@ def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference
     }
 
 
-def _generation(settings: PlannedSettings, lengths: TextLengths) -> GenerationSettings | None:
+def _generation(recipe: PlannedRecipe, settings: PlannedSettings, lengths: TextLengths) -> GenerationSettings | None:
     """The embedded engine; None where a server writes."""
     runner = settings.words("rollout.runner") if settings.given("rollout.runner") else "auto"
     if not isinstance(runner, str) or settings.given("rollout.runner.kind"):
@@ -292,8 +294,11 @@ def _generation(settings: PlannedSettings, lengths: TextLengths) -> GenerationSe
     if cache == "auto":  # that of its products, and bfloat16 for INT8
         cache = "bfloat16" if on_gpu or half or settings.weights() == "bfloat16" else "float32"
     layout: WeightLayout = "codes" if runner == "native_int8" else "packed"
+    answers = settings.count("rollout.prompts_per_step") * (
+        settings.count("rollout.samples_per_prompt") + recipe.greedy
+    )
     return GenerationSettings(
-        concurrent=settings.count("rollout.max_concurrent"),
+        concurrent=min(settings.count("rollout.max_concurrent"), answers * (_staleness(settings) + 1)),
         prompt_tokens=lengths.prompt,
         answer_tokens=lengths.whole - lengths.prompt,
         weights_bytes=_engine_weight_bytes(settings, runner, is_stale=_staleness(settings) > 0),

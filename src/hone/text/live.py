@@ -198,14 +198,20 @@ def open_live_text(
         longest = most - rollout.max_tokens
     return LiveText(
         world=world,
-        actor=engine_actor(policy, rollout, longest, seed=seed, cluster=cluster),
+        actor=engine_actor(policy, rollout, longest, seed=seed, cluster=cluster, greedy_baseline=greedy_baseline),
         scorer=inputs.scorer,
         dialogues=environment if isinstance(environment, DialogueEnvironment) else None,
     )
 
 
 def engine_actor(
-    policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int, cluster: ClusterConfig | None = None
+    policy: TokenPolicy,
+    rollout: RolloutConfig,
+    longest: int,
+    *,
+    seed: int,
+    cluster: ClusterConfig | None = None,
+    greedy_baseline: bool = False,
 ) -> EngineActor:
     """The engine of a run, the client of its server, or its replicas, for prompts of at most `longest` tokens."""
     asynchrony, cluster = rollout.asynchrony, generating_cluster(rollout, cluster)
@@ -218,7 +224,7 @@ def engine_actor(
     record = replayed_record(asynchrony)
     engine = make_engine(
         policy,
-        slots=max(rollout.max_concurrent, 0 if record is None else record.most_in_progress()),
+        slots=max(rollout.most_running(greedy=greedy_baseline), 0 if record is None else record.most_in_progress()),
         longest_prompt=longest,
         max_tokens=rollout.max_tokens,
         seed=seed,

@@ -172,7 +172,7 @@ class TextRunConfig(DataRunConfig):
             **({} if cluster is None else cluster.derive()),
             **(rollout.runner.derive() if isinstance(rollout.runner, ServerEngine) else {}),
             **_answer_counts(self, sequences),
-            "slots": str(rollout.max_concurrent),
+            "slots": str(rollout.most_running(greedy=self.planned().greedy)),
             **judge_questions(self, self.rewards, answers=self.steps * sequences),
         }
 

@@ -105,6 +105,12 @@ class RolloutConfig(Config):
     """Earlier turns of a dialogue: `append` keeps all tokens as they are; `template` lets a chat template rewrite them
     (drop thoughts, say), and the dialogue goes on in another row of tokens."""
 
+    def most_running(self, *, greedy: bool = False) -> int:
+        """Most answers in progress at the same time: those of the steps that are begun, as far as there are slots.
+        `greedy`: every prompt is answered greedily as well."""
+        answers = self.prompts_per_step * (self.samples_per_prompt + greedy)
+        return min(self.max_concurrent, answers * (self.asynchrony.steps + 1))
+
     @property
     def quantised(self) -> str | None:
         """The setting by which answers are drawn from codes of 8 bits; None: they are not."""

@@ -4,6 +4,8 @@ A = R - score of the greedy answer; loss = -A log pi, summed over an answer's to
 prompt is answered once more, greedily; that answer is scored, and not learned from.
 """
 
+from dataclasses import replace
+
 from hone.credit.reinforce import remax
 from hone.text import recipe
 
@@ -23,6 +25,10 @@ class RemaxConfig(recipe.TextGradientRunConfig):
     requires = (recipe.require_on_policy,)
     algorithm: RemaxAlgorithm = RemaxAlgorithm()
     """KL."""
+
+    @classmethod
+    def planned(cls) -> recipe.PlannedRecipe:
+        return replace(super().planned(), greedy=True)
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm

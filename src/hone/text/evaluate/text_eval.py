@@ -299,7 +299,7 @@ class TextEvaluation:
         """Evaluate a policy with a new engine; `hearer` receives the text during generation."""
         engine = make_engine(
             policy,
-            slots=self.config.max_concurrent,
+            slots=min(self.config.max_concurrent, len(self.prompts)),
             longest_prompt=self._longest_prompt(),
             max_tokens=self.config.max_tokens,
             seed=self.config.seed,

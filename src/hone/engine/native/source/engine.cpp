@@ -12,23 +12,41 @@
 
 namespace hone {
 
-Buffer::~Buffer() { std::free(data); }
+constexpr size_t HUGE_PAGE = size_t(1) << 21;
+
+Buffer::~Buffer() { release(); }
+
+void Buffer::release() {
+  if (mapped)
+    munmap(mapped, bytes + HUGE_PAGE);
+  else
+    std::free(data);
+  data = mapped = nullptr;
+  bytes = 0;
+}
 
 bool Buffer::ensure(size_t wanted) {
   if (wanted <= bytes) return true;
-  std::free(data);
-  data = nullptr;
-  bytes = 0;
-  const size_t huge = size_t(1) << 21, alignment = wanted < huge / 2 ? 64 : huge;
+  release();
+  const size_t alignment = wanted < HUGE_PAGE / 2 ? 64 : HUGE_PAGE;
   wanted = (wanted + alignment - 1) / alignment * alignment;
-  if (posix_memalign(&data, alignment, wanted) != 0) {
-    data = nullptr;
-    return false;
-  }
+  if (alignment == HUGE_PAGE) {  // the system gives zeros, and memory only where something is written
+    mapped = mmap(nullptr, wanted + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) {
+      mapped = nullptr;
+      return false;
+    }
+    data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(mapped) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
 #ifdef MADV_HUGEPAGE
-  if (alignment == huge) madvise(data, wanted, MADV_HUGEPAGE);
+    madvise(data, wanted, MADV_HUGEPAGE);
 #endif
-  std::memset(data, 0, wanted);
+  } else {
+    if (posix_memalign(&data, alignment, wanted) != 0) {
+      data = nullptr;
+      return false;
+    }
+    std::memset(data, 0, wanted);
+  }
   bytes = wanted;
   return true;
 }

@@ -23,18 +23,20 @@ constexpr int MOST_CODED = 1 << 17;  // inputs of a product of codes, and below 
 constexpr int MOST_CODED_POSITIONS = 1 << 16;  // keys and values are codes: sums of 32 bits hold no more
 constexpr int MOST_CODED_HEAD = 512;
 
-// 64-byte aligned memory that only grows, and starts as zeros.
+// 64-byte aligned memory that only grows, and starts as zeros. Of a large one, the machine gives what is written.
 struct Buffer {
   void* data = nullptr;
   size_t bytes = 0;
+  void* mapped = nullptr;  // what the system gave for a large one, up to a huge page before `data`
   Buffer() = default;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  Buffer(Buffer&& other) noexcept : data(other.data), bytes(other.bytes) {
-    other.data = nullptr;
+  Buffer(Buffer&& other) noexcept : data(other.data), bytes(other.bytes), mapped(other.mapped) {
+    other.data = other.mapped = nullptr;
     other.bytes = 0;
   }
   ~Buffer();
+  void release();
   bool ensure(size_t wanted);  // false: out of memory, and the buffer is empty. Contents are kept only if it was enough
   template <class T>
   T* as() const {
