@@ -16,6 +16,7 @@ from hone.engine.native.library import unavailable_reason
 from hone.engine.native.runner import NativeRunner
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
+from hone.process.machine_memory import resident_bytes
 
 
 @pytest.fixture
@@ -244,3 +245,22 @@ def test_an_engine_that_slept_answers_with_the_same_bits(model, compiled):
         one.publish(1)
     after, then = by_name(generate(slept, ASKED)), by_name(generate(awake, ASKED))
     assert all(same(after[name], then[name]) for name in then)
+
+
+def test_a_compiled_engine_keeps_sealed_weights_and_takes_pages_as_they_are_written(model):
+    with pytest.raises(RuntimeError, match="have to stay"):
+        engine(model).seal()
+    if unavailable_reason() is not None:
+        pytest.skip("no compiler here")
+    made = engine(model, kind="native", pages=1 << 16)
+    before = resident_bytes()
+    made.publish(1)
+    assert made.runner.page_bytes << 16 > 1 << 28
+    assert resident_bytes() - before < 1 << 26
+    expected = by_name(generate(made, ASKED))
+    made.seal()
+    for parameter in model.parameters():
+        parameter.data = torch.empty(0)
+    made.release_memory()
+    again = by_name(generate(made, ASKED))
+    assert all(same(again[name], expected[name]) for name in expected)

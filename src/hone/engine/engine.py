@@ -177,7 +177,7 @@ class EmbeddedEngine(EngineSession):
         self._scored: dict[int, PrefillGroup] = {}
         self._replay: RecordedVersions | None = None
         self._order = 0
-        self._opened = False
+        self._opened = self._sealed = False
         self._refused = ""
         """Reason for rejecting the last published weights, if any."""
         self._door = threading.Lock()
@@ -276,12 +276,20 @@ class EmbeddedEngine(EngineSession):
 
     def release_memory(self) -> None:
         """Free the runner's pages and packed weights until the next pass or publication; nothing where requests are in
-        progress. The next answers have the same bits."""
+        progress, or weights are sealed. The next answers have the same bits."""
         with self._door, self._lock:
-            if not self._scheduler.busy:
+            if not self._scheduler.busy and not self._sealed:
                 self._scheduler.clear()
                 self.runner.release()
                 self._opened = False
+
+    def seal(self) -> None:
+        """Keep the published weights for good, and read the model's no more, so that they may be freed. Raises
+        RuntimeError for an engine that computes with the model's own."""
+        if not self.own_weights:
+            raise RuntimeError("this engine computes with the model's own weights: they have to stay")
+        with self._door, self._lock:
+            self._sealed = True
 
     def replay(self, recorded: RecordedVersions) -> None:
         """Draw every token of the requests from now on by its recorded version. `publish` is then not called: weights
@@ -424,12 +432,13 @@ class EmbeddedEngine(EngineSession):
         raise DivergedError(f"the model's logits are not finite (version {version}, requests {', '.join(names)})")
 
     def _load(self) -> None:
-        """Publish the weights to the runner, and check its fingerprint."""
-        self.runner.publish()
+        """Publish the weights to the runner, and check its fingerprint; sealed weights are there already."""
+        if not self._sealed:
+            self.runner.publish()
         if not self._opened:
             self.runner.reserve(self._limits.pages + 1)  # the last page is the canary's
             self._opened = True
-        if self._canary is not None:
+        if self._canary is not None and not self._sealed:
             try:
                 result = self._canary.check(self.version, self.runner, page=self._limits.pages)
             except DivergedError as error:

@@ -17,6 +17,7 @@ from hone.engine.protocol import GenerationModel, KvCache, RunnerChoice, RunnerK
 from hone.engine.scheduler import CUDA_PASS_TOKENS, PASS_TOKENS, SchedulerLimits, default_limits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
+from hone.process.machine_memory import memory_limit_bytes
 
 # --------------------------------------------------------------------------------------------------- choice of a runner
 
@@ -122,8 +123,8 @@ class EngineGuarantees:
     kv_cache: KvCache = "auto"
     """Numbers of keys and values, of the compiled runner."""
     cache_bytes: int | None = None
-    """Largest KV cache; None: room for the longest answer in every slot. Answers that do not fit wait, or are read
-    again."""
+    """Largest KV cache on a GPU; None: room for the longest answer in every slot. On a CPU it is half of the memory:
+    answers that do not fit wait, or are read again."""
 
 
 NO_GUARANTEES: Final = EngineGuarantees()
@@ -163,9 +164,9 @@ def open_engine(
         vocab=text.vocab,
         pass_tokens=CUDA_PASS_TOKENS if model.device.type == "cuda" and fixed is None else PASS_TOKENS,
     )
-    if guarantees.cache_bytes is not None:
-        number = chosen.cache_dtype or chosen.dtype or model.dtype
-        limits = _within(limits, guarantees.cache_bytes, model, number)
+    room = (memory_limit_bytes() or 0) // 2 if model.device.type == "cpu" else guarantees.cache_bytes
+    if room:
+        limits = _within(limits, room, model, chosen.cache_dtype or chosen.dtype or model.dtype)
     lower = [dtype for dtype in (chosen.dtype, chosen.cache_dtype) if dtype is not None]
     coarsest = min(lower, key=lambda dtype: dtype.itemsize, default=None)
     return EmbeddedEngine(

@@ -17,7 +17,7 @@ from hone.core.errors import ConfigError, DataError, HoneError
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.open_engine import EngineGuarantees
 from hone.models.language.token_policy import TokenPolicy
-from hone.process.machine_memory import memory_limit_bytes
+from hone.native.build import return_freed_memory
 from hone.run.http.listening import listening, signals_end_quietly
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.saved_config import is_control
@@ -89,6 +89,14 @@ class OpenedModel:
             self._publish(before, old)
             raise
 
+    def free_weights(self) -> None:
+        """Free the policy's weights where the engine has its own: none can take their place any more."""
+        if self.engine.own_weights:
+            self.engine.seal()
+            for tensor in self.policy.decoder.stored_tensors().values():
+                tensor.data = torch.empty(0)
+            return_freed_memory()
+
     def _publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         with torch.no_grad():
             for name, tensor in self.policy.decoder.stored_tensors().items():
@@ -110,8 +118,8 @@ def open_served(source: ServedSource) -> OpenedModel:
     context = source.context or most
     if not 2 <= context <= most:
         raise ConfigError(f"--context must be 2 to {most}, the positions of the model, got {context}")
-    free = torch.cuda.mem_get_info(source.device)[0] if source.device.startswith("cuda") else memory_limit_bytes()
-    guarantees = EngineGuarantees(cache_bytes=None if free is None else free // 2)
+    on_gpu = source.device.startswith("cuda")
+    guarantees = EngineGuarantees(cache_bytes=torch.cuda.mem_get_info(source.device)[0] // 2 if on_gpu else None)
     engine = make_engine(
         policy, slots=source.slots, longest_prompt=context - 1, max_tokens=1, seed=source.seed, guarantees=guarantees
     )
@@ -243,6 +251,8 @@ def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) 
     up the run's newest checkpoint. `tell` receives lines for the user. Raises ConfigError as `place.check`,
     ResourceError where the port is taken."""
     place.check()
+    if opened.source.run is None:  # no newer checkpoint will come
+        opened.free_weights()
     service = EngineService(opened.engine)
     routes = make_routes(opened, service, place)
     with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
