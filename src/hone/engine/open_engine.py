@@ -99,6 +99,8 @@ def _unfit(model: GenerationModel) -> str | None:
         return 'model.exactness = "bitwise" takes the torch runner, whose arithmetic the trainer shares'
     if model.device.type != "cpu":
         return f"it runs on a CPU, and the model is on {model.device}"
+    if model.config.uncompiled is not None:
+        return f"it does not compute {model.config.uncompiled}"
     if model.dtype not in (torch.float32, torch.bfloat16):
         return f"it computes in float32 and bfloat16, and the model is {str(model.dtype).removeprefix('torch.')}"
     return None
@@ -151,6 +153,8 @@ def open_engine(
     guarantees: EngineGuarantees = NO_GUARANTEES,
 ) -> EmbeddedEngine:
     """Make an engine over `model`. Raises ConfigError or ResourceError if the requested `runner` is unavailable."""
+    longest = min(size.sequence_tokens, model.config.max_positions)
+    model.fix_rope_length(longest)
     fixed = max(FIXED_TOKENS, 2 * size.slots) if guarantees.batch_invariant else None
     apart = guarantees.on_publish is not None
     chosen = choose_runner(
@@ -160,7 +164,7 @@ def open_engine(
     limits = default_limits(
         slots=size.slots,
         page_tokens=chosen.runner.page_tokens,
-        sequence_tokens=min(size.sequence_tokens, model.config.max_positions),
+        sequence_tokens=longest,
         vocab=text.vocab,
         pass_tokens=CUDA_PASS_TOKENS if model.device.type == "cuda" and fixed is None else PASS_TOKENS,
     )

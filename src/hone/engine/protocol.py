@@ -81,6 +81,20 @@ class ModelShape(Protocol):
         """The mixture of experts in each layer; None for a dense model."""
         ...
 
+    @property
+    def score_cap(self) -> float | None:
+        """Bound c of the scores s of attention, c tanh(s / c); None: none."""
+        ...
+
+    @property
+    def uncompiled(self) -> str | None:
+        """What of this model the compiled runner does not compute; None: it computes all of it."""
+        ...
+
+    def window(self, layer: int) -> int | None:
+        """A token of this layer sees itself and so many tokens before it, less one; None: all."""
+        ...
+
 
 class GenerationModel(Protocol):
     """Rows of a batch must not influence each other but through `attend` and `linear`."""
@@ -146,13 +160,21 @@ class GenerationModel(Protocol):
         """`[N, hidden_size]` -> `[N, vocab_size]`, float32 at least, not divided by a temperature."""
         ...
 
+    def finished_logits(self, products: Tensor) -> Tensor:
+        """Logits from the products `[N, vocab]` of hidden states and the output layer."""
+        ...
+
+    def fix_rope_length(self, length: int) -> None:
+        """Turn every text as one of `length` tokens, where rotary positions depend on the length of a text."""
+        ...
+
     def fixed_attention(
         self, sequence: Ints, positions: Ints, slots: Ints
-    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:  # fmt: skip
+    ) -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:  # fmt: skip
         """Attention whose bits a token's own text decides: of tokens of `sequence` `[T]` at `positions` `[T]`, where
         position p of sequence b lies in `slots[b, p]`.
 
-        What it returns takes `[T, heads, head_dim]` and twice `[slots, kv_heads, head_dim]`, and gives
+        What it returns takes `[T, heads, head_dim]`, twice `[slots, kv_heads, head_dim]` and the layer, and gives
         `[T, heads * head_dim]`.
         """
         ...

@@ -95,6 +95,8 @@ class _FlashPagedAttention:
         keys, values = self._store[layer]
         keys[places.page, places.slot] = key
         values[places.page, places.slot] = value
+        window = shape.window(layer)
+        before = -1 if window is None else window - 1
         # One order of sums needs one kernel, which is chosen by the longest chunk.
         longest = places.longest if self._splits is None else len(places.tokens)
         # Imported here: it imports the compiler of torch, seconds that every command would wait for.
@@ -102,7 +104,7 @@ class _FlashPagedAttention:
 
         mixed = varlen_attn(
             query, keys, values, places.starts, None, longest, places.pages.shape[1] * keys.shape[1],
-            scale=shape.head_dim**-0.5, window_size=(-1, 0), enable_gqa=shape.heads > shape.kv_heads,
+            scale=shape.head_dim**-0.5, window_size=(before, 0), enable_gqa=shape.heads > shape.kv_heads,
             seqused_k=places.used, block_table=places.pages, num_splits=self._splits,
         )  # fmt: skip
         assert isinstance(mixed, Tensor)
@@ -450,7 +452,8 @@ class _HalfWeights:
     def logits(self, hidden: Tensor) -> Tensor:
         """`[N, hidden_size]` -> `[N, vocab_size]` float32, not rounded to bfloat16."""
         left, right = hidden.to(torch.bfloat16), self._copies[id(self._model.output_weight)].t()
-        return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
+        wide = torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
+        return self._model.finished_logits(wide)
 
 
 def _casting_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -492,7 +495,7 @@ class _PagedAttention:
         keys, values = self._store[layer]
         keys[self._own], values[self._own] = key[:count], value[:count]
         out = query.new_zeros(len(query), query.shape[1] * query.shape[2])
-        out[:count] = self._attention(query[:count], keys, values)
+        out[:count] = self._attention(query[:count], keys, values, layer)
         return out
 
 
@@ -531,6 +534,7 @@ class TorchRunner:
         self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, source_model
         self._half = _HalfWeights(model) if _computes_in_half(model) else None
         self._flash = model.device.type == "cuda" and (self._half is not None or model.dtype == torch.bfloat16)
+        self._flash = self._flash and model.config.score_cap is None  # torch's kernel has no bound of scores
         self._page_tokens = page_tokens or (_FLASH_PAGE_TOKENS if self._flash else PAGE_TOKENS)
         self._compiled, self._tile = compiled, model.rows.tile
         kind = None if self._half is None else torch.bfloat16

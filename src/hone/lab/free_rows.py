@@ -47,7 +47,8 @@ class _FreeAttention:
         self._read = torch.from_numpy(np.ascontiguousarray(slots[texts, :length]))
         self._text, self._place = torch.from_numpy(text), torch.from_numpy(place)
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+        del layer  # all see every token
         texts, _, longest, _ = self._mask.shape
         padded = query.new_zeros(texts, longest, *query.shape[1:])
         padded[self._text, self._place] = query
@@ -121,10 +122,16 @@ class FreeRows:
     def compiled_run(self, kind: torch.dtype | None = None) -> ForwardFn:
         return self.model.compiled_run(kind)
 
+    def finished_logits(self, products: Tensor) -> Tensor:
+        return self.model.finished_logits(products)
+
+    def fix_rope_length(self, length: int) -> None:
+        self.model.fix_rope_length(length)
+
     def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:
         return self.model.logits(hidden, linear)
 
     def fixed_attention(
         self, sequence: Ints, positions: Ints, slots: Ints
-    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    ) -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
         return _FreeAttention(sequence, positions, slots, self.config)

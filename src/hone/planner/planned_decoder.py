@@ -10,10 +10,23 @@ from typing import Final, cast
 
 from hone.core.errors import DataError, ErrorCollector
 
-PLANNED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe")
+PLANNED_FAMILIES: Final = (
+    "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
+    "granite", "glm", "glm4", "cohere", "cohere2", "qwen3_moe", "mixtral", "olmoe",
+)  # fmt: skip
 """Families whose shapes hone runs; others are planned as the nearest of them."""
-QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "olmoe")
+QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe")
 """Families that normalise queries and keys."""
+_WHOLE_NORM_FAMILIES: Final = ("olmo2", "olmo3", "olmoe")
+"""Of these, those whose norm is over all heads together."""
+_LAYER_NORMS: Final[Mapping[str, int]] = {"gemma2": 4, "gemma3_text": 4, "glm4": 4, "cohere": 1, "cohere2": 1}
+"""Norms of a layer's stream, where they are not two."""
+_TIED_FAMILIES: Final = ("gemma2", "gemma3_text", "smollm3", "cohere", "cohere2")
+"""Families whose output projection is the embedding, where `config.json` does not say."""
+_HEAD_DIMS: Final[Mapping[str, int]] = {
+    "qwen3": 128, "qwen3_moe": 128, "ministral3": 128, "glm": 128, "glm4": 128, "gemma2": 256, "gemma3_text": 256,
+}  # fmt: skip
+"""Features of a head where `config.json` does not say and they are not its width over the heads."""
 _SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _MOST: Final = 1 << 40
 
@@ -72,7 +85,7 @@ class PlannedDecoder:
     @property
     def parameters(self) -> int:
         """Parameters in all: projections, norms, biases, routers, embedding and output projection."""
-        norms = 2 * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
+        norms = _LAYER_NORMS.get(self.family, 2) * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
         biases = self.query_width + 2 * self.key_width if self.qkv_bias else 0
         layer = self.layer_weights + norms + biases + self.hidden * self.experts
         return self.layers * layer + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
@@ -97,7 +110,7 @@ class PlannedDecoder:
         )
 
     def _norm_of_heads(self) -> int:
-        return self.query_width + self.key_width if self.family == "olmoe" else 2 * self.head_dim
+        return self.query_width + self.key_width if self.family in _WHOLE_NORM_FAMILIES else 2 * self.head_dim
 
 
 def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -115,7 +128,7 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
     sizes = {name: _size(config, name, where, faults) for name in _SIZES}
     heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     family = str(config.get("model_type", "unknown"))
-    default_dim = 128 if family in ("qwen3", "qwen3_moe") else hidden // heads
+    default_dim = _HEAD_DIMS.get(family, hidden // heads)
     experts = _first(config, ("num_experts", "num_local_experts", "n_routed_experts"), 0, where, faults)
     shape = PlannedDecoder(
         family=family,
@@ -130,9 +143,9 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
             else sizes["intermediate_size"]
         ),
         vocab=sizes["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=bool(config.get("tie_word_embeddings", family in _TIED_FAMILIES)),
         qk_norm=family in QK_NORM_FAMILIES,
-        qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+        qkv_bias=family == "qwen2" or bool(config.get("attention_bias", family in ("glm", "glm4"))),
         experts=experts,
         experts_per_token=_first(config, ("num_experts_per_tok",), 1 if experts else 0, where, faults),
     )

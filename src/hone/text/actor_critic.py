@@ -18,7 +18,7 @@ from hone.text.advantages import DecisionUnit
 from hone.text.critic import ActorCriticLearner, CriticLossConfig, CriticView, SquaredErrorLoss
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
 from hone.text.evaluate.reward_members import load_reward_model
-from hone.text.flops import forward_flops
+from hone.text.flops import attended_pairs, forward_flops
 from hone.text.learners import step_layout
 from hone.text.loss import TokenLossSpec
 from hone.text.reference_policies import TextPolicies
@@ -99,7 +99,7 @@ def actor_critic_learner(
         """A forward and a backward pass over `batch`, and its share of the passes for values before the update: for the
         advantages, and for a clipped loss."""
         tokens = len(batch.packed.tokens)
-        pairs = batch.packed.positions.sum().double() + tokens
+        pairs = attended_pairs(network.decoder.config, batch.packed.positions)
         forward = forward_flops(network.decoder.config, tokens=tokens, logits=0, pairs=pairs)
         before = (1 + (batch.old_value is not None)) / learning.epochs
         return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))

@@ -29,11 +29,19 @@ def layer_parameters(config: ModelConfig) -> int:
 
 
 def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tensor) -> Tensor:
-    """2 P T + 2 d V n + 4 L h D a, for T `tokens`, n `logits` rows, and a `pairs` of a token and one that it attends to
-    (itself among them). P: `layer_parameters`. (Kaplan et al., 2020; attention as in Chowdhery et al., 2022.)"""
+    """2 P T + 2 d V n + 4 L h D a, for T `tokens`, n `logits` rows, and a `pairs` (`attended_pairs`). P:
+    `layer_parameters`. (Kaplan et al., 2020; attention as in Chowdhery et al., 2022.)"""
     head = config.hidden_size * config.vocab_size
     attention = 2 * config.layers * config.heads * config.head_dim
     return FLOPS_PER_MULTIPLY_ADD * (layer_parameters(config) * tokens + head * logits + attention * pairs)
+
+
+def attended_pairs(config: ModelConfig, positions: Tensor) -> Tensor:
+    """Pairs of a token at `positions` `[T]` and one that it attends to, in the mean of layers: it sees its trunk and
+    its own branch, as many tokens as its position says, and itself, of which a window leaves the last."""
+    seen = positions.double() + 1
+    by_window = {window: seen.clamp(max=window or torch.inf).sum() for window in {*config.switches.windows}}
+    return torch.stack([by_window[window] for window in config.switches.windows]).mean()
 
 
 def token_compute_cost(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -> ComputeCost:
@@ -45,8 +53,7 @@ def token_compute_cost(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -
     before = sum(known is not None for known in (batch.ref_logp, batch.old_logp, batch.old_top_k)) / epochs
     before += batch.token_factor is not None
     tokens = len(batch.packed.tokens)
-    # A token sees its trunk and its own branch: as many tokens as its position says, and itself.
-    pairs = batch.packed.positions.sum().double() + tokens
+    pairs = attended_pairs(policy.decoder.config, batch.packed.positions)
     forward = forward_flops(policy.decoder.config, tokens=tokens, logits=len(batch.at), pairs=pairs)
     return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
 
@@ -54,7 +61,7 @@ def token_compute_cost(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -
 def scorer_compute_cost(scorer: TokenScorer, batch: TokenBatch) -> ComputeCost:
     """A forward and a backward pass over `batch`; the product with the scalar head is left out."""
     tokens = len(batch.packed.tokens)
-    pairs = batch.packed.positions.sum().double() + tokens
+    pairs = attended_pairs(scorer.decoder.config, batch.packed.positions)
     forward = forward_flops(scorer.decoder.config, tokens=tokens, logits=0, pairs=pairs)
     return ComputeCost(tokens=tokens, flops=3 * forward)
 

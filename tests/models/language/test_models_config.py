@@ -71,14 +71,48 @@ REFUSED = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     ({"vocab_size": None}, "vocab_size"),
     ({"vocab_size": "40"}, "got '40'"),
-    ({"model_type": "mistral", "sliding_window": 8, "max_position_embeddings": 64}, "sliding_window 8"),
-    ({"model_type": "mistral"}, "sliding_window 4096"),
+    ({"model_type": "mistral", "sliding_window": "8"}, "sliding_window must be a whole number"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, "use_sliding_window is not true"),
+    ({"model_type": "qwen3", "layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+    ({"model_type": "gemma2", "layer_types": ["sliding_attention"]}, "for each of the num_hidden_layers (2)"),
+    ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number > 0, got 0"),
+    ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+    ({"model_type": "olmo3", "layer_types": ["sliding_attention"] * 2, "sliding_window": None}, "give the window"),
     (
-        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        "use_sliding_window",
+        {"model_type": "smollm3", "no_rope_layers": [1]},
+        "no_rope_layers must be 0 or 1 for each of the num_hidden_layers (2)",
     ),
-    ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval must be a whole number of at"),
+    ({"model_type": "olmo3", "rope_parameters": {"rope_type": "default"}}, "must have full_attention and sliding_"),
+    ({"model_type": "glm4", "partial_rotary_factor": 0}, "partial_rotary_factor must be above 0 and at most 1, got 0"),
+    ({"model_type": "glm4", "head_dim": 6}, "partial_rotary_factor 0.5 turns 3 of head_dim 6"),
 ]
+WINDOWS = [
+    ({"model_type": "mistral", "sliding_window": 8}, (8, 8)),
+    ({"model_type": "mistral", "sliding_window": 131072}, (None, None)),  # as long as the context
+    ({"model_type": "mistral", "sliding_window": 131071}, (131071, 131071)),
+    ({"model_type": "mistral", "sliding_window": None}, (None, None)),
+    ({"model_type": "mistral"}, (4096, 4096)),  # the default of transformers
+    ({"model_type": "qwen2", "sliding_window": 8}, (None, None)),
+    ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}, (None, None)),  # from layer 28 on
+    ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, (None, 8)),
+    ({"model_type": "gemma3_text"}, (4096, 4096)),
+    ({"model_type": "gemma2", "sliding_window": 8}, (8, None)),
+    ({"model_type": "cohere2", "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}, (None, 8)),
+    ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 8, "no_rope_layers": [0, 1]}, (8, None)),
+]
+
+
+@pytest.mark.parametrize(("change", "windows"), WINDOWS)
+def test_windows_of_layers(change, windows):
+    config = model_config_from_hf({**BASE, "num_key_value_heads": 2, **change})
+    assert config.switches.windows == windows
+    assert model_config_from_hf(config.to_hf()) == config
+
+
+def test_code_that_came_with_a_model_is_not_asked_for_where_transformers_has_its_classes():
+    named = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    assert "auto_map" not in model_config_from_hf({**BASE, "model_type": "phi3", "auto_map": named}).to_hf()
 
 
 @pytest.mark.parametrize(("change", "said"), REFUSED)
@@ -87,16 +121,6 @@ def test_what_hone_does_not_know_is_refused(change, said):
         model_config_from_hf({**BASE, **change}, where="some/config.json")
     assert said in str(error.value)
     assert "some/config.json" in str(error.value)
-
-
-def test_a_window_that_is_never_reached_is_accepted():
-    mistral = {**BASE, "model_type": "mistral", "num_key_value_heads": None}
-    model_config_from_hf({**mistral, "sliding_window": 64, "max_position_embeddings": 64})
-    model_config_from_hf({**mistral, "sliding_window": None})
-    model_config_from_hf({**BASE, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 8})
-    model_config_from_hf(
-        {**BASE, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
-    )  # layer 28 on
 
 
 def test_all_faults_are_reported_at_once():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
+from hone.models.language.fused_ops import apply_rotary, gated_gelu, gated_silu, rms_norm
 
 
 def tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -21,6 +21,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-6), (tensor(5, 3, 6), tensor(6, seed=1)))
     assert torch.autograd.gradcheck(lambda x: apply_rotary(x, turns(4, 3)), (tensor(4, 2, 6),))
     assert torch.autograd.gradcheck(gated_silu, (tensor(4, 10),))
+    assert torch.autograd.gradcheck(gated_gelu, (tensor(4, 10),))
 
 
 def test_values_are_those_of_the_plain_formulas() -> None:
@@ -28,6 +29,8 @@ def test_values_are_those_of_the_plain_formulas() -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), functional.rms_norm(x, (6,), weight, 1e-5))
     gate, up = tensor(3, 8).chunk(2, dim=-1)
     torch.testing.assert_close(gated_silu(torch.cat((gate, up), -1)), functional.silu(gate) * up)
+    curved = functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(gated_gelu(torch.cat((gate, up), -1)), curved)
     turned = apply_rotary(
         torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), torch.tensor([[[1j]]], dtype=torch.complex128)
     )

@@ -209,4 +209,4 @@ def test_scores_are_computed_for_what_is_seen_only():
     """Eight answers of 20 tokens to one question of 10: 8 x 20 x 30 scores and the question's, not 170 x 170."""
     packed, _ = pack_shared_prompts([(np.ones(10, np.int32), [np.ones(20, np.int32)] * 8)])
     attend = PackedAttention(packed, heads=1, kv_heads=1, head_dim=2, dtype=torch.float32)
-    assert [block.mask.numel() for block in attend._blocks] == [8 * 20 * 30, 10 * 10]
+    assert [block.masks[None].numel() for block in attend._blocks] == [8 * 20 * 30, 10 * 10]

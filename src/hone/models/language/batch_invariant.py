@@ -5,7 +5,7 @@ Matrix products add up in an order that depends on their shape, so every row is 
 depends on the row's position only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.models.language.packed_attention import LayerAttention, PackedAttention
+from hone.models.language.packed_attention import AttentionLimits, LayerAttention, PackedAttention
+from hone.models.language.token_logprobs import capped
 from hone.models.native.library import WIDENED_ROWS, is_widened
 from hone.models.packing import PackedBatch, packed_text_slots
 
@@ -104,6 +105,8 @@ class _QueryTiles:
     """`[m * kv_heads * width]` rows of the keys `[slots * kv_heads, head_dim]`."""
     mask: Tensor
     """`[m, 1, TILE, STRIDE]` additive mask of the last STRIDE keys; all earlier ones are visible."""
+    windows: Mapping[int, Tensor]
+    """Window -> `[m, 1, TILE, width]` additive mask of the keys before it."""
 
 
 class BatchInvariantAttention:
@@ -115,10 +118,19 @@ class BatchInvariantAttention:
     """
 
     def __init__(
-        self, sequence: Ints, positions: Ints, slots: Ints, *, heads: int, kv_heads: int, device: torch.device
+        self,
+        sequence: Ints,
+        positions: Ints,
+        slots: Ints,
+        *,
+        heads: int,
+        kv_heads: int,
+        device: torch.device,
+        limits: AttentionLimits | None = None,
     ) -> None:
         """`sequence` `[T]` rows of `slots` `[B, L]`, the slot of each position of each sequence; `positions` `[T]`."""
-        self._heads, self._kv_heads = heads, kv_heads
+        self._heads, self._kv_heads, self._limits = heads, kv_heads, limits or AttentionLimits()
+        windows = {window for window in self._limits.windows if window is not None}
         length = slots.shape[1] // TILE + 1
         tiles, tile = np.unique(sequence * length + positions // TILE, return_inverse=True)
         owner, base = tiles // length, tiles % length * TILE
@@ -135,19 +147,22 @@ class BatchInvariantAttention:
                 take=torch.from_numpy(take[start * heads * TILE : stop * heads * TILE]).to(device),
                 read=_read(slots, owner[order[start:stop]], int(width[order[start]]), kv_heads).to(device),
                 mask=_mask(base[order[start:stop]]).to(device),
+                windows=_window_masks(base[order[start:stop]], int(width[order[start]]), windows, device),
             )
             for start, stop in _chunks(width[order], heads)
         ]
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, layer: int = 0) -> Tensor:
         """`[T, heads, head_dim]`, twice `[slots, kv_heads, head_dim]` -> `[T, heads * head_dim]`."""
-        size = query.shape[-1]
+        size, window = query.shape[-1], self._limits.window(layer)
         q = (query * size**-0.5).reshape(-1, size)
         k, v = keys.view(-1, size), values.view(-1, size)
-        mixed = torch.cat([self._attend(q, k, v, group).to(query.dtype) for group in self._groups])
+        mixed = torch.cat([self._attend(q, k, v, group, window).to(query.dtype) for group in self._groups])
         return mixed.index_select(0, self._give).view(len(query), -1)
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, group: _QueryTiles) -> Tensor:
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, group: _QueryTiles, window: int | None
+    ) -> Tensor:  # fmt: skip
         items, size = len(group.mask) * self._kv_heads, query.shape[-1]
         q = query.index_select(0, group.take).view(items, -1, size)
         k = keys.index_select(0, group.read).view(items, -1, size)
@@ -157,7 +172,12 @@ class BatchInvariantAttention:
         if is_widened(query.dtype, query.device):  # all of it in float32; the caller rounds once
             q, k, v = q.float(), k.float(), v.float()
         scores = torch.bmm(q, k.transpose(1, 2))[:items]
-        scores.view(len(group.mask), self._heads, TILE, -1)[..., -STRIDE:].add_(group.mask)
+        if self._limits.score_cap is not None:
+            scores = capped(scores, self._limits.score_cap)
+        by_tile = scores.view(len(group.mask), self._heads, TILE, -1)
+        by_tile[..., -STRIDE:].add_(group.mask)
+        if window is not None:
+            by_tile.add_(group.windows[window])
         weights = torch.softmax(scores, dim=-1)  # bfloat16: summed in float32, rounded once
         if items == 1:
             weights = weights.expand(2, -1, -1)
@@ -171,17 +191,29 @@ class BatchInvariantPackedAttention:
     packed tokens are padding, and get zeros.
     """
 
-    def __init__(self, packed: PackedBatch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        packed: PackedBatch,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        limits: AttentionLimits | None = None,
+    ) -> None:
         sequence, slots = packed_text_slots(packed)
         positions, device = packed.positions.cpu().numpy(), packed.tokens.device
-        self._fixed = BatchInvariantAttention(sequence, positions, slots, heads=heads, kv_heads=kv_heads, device=device)
-        self._usual = PackedAttention(packed, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+        self._fixed = BatchInvariantAttention(
+            sequence, positions, slots, heads=heads, kv_heads=kv_heads, device=device, limits=limits
+        )
+        self._usual = PackedAttention(
+            packed, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, limits=limits
+        )
         self._count = len(positions)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        del layer
         seen = (x[: self._count].contiguous() for x in (query, key, value))
-        out = _BatchInvariantAttentionFunction.apply(*seen, self._fixed, self._usual)
+        out = _BatchInvariantAttentionFunction.apply(*seen, self._fixed, self._usual, layer)
         return functional.pad(out, (0, 0, 0, len(query) - self._count))
 
 
@@ -223,6 +255,7 @@ class _BatchInvariantLinearFunction(torch.autograd.Function):
 
 class _AttentionContext(Protocol):
     usual: LayerAttention
+    layer: int
     saved_tensors: tuple[Tensor, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
@@ -237,17 +270,18 @@ class _BatchInvariantAttentionFunction(torch.autograd.Function):
         value: Tensor,
         fixed: BatchInvariantAttention,
         usual: LayerAttention,
+        layer: int,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.usual = usual
-        return fixed(query, key, value)
+        ctx.usual, ctx.layer = usual, layer
+        return fixed(query, key, value, layer)
 
     @staticmethod
     def backward(ctx: _AttentionContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs = tuple(x.detach().requires_grad_() for x in ctx.saved_tensors)
         with torch.enable_grad():
-            out = ctx.usual(0, *inputs)
-        return (*torch.autograd.grad(out, inputs, grads[0]), None, None)
+            out = ctx.usual(ctx.layer, *inputs)
+        return (*torch.autograd.grad(out, inputs, grads[0]), None, None, None)
 
 
 def _chunks(width: Ints, heads: int) -> Iterator[tuple[int, int]]:
@@ -274,3 +308,13 @@ def _read(slots: Ints, owner: Ints, width: int, kv_heads: int) -> Tensor:
 def _mask(base: Ints) -> Tensor:
     seen = np.arange(STRIDE) <= (base % STRIDE)[:, None, None] + np.arange(TILE)[:, None]
     return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), -torch.inf)[:, None]
+
+
+def _window_masks(base: Ints, width: int, windows: Iterable[int], device: torch.device) -> dict[int, Tensor]:
+    """For each window a mask that hides keys which are so many or more places before a query."""
+    behind = base[:, None, None] + np.arange(TILE)[:, None] - np.arange(width)
+    masks = dict[int, Tensor]()
+    for window in windows:
+        hidden = torch.from_numpy(behind >= window)
+        masks[window] = torch.zeros(behind.shape).masked_fill_(hidden, -torch.inf)[:, None].to(device)
+    return masks

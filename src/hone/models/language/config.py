@@ -1,11 +1,11 @@
 """The architecture of a decoder transformer, and its translation from and to a Hugging Face `config.json`.
 
-Settings of Llama, Mistral, Qwen2 and Qwen3 models and of the mixtures of experts Qwen3-MoE, Mixtral and OLMoE, and the
-unsupported ones that raise an error.
+The keys that every family has, those of mixtures of experts, and the unsupported ones that raise an error. What is a
+family's own stands in families.py.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast
 
@@ -13,6 +13,18 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import DataError, ErrorCollector
+from hone.models.language.families import (
+    FAMILIES,
+    FAMILY_DESIGNS,
+    FULL,
+    SLIDING,
+    FamilyDesign,
+    LayerSwitches,
+    ModelFamily,
+    check_switches,
+    layer_switches,
+)
+from hone.models.language.packed_attention import AttentionLimits
 from hone.models.language.rope import RopeConfig, is_number, rope_from_hf
 
 # -------------------------------------------------------------------------------------------------------- expert config
@@ -154,31 +166,15 @@ def _experts_from_hf(
 
 SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 """Keys that every config must have."""
-DEFAULT_POSITIONS: Final = {
-    "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768,
-    "qwen3_moe": 32768, "mixtral": 131072, "olmoe": 4096,
-}  # fmt: skip
-DEFAULT_WINDOW: Final = 4096
-"""Window of a mistral without `sliding_window`."""
-
 _OPTIONAL_SIZES: Final = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 _ROPE: Final = ("rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings")
-_READ: Final = frozenset((*SIZES, *_OPTIONAL_SIZES, *_ROPE, "model_type", "rms_norm_eps", "tie_word_embeddings"))
+_READ: Final = frozenset((*SIZES, *_OPTIONAL_SIZES, *_ROPE, "model_type", "tie_word_embeddings"))
 _WINDOW: Final = frozenset(("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"))
-_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "llama": ("attention_bias", "mlp_bias", "tie_word_embeddings"),
-    "mistral": ("tie_word_embeddings",),
-    "qwen2": ("tie_word_embeddings",),
-    "qwen3": ("attention_bias", "tie_word_embeddings"),
-    "qwen3_moe": ("attention_bias", "tie_word_embeddings"),
-    "mixtral": ("tie_word_embeddings",),
-    "olmoe": ("attention_bias", "tie_word_embeddings"),
-}
-"""Family -> the keys that are true or false and that hone follows."""
 
 _METADATA: Final = """
-    architectures attn_implementation custom_generate dtype id2label initializer_range is_llama_config label2id language
-    license max_sequence_length model_max_length model_name name_or_path num_labels problem_type seq_length
+    architectures attn_implementation cache_implementation custom_generate dtype id2label initializer_range
+    is_llama_config label2id language license
+    max_sequence_length model_max_length model_name name_or_path num_labels problem_type seq_length
     task_specific_params tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed
     unsloth_version
 """
@@ -208,7 +204,8 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 _ONE: Final = (1, 1.0)
 _OFF: Final[Mapping[str, Sequence[object]]] = {
-    "hidden_act": ("silu",),
+    "hidden_act": ("silu",), "rms_norm_eps": (), "use_bidirectional_attention": (False,),
+    "full_attn_mod": _ONE, "interpolate_factor": _ONE,
     "partial_rotary_factor": _ONE, "rotary_pct": _ONE, "rotary_percent": _ONE,
     "rope_interleaved": (False,), "use_mrope": (False,), "alibi": (False,), "is_causal": (True,),
     "attention_bias": (False,), "qkv_bias": (False,), "use_bias": (False,), "bias": (False,), "mlp_bias": (False,),
@@ -247,17 +244,23 @@ _HINTS: Final = {
 def _check_keys(config: Mapping[str, object], family: str, where: str, faults: ErrorCollector) -> None:
     """Add to `faults` each key that has the wrong type, changes the forward pass in a way that hone does not follow, or
     is unknown."""
-    experts = _expert_keys(family)
-    flags = (*_FLAGS.get(family, ()), *(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in experts))
-    faults.extend(_type_faults(config, flags, where))
+    experts, design = _expert_keys(family), FAMILY_DESIGNS.get(family, FAMILY_DESIGNS["llama"])
+    flags = (*design.flags, "tie_word_embeddings", "use_sliding_window")
+    flags += tuple(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in experts)
+    faults.extend(_type_faults(config, flags, design.eps_key, where))
     for key, value in config.items():
-        if value is None or key in _READ or key in _WINDOW or key in flags or key in experts or key.startswith("_"):
+        if key in _READ or key in _WINDOW or key in flags or key in experts or key in design.keys:
+            continue
+        if value is None or key.startswith("_"):
             continue  # an underscore begins transformers' own notes: where a model came from, how it was run
         if key == "auto_map":
-            faults.add(
-                f"{where}: auto_map {json.dumps(value)} asks to run Python code that came with the model "
-                f"(trust_remote_code); hone never does. Convert the model to one of: {', '.join(_FLAGS)}"
-            )
+            # Code that came with a model; transformers took it over where its classes are named the same.
+            classes = cast("dict[str, object]", value).values() if isinstance(value, dict) else [value]
+            if not all(str(one).rpartition(".")[2].startswith(design.architecture) for one in classes):
+                faults.add(
+                    f"{where}: auto_map {json.dumps(value)} asks to run Python code that came with the model "
+                    f"(trust_remote_code); hone never does. Convert the model to one of: {', '.join(FAMILIES)}"
+                )
         else:
             off = _OFF_IN_FAMILY.get((family, key), _OFF.get(key))
             if off is None and key not in _WITHOUT_EFFECT:
@@ -267,10 +270,11 @@ def _check_keys(config: Mapping[str, object], family: str, where: str, faults: E
                 )
             elif off is not None and not any(_same(value, one) for one in off):
                 faults.add(f"{where}: {key} {value!r} is not supported{_known(key, off)}")
-    faults.extend(f"{where}: {fault}" for fault in _window_faults(config, family))
+    if family in FAMILY_DESIGNS:
+        check_switches(config, family, where, faults)
 
 
-def _type_faults(config: Mapping[str, object], flags: Sequence[str], where: str) -> list[str]:
+def _type_faults(config: Mapping[str, object], flags: Sequence[str], eps_key: str, where: str) -> list[str]:
     sizes = [(key, config.get(key)) for key in SIZES]
     sizes += [(key, config[key]) for key in _OPTIONAL_SIZES if config.get(key) is not None]
     faults = [
@@ -283,9 +287,9 @@ def _type_faults(config: Mapping[str, object], flags: Sequence[str], where: str)
         for key in flags
         if config.get(key) is not None and not isinstance(config[key], bool)
     ]
-    eps = config.get("rms_norm_eps", 1e-6)
+    eps = config.get(eps_key, 1e-6)
     if not is_number(eps) or cast(float, eps) < 0:
-        faults.append(f"{where}: rms_norm_eps must be a number of at least 0, got {eps!r}")
+        faults.append(f"{where}: {eps_key} must be a number of at least 0, got {eps!r}")
     return faults
 
 
@@ -300,56 +304,20 @@ def _same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _window_faults(config: Mapping[str, object], family: str) -> Iterator[str]:
-    """The settings that enable a sliding window."""
-    layers, kinds = config.get("num_hidden_layers"), config.get("layer_types")
-    if kinds is not None and kinds != ["full_attention"] * (layers if isinstance(layers, int) else 0):
-        yield (
-            f"layer_types {kinds!r} must be full_attention for each of the num_hidden_layers ({layers!r}): other "
-            "kinds of attention are not supported"
-        )
-    if family == "qwen3_moe" and not config.get("use_sliding_window", False):
-        return
-    unlimited = family in ("llama", "mixtral", "olmoe")
-    window = config.get("sliding_window", None if unlimited else DEFAULT_WINDOW)
-    limit = config.get("max_position_embeddings") or DEFAULT_POSITIONS.get(family, 2048)
-    if window is None or (isinstance(window, int) and isinstance(limit, int) and window >= limit):
-        return
-    message = f"sliding_window {window!r} of {limit} positions"
-    if family in ("qwen2", "qwen3"):
-        first = config.get("max_window_layers", 28)
-        reached = not isinstance(layers, int) or not isinstance(first, int) or layers > first
-        if not config.get("use_sliding_window", False) or not reached or kinds is not None:
-            return
-        message = f"use_sliding_window with sliding_window {window!r}"
-    yield (
-        f"{message}: sliding-window attention is active and not supported; it can be switched off "
-        "(sliding_window: null) where every text is shorter than the window"
-    )
-
-
 # --------------------------------------------------------------------------------------------------------------- config
 
 
-ModelFamily: TypeAlias = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"]
 Json: TypeAlias = "dict[str, object]"
 
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_FAMILIES)
-_ARCHITECTURES: Final = {
-    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
-    "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "olmoe": "Olmoe",
-}  # fmt: skip
-_ATTENTION_BIAS: Final = ("llama", "qwen3", "qwen3_moe", "olmoe")
-"""Families whose attention may have biases by a key of that name."""
-_DEFAULT_KV_HEADS: Final = {"mistral": 8, "mixtral": 8, "qwen3_moe": 4}
-"""Key and value heads of a config that does not name them; else as many as heads."""
 _WRITTEN: Final = (
     "architectures", "model_type", "dtype", "torch_dtype", "vocab_size", "hidden_size", "intermediate_size",
     "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
-    "max_position_embeddings", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings",
-    "attention_bias", "mlp_bias",
+    "max_position_embeddings", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings",
+    "attention_bias", "mlp_bias", "auto_map", "rope_local_base_freq",
 )  # fmt: skip
 """Keys that a saved `config.json` has from the fields; every other key is kept as it was read."""
+_OF_LAYERS: Final = ("layer_types", "no_rope_layers")
+"""Keys that list something of each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,13 +338,17 @@ class ModelConfig:
     max_positions: int = 2048
     norm_eps: float = 1e-6
     rope: RopeConfig = field(default_factory=RopeConfig)
+    local_rope: RopeConfig | None = None
+    """Rotary positions of layers with a window, in families where they have their own."""
     tie_embeddings: bool = True
     attention_bias: bool = False
     mlp_bias: bool = False
     experts: ExpertsConfig | None = None
     """The mixture of experts in place of each MLP; None: dense."""
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Keys of a `config.json` that hone does not use, kept to be written back."""
+    """Further keys of a `config.json`, written back as they are: the family's switches, and what changes no output."""
+    switches: LayerSwitches = field(init=False)
+    """What the keys of `extra` switch."""
 
     def __post_init__(self) -> None:
         faults = ErrorCollector(DataError)
@@ -399,7 +371,15 @@ class ModelConfig:
         if self.head_dim < 2 or self.head_dim % 2:
             faults.add(f"model head_dim must be even and at least 2 for rotary positions, got {self.head_dim}")
         self._add_expert_faults(faults)
+        faults.extend(self.rope.faults(self.head_dim))
         faults.raise_if_any()
+        if self.design.local_theta is not None and self.local_rope is None:
+            object.__setattr__(self, "local_rope", RopeConfig(theta=self.design.local_theta))
+        switches = layer_switches(
+            self.family, self.extra, layers=self.layers, hidden_size=self.hidden_size, head_dim=self.head_dim,
+            max_positions=self.max_positions,
+        )  # fmt: skip
+        object.__setattr__(self, "switches", switches)
 
     def _add_expert_faults(self, faults: ErrorCollector) -> None:
         mixture = self.family in EXPERT_FAMILIES
@@ -431,18 +411,23 @@ class ModelConfig:
 
     @property
     def rotary_scale(self) -> float:
-        """Factor on queries and keys besides their rotation; 1 but for YaRN."""
+        """Factor on queries and keys besides their rotation; 1 but for YaRN and LongRoPE."""
         return self.rope.scale
 
     @property
+    def design(self) -> FamilyDesign:
+        """What the family fixes."""
+        return FAMILY_DESIGNS[self.family]
+
+    @property
     def qk_norm(self) -> bool:
-        """True if queries and keys are RMS-normalised (Qwen3, OLMoE)."""
-        return self.family in ("qwen3", "qwen3_moe", "olmoe")
+        """True if queries and keys are normalised (Qwen3, OLMo)."""
+        return self.design.qk_norm != "none" or self.extra.get("use_qk_norm") is True
 
     @property
     def qk_norm_whole(self) -> bool:
-        """True if that norm is over all heads together (OLMoE) and not head by head."""
-        return self.family == "olmoe"
+        """True if that norm is over all heads together (OLMo) and not head by head."""
+        return self.design.qk_norm == "whole"
 
     @property
     def mlp_width(self) -> int:
@@ -451,18 +436,61 @@ class ModelConfig:
 
     @property
     def qkv_bias(self) -> bool:
-        return self.family == "qwen2" or self.attention_bias
+        return self.design.qkv_bias or self.attention_bias
 
     @property
     def output_bias(self) -> bool:
-        """True if the attention's output projection has a bias; Qwen2 has biases on q, k and v only."""
-        return self.family != "qwen2" and self.attention_bias
+        """True if the attention's output projection has a bias; Qwen2 and GLM have biases on q, k and v only."""
+        return self.attention_bias and self.design.output_bias
+
+    @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """Tables of rotary positions; None: no rotation."""
+        known = {"main": self.rope, "local": self.local_rope, "none": None}
+        return tuple(known[name] for name in dict.fromkeys(self.switches.turns))
+
+    @property
+    def rope_tables(self) -> tuple[int, ...]:
+        """Of each layer: its table among `ropes`."""
+        order = list(dict.fromkeys(self.switches.turns))
+        return tuple(order.index(name) for name in self.switches.turns)
+
+    @property
+    def limits(self) -> AttentionLimits:
+        """What attention sees, by layer."""
+        return AttentionLimits(windows=self.switches.windows, score_cap=self.switches.score_cap)
+
+    @property
+    def score_cap(self) -> float | None:
+        """Bound c of the scores s of attention, c tanh(s / c); None: none."""
+        return self.switches.score_cap
+
+    def window(self, layer: int) -> int | None:
+        """A token of this layer sees itself and so many tokens before it, less one; None: all."""
+        return self.switches.windows[layer]
+
+    @property
+    def uncompiled(self) -> str | None:
+        """What of this model the compiled runner does not compute; None: it computes all of it."""
+        plain = LayerSwitches(
+            windows=(None,) * self.layers, turns=("main",) * self.layers, score_scale=self.head_dim**-0.5
+        )  # fmt: skip
+        design = self.design
+        usual = design.norm == "rms" and design.norms == FAMILY_DESIGNS["llama"].norms and not design.parallel
+        if self.switches == plain and usual and self.rope.fraction == 1 and not self.rope.query_beta:
+            return None
+        return f"the windows, norms or factors of {self.family}"
+
+    @property
+    def by_length(self) -> bool:
+        """True if a token's rotation depends on the length of its whole text."""
+        return self.rope.by_length
 
     def to_hf(self, head: Literal["CausalLM", "SequenceClassification", "TokenClassification"] = "CausalLM") -> Json:
         """The `config.json` of transformers 5, without `dtype`, which depends on the weights."""
         config: Json = dict(self.extra)
         config.update(
-            architectures=[f"{_ARCHITECTURES[self.family]}For{head}"],
+            architectures=[f"{self.design.architecture}For{head}"],
             model_type=self.family,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -471,25 +499,28 @@ class ModelConfig:
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             head_dim=self.head_dim,
-            hidden_act="silu",
             max_position_embeddings=self.max_positions,
-            rms_norm_eps=self.norm_eps,
             rope_parameters=self.rope.to_hf(),
             tie_word_embeddings=self.tie_embeddings,
         )
+        config[self.design.eps_key] = self.norm_eps
+        if self.local_rope is not None:
+            config["rope_parameters"] = {FULL: self.rope.to_hf(), SLIDING: self.local_rope.to_hf()}
+        if self.design.rope.fraction is not None:
+            config["partial_rotary_factor"] = self.rope.fraction
+        if self.rope.kind == "longrope":  # read before that in rope_parameters
+            config["original_max_position_embeddings"] = self.rope.original_max_positions
+        config |= {"hidden_activation": "gelu_pytorch_tanh"} if self.design.gelu else {"hidden_act": "silu"}
         for token in ("bos_token_id", "eos_token_id"):
             config.setdefault(token, None)  # absent would mean 1 and 2 for some families
-        if self.family in _ATTENTION_BIAS:
-            config["attention_bias"] = self.attention_bias
-        if self.family == "llama":
-            config["mlp_bias"] = self.mlp_bias
-        if self.experts is not None:
-            config.update(self.experts.to_hf(self.family))
-        if config.get("layer_types") is not None:
-            config["layer_types"] = ["full_attention"] * self.layers
-        if self.family == "mistral":
-            config.setdefault("sliding_window", None)  # absent would mean a window of 4,096
-        return config
+        for flag, value in (("attention_bias", self.attention_bias), ("mlp_bias", self.mlp_bias)):
+            if flag in self.design.flags:
+                config[flag] = value
+        if self.design.window is not None:
+            config.setdefault("sliding_window", None)  # absent would mean a window
+        listed = {key: cast("list[object]", config[key]) for key in _OF_LAYERS if isinstance(config.get(key), list)}
+        config |= {key: values[: self.layers] for key, values in listed.items()}
+        return config | ({} if self.experts is None else self.experts.to_hf(self.family))
 
 
 def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.json") -> ModelConfig:
@@ -499,27 +530,61 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
     model's outputs, or refused.
     """
     faults = ErrorCollector(DataError)
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        faults.add(f"{where}: model_type {family!r} is not supported; known: {', '.join(FAMILIES)}")
-    _check_keys(config, str(family), where, faults)
-    if family == "mixtral" and not any(config.get(key) for key in ("rope_theta", "rope_scaling", "rope_parameters")):
-        config = {**config, "rope_theta": 1e6}  # its default in transformers
-    rope = rope_from_hf(config, where=where, faults=faults)
-    experts = _experts_from_hf(config, str(family), where=where, faults=faults)
+    family = str(config.get("model_type"))
+    design = FAMILY_DESIGNS.get(family, FAMILY_DESIGNS["llama"])
+    if family not in FAMILY_DESIGNS:
+        faults.add(f"{where}: model_type {config.get('model_type')!r} is not supported; known: {', '.join(FAMILIES)}")
+    if design.window is not None and "sliding_window" not in config:
+        config = {**config, "sliding_window": design.window}
+    _check_keys(config, family, where, faults)
+    ropes = _ropes(config, design, where, faults)
+    experts = _experts_from_hf(config, family, where=where, faults=faults)
     faults.raise_if_any()
     try:
-        return _model_config(config, rope, experts)
+        return _model_config(config, design, ropes, experts)
     except DataError as error:
         raise DataError(*(f"{where}: {message}" for message in error.messages)) from None
 
 
-def _model_config(config: Mapping[str, object], rope: RopeConfig, experts: ExpertsConfig | None) -> ModelConfig:
-    family = config["model_type"]
-    heads = cast(int, config["num_attention_heads"])
-    written = (*_WRITTEN, *(WRITTEN_KEYS if experts is not None else ()))
-    default_kv = _DEFAULT_KV_HEADS.get(str(family), heads)
-    default_dim = 128 if family == "qwen3" else cast(int, config["hidden_size"]) // heads
+def _ropes(
+    config: Mapping[str, object], design: FamilyDesign, where: str, faults: ErrorCollector
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """Rotary positions, and those of layers with a window where they have their own."""
+    if design.local_theta is None:
+        return rope_from_hf(config, where=where, faults=faults, rules=design.rope), None
+    both = config.get("rope_parameters")
+    parts = cast("dict[str, object]", both) if isinstance(both, dict) else {}
+    if set(parts) - {FULL, SLIDING}:
+        faults.add(f"{where}: rope_parameters must have {FULL} and {SLIDING}, got {', '.join(parts)}")
+        return RopeConfig(), None
+    plain = {key: value for key, value in config.items() if key != "rope_parameters"}
+    local = {key: value for key, value in plain.items() if key not in ("rope_scaling", "rope_theta")}
+    local |= {"rope_theta": config.get("rope_local_base_freq", design.local_theta)}
+    read = [
+        rope_from_hf(beside | part, where=where, faults=faults, rules=design.rope)
+        for beside, part in (
+            (plain, {"rope_parameters": parts.get(FULL)}),
+            (local, {"rope_parameters": parts.get(SLIDING)}),
+        )
+    ]
+    return read[0], read[1]
+
+
+def _model_config(
+    config: Mapping[str, object],
+    design: FamilyDesign,
+    ropes: tuple[RopeConfig, RopeConfig | None],
+    experts: ExpertsConfig | None,
+) -> ModelConfig:
+    family, heads = str(config["model_type"]), cast(int, config["num_attention_heads"])
+    written = {*_WRITTEN, design.eps_key, *(WRITTEN_KEYS if experts is not None else ())} - {*design.ignored}
+    written |= {"hidden_activation"} if design.gelu else set()
+    written |= {"partial_rotary_factor"} if design.rope.fraction is not None else set()
+    default_dim = design.head_dim or cast(int, config["hidden_size"]) // heads
+
+    def flag(key: str, default: bool) -> bool:  # noqa: FBT001 - of one line each
+        return key in design.flags and bool(config.get(key, default))
+
     return ModelConfig(
         family=cast(ModelFamily, family),
         vocab_size=cast(int, config["vocab_size"]),
@@ -527,14 +592,15 @@ def _model_config(config: Mapping[str, object], rope: RopeConfig, experts: Exper
         intermediate_size=cast(int, config["intermediate_size"]),
         layers=cast(int, config["num_hidden_layers"]),
         heads=heads,
-        kv_heads=cast(int, config.get("num_key_value_heads", default_kv) or heads),
+        kv_heads=cast(int, config.get("num_key_value_heads", design.kv_heads or heads) or heads),
         head_dim=cast(int, config.get("head_dim") or default_dim),
-        max_positions=cast(int, config.get("max_position_embeddings") or DEFAULT_POSITIONS[str(family)]),
-        norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6))),
-        rope=rope,
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=family in _ATTENTION_BIAS and bool(config.get("attention_bias", False)),
-        mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+        max_positions=cast(int, config.get("max_position_embeddings") or design.positions),
+        norm_eps=float(cast(float, config.get(design.eps_key, design.norm_eps))),
+        rope=ropes[0],
+        local_rope=ropes[1],
+        tie_embeddings=bool(config.get("tie_word_embeddings", design.tied)),
+        attention_bias=flag("attention_bias", design.attention_bias),
+        mlp_bias=flag("mlp_bias", False),
         experts=experts,
         extra={
             key: value for key, value in config.items() if key not in written and (key, value) not in _UNSET_DEFAULTS

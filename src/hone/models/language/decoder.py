@@ -1,5 +1,5 @@
-"""A decoder transformer for Llama, Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped-query attention; with
-experts (experts.py) for Qwen3-MoE, Mixtral and OLMoE.
+"""A decoder transformer for the families of families.py: RMSNorm, rotary positions, grouped-query attention, a gated
+MLP or a mixture of experts.
 
 The layers' arithmetic on rows of tokens. Key storage and masking are in a `LayerAttention`: packed rows have theirs
 (packed_attention.py), a generation engine brings its cache.
@@ -9,7 +9,7 @@ one complex product; hf_checkpoint.py translates both, exactly, to and from the 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,6 +42,7 @@ from hone.models.language.decoder_layer import (
     RoutingRecord,
     TensorGroup,
     check_routing_shape,
+    native_add_normed,
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
@@ -53,44 +54,56 @@ from hone.models.language.token_logprobs import (
     TokenLogprobs,
     TopKTokens,
     at_least_float32,
+    capped,
     query_logprobs,
     top_k_tokens,
 )
 from hone.models.native.library import (
     DTYPE_CODES,
+    MAX_POSITIONS,
     KernelTexts,
     NativeAttention,
     available_kernels,
     is_widened,
-    native_add_norm,
     native_gated_silu,
     uses_amx_tiles,
     uses_half_products,
     why_unavailable,
 )
-from hone.models.packing import PackedBatch
+from hone.models.packing import PackedBatch, index_numbers
 
 # --------------------------------------------------------------------------------------------------------------- rotary
 
 
-def _rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair, `[head_dim / 2]` float32.
+def rope_frequencies(rope: RopeConfig | None, head_dim: int, length: int = 0) -> Tensor:
+    """Radians per position of each pair, `[head_dim / 2]` float32, for a text of `length` tokens; 0 for pairs that do
+    not turn.
 
-    theta^(-2i/d) (Su et al., 2021). `linear` divides all of them by `factor` (Chen et al., 2023). `llama3` divides the
-    frequencies whose wavelength exceeds the original context by `factor`, leaves short wavelengths unchanged and
-    interpolates linearly between (Dubey et al., 2024); `yarn` does so with borders in rotations within the original
-    context, and interpolates along the features (Peng et al., 2024).
+    theta^(-2i/d) (Su et al., 2021). `linear` divides all of them by `factor` (Chen et al., 2023). `dynamic` raises
+    theta by the length beyond the context. `llama3` divides the frequencies whose wavelength exceeds the original
+    context by `factor`, leaves short wavelengths unchanged and interpolates linearly between (Dubey et al., 2024);
+    `yarn` does so with borders in rotations within the original context, and interpolates along the features (Peng et
+    al., 2024). `longrope` divides each by a number of its own (Ding et al., 2024).
     """
-    wavelengths = rope.theta ** (_counted(0, head_dim, 2) / head_dim)
+    if rope is None:
+        return torch.from_numpy(np.zeros(head_dim // 2, np.float32))
+    turned, theta = int(head_dim * rope.fraction), rope.theta
+    if rope.kind == "dynamic":
+        longest = max(length, rope.original_max_positions) / rope.original_max_positions
+        theta = theta * (rope.factor * longest - (rope.factor - 1)) ** (turned / (turned - 2))
+    wavelengths = theta ** (_counted(0, turned, 2) / turned)
     frequencies = 1.0 / wavelengths
     if rope.kind == "linear":
-        return frequencies / rope.factor
+        frequencies = frequencies / rope.factor
     if rope.kind == "llama3":
-        return _llama3(rope, frequencies)
+        frequencies = _llama3(rope, frequencies)
     if rope.kind == "yarn":
-        kept = 1 - _yarn_ramp(rope, head_dim)
-        return 1.0 / (rope.factor * wavelengths) * (1 - kept) + frequencies * kept
-    return frequencies
+        kept = 1 - _yarn_ramp(rope, turned)
+        frequencies = 1.0 / (rope.factor * wavelengths) * (1 - kept) + frequencies * kept
+    if rope.kind == "longrope":
+        divisors = rope.long_factor if length > rope.original_max_positions else rope.short_factor
+        frequencies = 1.0 / (torch.from_numpy(np.array(divisors, np.float32)) * wavelengths)
+    return functional.pad(frequencies, (0, head_dim // 2 - len(frequencies)))
 
 
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
@@ -220,15 +233,29 @@ class Decoder(nn.Module):
         """Mixed products keep no rounded weights between the passes; the same bits."""
         self.offloads_activations = False
         """What the forward pass keeps waits in the host's memory (activation_offload.py); the same bits."""
+        self.rope_length: int | None = None
+        """Length of text that rotations by length are for; None: of each row its own. See `fix_rope_length`."""
         self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         self.layers = nn.ModuleList(DecoderLayer(config, number, kind) for number in range(config.layers))
-        self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind)
+        self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind, kind=config.design.norm)
         self.head = (
             None
             if config.tie_embeddings
             else LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         )
-        self.frequencies = nn.Buffer(_rope_frequencies(config.rope, config.head_dim), persistent=False)
+        self.frequencies = nn.Buffer(self._tables(), persistent=False)
+        """`[tables, head_dim / 2]` radians per position; layer l has the table `config.rope_tables[l]`."""
+
+    def _tables(self, length: int = 0) -> Tensor:
+        return torch.stack([rope_frequencies(rope, self.config.head_dim, length) for rope in self.config.ropes])
+
+    def fix_rope_length(self, length: int) -> None:
+        """Turn every text as one of `length` tokens, or of the largest length so far, where rotations depend on the
+        length: an engine, which does not know how long an answer gets, and the trainer of its answers then compute the
+        same."""
+        if self.config.by_length:
+            self.rope_length = max(length, self.rope_length or 0)
+            self.frequencies = self._tables(self.rope_length).to(self.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch
         """`to`, `cuda`, `half`: rotary frequencies keep float32, in which positions are exact, and products follow the
@@ -312,23 +339,37 @@ class Decoder(nn.Module):
         """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`.
 
         `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read. `routing` holds the
-        experts to use, and gets those that were used.
+        experts to use, and gets those that were used. Rotations by length are those of `fix_rope_length`.
         """
-        x = functional.embedding(tokens, self.embedding.weight)
-        turns = self._rotations(positions)
-        by = self._arithmetic(linear, kind or self.dtype)
+        x, turns, by = self.embed(tokens), self._rotations(positions), self._arithmetic(linear, kind or self.dtype)
+        return self._run_layers(x, turns, attend, by, halves, routing)
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        turns: Sequence[tuple[Tensor, Tensor]],
+        attend: LayerAttention,
+        by: ForwardArithmetic,
+        halves: CompiledLayerHalves | None = None,
+        routing: RoutingRecord | None = None,
+    ) -> Tensor:
         record = routing or RoutingRecord()
         for number, layer in enumerate(self.layers):
-            replayed = record.replayed_of(number)
+            replayed, own = record.replayed_of(number), turns[self.config.rope_tables[number]]
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, routed = checkpoint(
-                    layer, x, turns, attend, by, None, replayed, use_reentrant=False, preserve_rng_state=False
+                    layer, x, own, attend, by, None, replayed, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                x, routed = layer(x, turns, attend, by, halves, replayed)
+                x, routed = layer(x, own, attend, by, halves, replayed)
             if routed is not None:
                 record.layers.append(routed)
         return self.norm(x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """`[T, hidden_size]`, the stream that enters the first layer."""
+        x, factor = functional.embedding(tokens, self.embedding.weight), self.config.switches.embedding_factor
+        return x if factor == 1 else x * torch.tensor(factor, dtype=x.dtype, device=x.device)
 
     def _arithmetic(self, linear: LinearFn, kind: torch.dtype, *, native: bool = False) -> ForwardArithmetic:
         steady = self.exactness == "bitwise"
@@ -407,20 +448,24 @@ class Decoder(nn.Module):
             layer.selection_bias = torch.zeros(experts.count, device=self.device)
 
     def _hidden(self, packed: PackedBatch, routing: RoutingRecord | None) -> Tensor:
-        c = self.config
+        c, lengths = self.config, self._row_lengths(packed)
+        turns = self._rotations(packed.positions, lengths)
         if self.exactness == "bitwise":
             fixed = BatchInvariantPackedAttention(
-                packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.compute
+                packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.compute, limits=c.limits
             )  # fmt: skip
-            tokens, positions = pad_to_tile(packed.tokens), pad_to_tile(packed.positions)
-            record = RoutingRecord() if routing is None else routing.padded(len(tokens))
-            hidden = self.run(tokens, positions, fixed, self.rows, routing=record)[: len(packed.tokens)]
+            padded = [(pad_to_tile(query), pad_to_tile(key)) for query, key in turns]
+            x, by = self.embed(pad_to_tile(packed.tokens)), self._arithmetic(self.rows, self.dtype)
+            record = RoutingRecord() if routing is None else routing.padded(len(x))
+            hidden = self._run_layers(x, padded, fixed, by, routing=record)
+            hidden = hidden[: len(packed.tokens)]
             if routing is not None:
                 routing.take(record, len(packed.tokens))
             return hidden
         linear = self._linear()
         if (texts := self._kernel_texts(packed)) is not None:
-            return self._forward_native(packed, texts, self._arithmetic(linear, self.compute, native=True), routing)
+            by = self._arithmetic(linear, self.compute, native=True)
+            return self._forward_native(packed, texts, turns, by, routing)
         attend = PackedAttention(
             packed,
             heads=c.heads // self.parts,
@@ -428,8 +473,20 @@ class Decoder(nn.Module):
             head_dim=c.head_dim,
             dtype=self.compute,
             fused=self.device.type == "cuda",
+            limits=c.limits,
         )
-        return self.run(packed.tokens, packed.positions, attend, linear, self.compute, routing=routing)
+        return self._run_layers(
+            self.embed(packed.tokens), turns, attend, self._arithmetic(linear, self.compute), routing=routing
+        )  # fmt: skip
+
+    def _row_lengths(self, packed: PackedBatch) -> Tensor | None:
+        """Of each token the length of its row, to its longest branch's end; None where rotations do not ask."""
+        if not self.config.by_length or self.rope_length is not None or not len(packed.tokens):
+            return None
+        counts = torch.from_numpy(np.diff(packed.offsets)).to(packed.positions.device)
+        row = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        longest = torch.zeros_like(counts).scatter_reduce_(0, row, packed.positions, "amax")
+        return (longest + 1)[row]
 
     def _linear(self) -> LinearFn:
         if self.is_mixed_precision:
@@ -441,10 +498,16 @@ class Decoder(nn.Module):
 
     def _kernel_texts(self, packed: PackedBatch) -> KernelTexts | None:
         """None where compiled kernels cannot be used: another device or dtype, no compiler, unsupported rows."""
-        return KernelTexts.from_packed(packed) if self._fits_kernels() and available_kernels() is not None else None
+        if not self._fits_kernels() or available_kernels() is None:
+            return None
+        reach = min((window for window in self.config.switches.windows if window), default=MAX_POSITIONS)
+        reach = min(reach, self.config.rope.original_max_positions) if self.config.rope.query_beta else reach
+        longest = int(index_numbers(packed.positions).max(initial=0)) + 1
+        return KernelTexts.from_packed(packed) if longest <= reach else None
 
     def _fits_kernels(self) -> bool:
-        usual = self.exactness == "parity" and self.device.type == "cpu" and not self.config.qk_norm_whole
+        usual = self.exactness == "parity" and self.device.type == "cpu"
+        usual = usual and self.config.switches.score_cap is None
         return usual and self.dtype in DTYPE_CODES and self.compute in DTYPE_CODES
 
     def notes(self) -> list[str]:
@@ -453,17 +516,27 @@ class Decoder(nn.Module):
         return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
 
     def _forward_native(
-        self, packed: PackedBatch, texts: KernelTexts, by: ForwardArithmetic, routing: RoutingRecord | None
+        self,
+        packed: PackedBatch,
+        texts: KernelTexts,
+        turns: Sequence[tuple[Tensor, Tensor]],
+        by: ForwardArithmetic,
+        routing: RoutingRecord | None,
     ) -> Tensor:
         c = self.config
-        turns = torch.view_as_real(self._rotations(packed.positions)[:, 0]).contiguous()
         heads, kv_heads = c.heads // self.parts, c.kv_heads // self.parts
-        attend = NativeAttention(texts=texts, turns=turns, heads=heads, kv_heads=kv_heads, head_dim=c.head_dim)
-        x, delta = functional.embedding(packed.tokens, self.embedding.weight), None
+        attends = [
+            NativeAttention(
+                texts=texts, turns=torch.view_as_real(one[:, 0]).contiguous(), heads=heads, kv_heads=kv_heads,
+                head_dim=c.head_dim,
+            )
+            for _, one in turns
+        ]  # fmt: skip
+        x, delta = self.embed(packed.tokens), None
         record = routing or RoutingRecord()
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            asked = (x, delta, attend, by, record.replayed_of(number))
+            asked = (x, delta, attends[c.rope_tables[number]], by, record.replayed_of(number))
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, delta, routed = checkpoint(
                     layer.forward_native, *asked, use_reentrant=False, preserve_rng_state=False
@@ -472,7 +545,7 @@ class Decoder(nn.Module):
                 x, delta, routed = layer.forward_native(*asked)
             if routed is not None:
                 record.layers.append(routed)
-        return native_add_norm(x, delta, self.norm.weight, self.norm.eps, self.dtype)[1]
+        return native_add_normed(self.norm, x, delta, self.dtype)[1]
 
     def token_logprobs(
         self,
@@ -490,33 +563,66 @@ class Decoder(nn.Module):
         `hidden` `[N, hidden_size]` are the states that predict `chosen` `[N]`. Logits from `vocab_size_used` on (a
         vocabulary padded beyond its tokenizer) have probability 0.
         """
-        weight = self.output_weight
+        weight, switches = self.output_weight, self.config.switches
         half = uses_half_products(self.device, self.compute)
-        question = LogprobQuery(temperature, entropy, sampling_mask, half=half, vocab_size_used=vocab_size_used)
+        question = LogprobQuery(
+            temperature / switches.logit_factor, entropy, sampling_mask, half=half, vocab_size_used=vocab_size_used,
+            cap=switches.logit_cap,
+        )  # fmt: skip
         if self.exactness == "bitwise":
             question = replace(question, matmul=batch_invariant_logits(self.rows, weight))
         return query_logprobs(hidden, weight, chosen, extra_tokens, question)
 
     def top_k_tokens(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> TopKTokens:
         """The `count` likeliest tokens after each of `hidden` `[N, hidden_size]`, as data."""
-        half = uses_half_products(self.device, self.compute)
+        half, switches = uses_half_products(self.device, self.compute), self.config.switches
         weight, count = self.output_weight[:vocab_size_used], min(count, vocab_size_used)
-        return top_k_tokens(hidden, weight, temperature, count, half=half)
+        temperature = temperature / switches.logit_factor
+        return top_k_tokens(hidden, weight, temperature, count, half=half, cap=switches.logit_cap)
 
     def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
         """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""
-        return at_least_float32(linear(hidden, self.output_weight, None))
+        return self.finished_logits(at_least_float32(linear(hidden, self.output_weight, None)))
+
+    def finished_logits(self, products: Tensor) -> Tensor:
+        """Logits from the products of hidden states and the output's weight: times a factor, and capped."""
+        switches = self.config.switches
+        logits = products if switches.logit_factor == 1 else products * switches.logit_factor
+        return logits if switches.logit_cap is None else capped(logits, switches.logit_cap)
 
     def fixed_attention(self, sequence: Ints, positions: Ints, slots: Ints) -> BatchInvariantAttention:
         """For an engine: attention of tokens of `sequence` `[T]` at `positions` `[T]` over keys in `slots` `[B, L]`."""
         c = self.config
         return BatchInvariantAttention(
-            sequence, positions, slots, heads=c.heads, kv_heads=c.kv_heads, device=self.device
+            sequence, positions, slots, heads=c.heads, kv_heads=c.kv_heads, device=self.device, limits=c.limits
         )
 
-    def _rotations(self, positions: Tensor) -> Tensor:
-        """Complex numbers `[T, 1, head_dim / 2]`, one rotation for each pair of features; their length is 1, or the
-        scale of YaRN."""
-        angles = positions[:, None, None].to(self.frequencies.dtype) * self.frequencies
-        turns = torch.polar(torch.full_like(angles, self.config.rotary_scale), angles)
-        return turns.to(torch.complex128) if self.dtype == torch.float64 else turns
+    def _rotations(self, positions: Tensor, lengths: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+        """For each table complex numbers `[T, 1, head_dim / 2]` for queries and for keys, a rotation for each pair of
+        features. Their length is 1, times the scale of the rotary positions, times what makes the scores' own factor
+        head_dim^-1/2."""
+        return [self._rotation(number, rope, positions, lengths) for number, rope in enumerate(self.config.ropes)]
+
+    def _rotation(
+        self, number: int, rope: RopeConfig | None, positions: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        frequencies = self.frequencies[number]
+        if lengths is not None:
+            every, which = lengths.unique(return_inverse=True)
+            own = [rope_frequencies(rope, self.config.head_dim, int(length)) for length in every]
+            frequencies = torch.stack(own).to(self.device)[which][:, None]
+        angles = positions[:, None, None].to(frequencies.dtype) * frequencies
+        turns = torch.polar(self._turn_lengths(rope).to(angles).expand_as(angles), angles)
+        turns = turns.to(torch.complex128) if self.dtype == torch.float64 else turns
+        if rope is None or not rope.query_beta:
+            return turns, turns
+        beyond = torch.log1p(torch.div(positions, rope.original_max_positions, rounding_mode="floor").double())
+        return turns * (1 + rope.query_beta * beyond)[:, None, None].to(turns.real.dtype), turns
+
+    def _turn_lengths(self, rope: RopeConfig | None) -> Tensor:
+        """`[head_dim / 2]` float32."""
+        c = self.config
+        turned = 0 if rope is None else int(c.head_dim * rope.fraction) // 2
+        lengths = np.full(c.head_dim // 2, (c.switches.score_scale * math.sqrt(c.head_dim)) ** 0.5, np.float32)
+        lengths[:turned] *= 1.0 if rope is None else rope.scale
+        return torch.from_numpy(lengths)

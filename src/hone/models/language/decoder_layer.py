@@ -1,4 +1,4 @@
-"""Layers of a decoder: pre-norm attention and a gated MLP, or a mixture of experts, each added to the stream.
+"""Layers of a decoder: attention and a gated MLP, or a mixture of experts, each added to the stream.
 
 Key storage and masking are in a `LayerAttention` that the caller brings.
 
@@ -21,8 +21,10 @@ from torch.nn import functional
 from hone.core.errors import DataError
 from hone.models.gradient_buffers import write_gradient
 from hone.models.language.config import ExpertsConfig, ModelConfig
-from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
+from hone.models.language.families import NormKind
+from hone.models.language.fused_ops import apply_rotary, gated_gelu, gated_silu, rms_norm
 from hone.models.language.packed_attention import LayerAttention
+from hone.models.language.token_logprobs import at_least_float32
 from hone.models.native.library import (
     NativeAttention,
     native_add_norm,
@@ -367,33 +369,56 @@ class ForwardArithmetic:
 
 
 class RmsNorm(nn.Module):
-    """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 at least (Zhang and Sennrich, 2019)."""
+    """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 at least (Zhang and Sennrich, 2019); other `kind`s are
+    those of `families.NormKind`."""
 
-    def __init__(self, features: int, *, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, *shape: int, eps: float, dtype: torch.dtype, kind: NormKind = "rms") -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(features, dtype=dtype))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.full(shape, 0.0 if kind == "rms_plus_one" else 1.0, dtype=dtype))
+        self.eps, self.kind = eps, kind
 
     def forward(self, x: Tensor, kind: torch.dtype | None = None) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, kind)
+        return self.over(x, self.factor(), kind)
+
+    def over(self, x: Tensor, factor: Tensor, kind: torch.dtype | None = None) -> Tensor:
+        """The norm of `x` with `factor` in the place of its own."""
+        if self.kind != "rms":
+            kind, x = kind or x.dtype, at_least_float32(x)
+        if self.kind == "layer":
+            x = x - x.mean(dim=-1, keepdim=True)
+        return rms_norm(x, factor, self.eps, kind)
+
+    def factor(self) -> Tensor:
+        """What a normalised input is multiplied by, in float32 where that is not rounded before."""
+        if self.kind == "rms":
+            return self.weight
+        return at_least_float32(self.weight) + 1 if self.kind == "rms_plus_one" else at_least_float32(self.weight)
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and gated MLP, each added to the stream."""
+    """Attention and gated MLP, each added to the stream, with norms before or after them, or both."""
 
     def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype) -> None:
         super().__init__()
         c, width, experts = config, config.heads * config.head_dim, config.experts
+        design = c.design
         self.number, self.head_dim = number, c.head_dim
         self.heads, self.kv_heads = c.heads, c.kv_heads
-        self.attention_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.parallel, self.gelu, self.factor = design.parallel, design.gelu, c.switches.residual_factor
+
+        def norm(place: int) -> RmsNorm | None:
+            return (
+                RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype, kind=design.norm) if design.norms[place] else None
+            )
+
+        self.attention_norm, self.attention_after = norm(0), norm(1)
         self.qkv = LinearProjection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
         self.norm_whole = c.qk_norm_whole
-        q_width, k_width = (width, c.kv_heads * c.head_dim) if c.qk_norm_whole else (c.head_dim, c.head_dim)
-        self.q_norm = RmsNorm(q_width, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
-        self.k_norm = RmsNorm(k_width, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        q_shape, k_shape = query_key_norm_shapes(c)
+        self.q_norm = RmsNorm(*q_shape, eps=c.norm_eps, dtype=dtype, kind=design.norm) if c.qk_norm else None
+        self.k_norm = RmsNorm(*k_shape, eps=c.norm_eps, dtype=dtype, kind=design.norm) if c.qk_norm else None
         self.out = LinearProjection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
-        self.mlp_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.mlp_norm, self.mlp_after = norm(2), norm(3)
         self.experts, count = experts, 1 if experts is None else experts.count
         self.router = None if experts is None else LinearProjection(c.hidden_size, count, bias=False, dtype=dtype)
         # With experts, those of one expert after those of another.
@@ -403,43 +428,49 @@ class DecoderLayer(nn.Module):
         self.register_buffer("selection_bias", torch.zeros(count) if experts and experts.selection_bias else None)
 
     def forward(
-        self, x: Tensor, turns: Tensor, attend: LayerAttention, by: ForwardArithmetic,
+        self, x: Tensor, turns: tuple[Tensor, Tensor], attend: LayerAttention, by: ForwardArithmetic,
         halves: "CompiledLayerHalves | None" = None, replayed: Tensor | None = None
     ) -> tuple[Tensor, _RoutedTokens | None]:  # fmt: skip
-        """The stream after the layer, and where its experts were asked; `replayed` `[T, k]` are experts to use."""
+        """The stream after the layer, and where its experts were asked; `turns` of queries and of keys; `replayed`
+        `[T, k]` are experts to use."""
         enter, leave = (
             (DecoderLayer.project_qkv, DecoderLayer.add_attention_and_mlp)
             if halves is None
             else (halves.project_qkv, halves.add_attention_and_mlp)
         )
         query, key, value = enter(self, x, by)
-        mixed = attend(self.number, apply_rotary(query, turns), apply_rotary(key, turns), value)
+        mixed = attend(self.number, apply_rotary(query, turns[0]), apply_rotary(key, turns[1]), value)
         del query, key, value  # the backward pass needs none of them, and the MLP is the layer's largest part
         if self.router is None:
             return leave(self, x, mixed, by), None
         x = x + by.out_of_part(mixed, self.out)
+        assert self.mlp_norm is not None
         y, routed = self.mix_experts(self.mlp_norm(x, by.dtype), by, replayed)
         return x + y, routed
 
     def project_qkv(self, x: Tensor, by: ForwardArithmetic) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, not turned yet."""
-        qkv = by.into_part(self.attention_norm(x, by.dtype), self.qkv).view(len(x), -1, self.head_dim)
+        qkv = by.into_part(_normed(self.attention_norm, x, by), self.qkv).view(len(x), -1, self.head_dim)
         query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q_norm, k_norm = self._query_key_norms(by)
         if q_norm is not None and k_norm is not None:
-            eps = self.attention_norm.eps
-            if self.norm_whole:
-                query = rms_norm(query.flatten(1), q_norm, eps).view_as(query)
-                key = rms_norm(key.flatten(1), k_norm, eps).view_as(key)
-            else:
-                query, key = rms_norm(query, q_norm, eps), rms_norm(key, k_norm, eps)
+            query, key = self._norm_heads(self.q_norm, query, q_norm), self._norm_heads(self.k_norm, key, k_norm)
         return query, key, value
 
+    def _norm_heads(self, norm: RmsNorm | None, x: Tensor, factor: Tensor) -> Tensor:
+        """`x` `[T, heads, head_dim]` normalised."""
+        assert norm is not None
+        if self.norm_whole:
+            return norm.over(x.flatten(1), factor).view_as(x)
+        if factor.ndim == 1:
+            return norm.over(x, factor)
+        return (norm.over(x, torch.ones_like(factor[0]), factor.dtype) * factor).to(x.dtype)
+
     def _query_key_norms(self, by: ForwardArithmetic) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Weights of the norms of queries and keys, if any."""
+        """Factors of the norms of queries and keys, if any."""
         if self.q_norm is None or self.k_norm is None:
             return None, None
-        weights = self.q_norm.weight, self.k_norm.weight
+        weights = self.q_norm.factor(), self.k_norm.factor()
         if by.group is None:
             return weights
         to_query, to_key = _SharedWeights.apply(by.group, *weights)
@@ -457,22 +488,70 @@ class DecoderLayer(nn.Module):
 
     def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: ForwardArithmetic) -> Tensor:
         """The residual stream, plus the attention output `mixed`, plus the MLP."""
-        x = x + by.out_of_part(mixed, self.out)
-        gate_up = by.into_part(self.mlp_norm(x, by.dtype), self.gate_up)
-        return x + by.out_of_part(gated_silu(gate_up, steady=by.position_invariant), self.down)
+        attended = self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by)
+        if self.parallel:  # the first norm is computed again: no sum of the stream lies between
+            return x + attended + self._mlp(_normed(self.attention_norm, x, by), by)
+        x = x + attended
+        return x + self._mlp(_normed(self.mlp_norm, x, by), by)
+
+    def _mlp(self, normed: Tensor, by: ForwardArithmetic, *, native: bool = False) -> Tensor:
+        gate_up = by.into_part(normed, self.gate_up)
+        if self.gelu:
+            inner = gated_gelu(gate_up, steady=by.position_invariant)
+        else:
+            inner = native_gated_silu(gate_up) if native else gated_silu(gate_up, steady=by.position_invariant)
+        return self._leaving(by.out_of_part(inner, self.down), self.mlp_after, by)
+
+    def _leaving(self, y: Tensor, norm: RmsNorm | None, by: ForwardArithmetic) -> Tensor:
+        """What an output adds to the stream."""
+        y = y if norm is None else norm(y, by.dtype)
+        return y if self.factor == 1 else y * self.factor
 
     def forward_native(
         self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: ForwardArithmetic,
         replayed: Tensor | None = None
     ) -> tuple[Tensor, Tensor, _RoutedTokens | None]:  # fmt: skip
         """`forward` by compiled kernels. `delta` is still to be added to the stream; so is the second result."""
-        eps = self.attention_norm.eps
-        x, normed = native_add_norm(x, delta, self.attention_norm.weight, eps, by.dtype)
-        mixed = attend(by.into_part(normed, self.qkv), *self._query_key_norms(by), eps)
-        x, normed = native_add_norm(x, by.out_of_part(mixed, self.out), self.mlp_norm.weight, eps, by.dtype)
+        x, normed = native_add_normed(self.attention_norm, x, delta, by.dtype)
+        qkv, norms = by.into_part(normed, self.qkv), self._query_key_norms(by)
+        if norms[0] is not None and (self.norm_whole or norms[0].ndim > 1):  # the kernel's are one for all heads
+            parts = qkv.view(len(x), -1, self.head_dim).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+            query, key = (self._norm_heads(*one) for one in zip((self.q_norm, self.k_norm), parts, norms, strict=False))
+            qkv, norms = torch.cat((query, key, parts[2]), dim=1).flatten(1), (None, None)
+        eps = 0.0 if self.q_norm is None else self.q_norm.eps
+        attended = self._leaving(by.out_of_part(attend(qkv, *norms, eps), self.out), self.attention_after, by)
+        if self.parallel:
+            return x, attended + self._mlp(normed, by, native=True), None
+        x, normed = native_add_normed(self.mlp_norm, x, attended, by.dtype)
         if self.router is not None:
             return x, *self.mix_experts(normed, by, replayed)
-        return x, by.out_of_part(native_gated_silu(by.into_part(normed, self.gate_up)), self.down), None
+        return x, self._mlp(normed, by, native=True), None
+
+
+def query_key_norm_shapes(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the weights of the norms of queries and of keys."""
+    c = config
+    if c.qk_norm_whole:
+        return (c.heads * c.head_dim,), (c.kv_heads * c.head_dim,)
+    if c.design.norm == "layer":
+        return (c.heads, c.head_dim), (c.kv_heads, c.head_dim)
+    return (c.head_dim,), (c.head_dim,)
+
+
+def _normed(norm: RmsNorm | None, x: Tensor, by: ForwardArithmetic) -> Tensor:
+    """What a projection reads of the stream."""
+    return x.to(by.dtype) if norm is None else norm(x, by.dtype)
+
+
+def native_add_normed(
+    norm: RmsNorm | None, x: Tensor, delta: Tensor | None, kind: torch.dtype
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`x + delta`, and its norm of dtype `kind`, by a compiled kernel where it has this norm."""
+    factor = None if norm is None or norm.kind == "layer" else norm.factor()
+    if norm is not None and factor is not None and factor.dtype == x.dtype:
+        return native_add_norm(x, delta, factor, norm.eps, kind)
+    x = x if delta is None else x + delta
+    return x, x.to(kind) if norm is None else norm(x, kind)
 
 
 class CompiledLayerHalves:

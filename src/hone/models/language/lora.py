@@ -26,14 +26,17 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 
-LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LinearLayer = Literal[
+    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"
+]  # fmt: skip
 ATTENTION_LAYERS: Final[tuple[LinearLayer, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_LAYERS: Final[tuple[LinearLayer, ...]] = ("gate_proj", "up_proj", "down_proj")
 _GROUPS: Final[Mapping[str, Sequence[LinearLayer]]] = {
-    "all": (*ATTENTION_LAYERS, *MLP_LAYERS),
-    "attention": ATTENTION_LAYERS,
-    "mlp": MLP_LAYERS,
+    "all": (*ATTENTION_LAYERS, "qkv_proj", *MLP_LAYERS, "gate_up_proj"),
+    "attention": (*ATTENTION_LAYERS, "qkv_proj"),
+    "mlp": (*MLP_LAYERS, "gate_up_proj"),
 }
+"""A checkpoint that stores some of them as one (Phi-3, GLM) is adapted as PEFT does: one update of all."""
 
 
 class LoraConfig(Config):

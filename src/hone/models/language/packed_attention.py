@@ -6,6 +6,7 @@ backward of torch's fused attention is several times slower than matrix products
 texts, whose scores would not fit in memory, the fused form is used.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -33,6 +34,20 @@ class LayerAttention(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLimits:
+    """What attention sees, and how far its scores go."""
+
+    windows: tuple[int | None, ...] = ()
+    """Of each layer: a token sees itself and so many tokens before it, less one; None, or no entry: all."""
+    score_cap: float | None = None
+    """Scores s become `cap tanh(s / cap)`."""
+
+    def window(self, layer: int) -> int | None:
+        """The window of a layer."""
+        return self.windows[layer] if layer < len(self.windows) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _PackedTexts:
     """B texts: the tokens that they own and those that they read."""
 
@@ -54,8 +69,8 @@ class _PaddedBlock:
     texts: int
     queries: int
     keys: int
-    mask: Tensor
-    """`[texts, 1, 1, queries, keys]` additive mask: 0 visible, -inf masked."""
+    masks: Mapping[int | None, Tensor]
+    """Window -> `[texts, 1, 1, queries, keys]` additive mask: 0 visible, -inf masked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +93,19 @@ class PackedAttention:
     """An `Attend` for one Packed batch."""
 
     def __init__(
-        self, packed: PackedBatch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, fused: bool = False
+        self,
+        packed: PackedBatch,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        fused: bool = False,
+        limits: AttentionLimits | None = None,
     ) -> None:
         """`fused`: torch's fused attention instead of matrix products; for CUDA."""
+        self._limits = limits or AttentionLimits()
+        windows = {None, *self._limits.windows}
         texts = _texts(packed)
         # Blocks of similar numbers of queries, and within them of keys.
         groups = _similar_lengths(texts.ends - texts.begins)
@@ -88,38 +113,38 @@ class PackedAttention:
         device, total = packed.tokens.device, len(packed.tokens)
         self._heads, self._kv_heads, self._head_dim, self._fused = heads, kv_heads, head_dim, fused
         self._wide = torch.float32 if is_widened(dtype, device) else dtype
-        self._blocks = [_block(block, self._wide, device) for block in blocks]
+        self._blocks = [_block(block, windows, self._wide, device) for block in blocks]
         owned = [_padded_positions(block.slots, block.begins, block.ends) for block in blocks]
         read = [_padded_positions(block.slots, np.zeros_like(block.ends), block.ends) for block in blocks]
         self._query = _table(owned, [block.begins * 0 for block in blocks], total, heads, device)
         self._key = _table(read, [block.begins for block in blocks], total, kv_heads, device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        del layer
-        tokens = query.shape[0]
+        tokens, window = query.shape[0], self._limits.window(layer)
         parts = zip(
             self._blocks, self._pad(query, self._query), self._pad(key, self._key), self._pad(value, self._key),
             strict=True,
         )  # fmt: skip
-        mixed = torch.cat([self._attend(*part) for part in parts])
+        mixed = torch.cat([self._attend(block, block.masks[window], *part) for block, *part in parts])
         return _UnpadFunction.apply(mixed, self._query).view(tokens, -1)
 
     def _pad(self, x: Tensor, table: _PaddingTable) -> tuple[Tensor, ...]:
         flat = x.reshape(-1, self._head_dim)
         return torch.split(_PadFunction.apply(flat, table), table.sizes)
 
-    def _attend(self, block: _PaddedBlock, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, block: _PaddedBlock, mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """In float32 where products of bfloat16 are widened: the result, and each gradient, is rounded once."""
         if query.dtype != self._wide:
             wide = (x.to(self._wide) for x in (query, key, value))
-            return self._attend(block, *wide).to(query.dtype)
+            return self._attend(block, mask, *wide).to(query.dtype)
         texts, queries, keys, group = block.texts, block.queries, block.keys, self._heads // self._kv_heads
-        if self._fused or keys > FUSED_MIN_KEYS:
+        cap = self._limits.score_cap
+        if cap is None and (self._fused or keys > FUSED_MIN_KEYS):
             out = functional.scaled_dot_product_attention(
                 query.view(texts, -1, queries, self._head_dim),
                 key.view(texts, -1, keys, self._head_dim),
                 value.view(texts, -1, keys, self._head_dim),
-                attn_mask=block.mask[:, 0],
+                attn_mask=mask[:, 0],
                 enable_gqa=group > 1,
             )
             return out.reshape(-1, self._head_dim)
@@ -128,7 +153,8 @@ class PackedAttention:
         k = key.view(texts * self._kv_heads, keys, self._head_dim)
         v = value.view(texts * self._kv_heads, keys, self._head_dim)
         scores = torch.bmm(q, k.transpose(1, 2)).view(texts, self._kv_heads, group, queries, keys)
-        weights = torch.softmax(scores.add_(block.mask), dim=-1)  # bfloat16: summed in float32, rounded once
+        scores = scores if cap is None else torch.tanh(scores / cap) * cap
+        weights = torch.softmax(scores.add_(mask), dim=-1)  # bfloat16: summed in float32, rounded once
         return torch.bmm(weights.view(texts * self._kv_heads, group * queries, keys), v).view(-1, self._head_dim)
 
 
@@ -227,11 +253,18 @@ def _table(
     )
 
 
-def _block(texts: _PackedTexts, dtype: torch.dtype, device: torch.device) -> _PaddedBlock:
+def _block(
+    texts: _PackedTexts, windows: set[int | None], dtype: torch.dtype, device: torch.device
+) -> _PaddedBlock:  # fmt: skip
     queries, keys = int((texts.ends - texts.begins).max()), int(texts.ends.max())
     positions = texts.begins[:, None] + np.arange(queries)
-    hidden = np.arange(keys) > positions[:, :, None]
-    hidden[:, :, 0] = False  # a padding query must see something, or its softmax is 0/0
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
-    mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
-    return _PaddedBlock(texts=len(texts.ends), queries=queries, keys=keys, mask=mask[:, None, None])
+    behind = positions[:, :, None] - np.arange(keys)  # of each key, from the query
+    masks = dict[int | None, Tensor]()
+    for window in windows:
+        hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+        # A padding query must see something, or its softmax is 0/0; so every query behind a text's end sees key 0.
+        hidden[:, :, 0] &= positions < texts.ends[:, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
+        masks[window] = mask[:, None, None]
+    return _PaddedBlock(texts=len(texts.ends), queries=queries, keys=keys, masks=masks)

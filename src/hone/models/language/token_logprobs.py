@@ -56,14 +56,22 @@ class TopKTokens:
     """`[N, K]` nats."""
 
 
+def capped(x: Tensor, cap: float) -> Tensor:
+    """`cap tanh(x / cap)` (Gemma 2)."""
+    return torch.tanh(x / cap).mul_(cap) if not x.requires_grad else torch.tanh(x / cap) * cap
+
+
 def _scaled_logits(
     hidden: Tensor,
     weight: Tensor,
     temperature: float | Tensor,
     product: Callable[[Tensor, Tensor], Tensor] = functional.linear,
+    cap: float | None = None,
 ) -> Tensor:
-    """`hidden @ weight.T / temperature` -> `[N, vocab]`, float32 or wider; shared by trainer and engine."""
+    """`hidden @ weight.T / temperature` -> `[N, vocab]`, float32 or wider; shared by trainer and engine. `cap`: see
+    `LogprobQuery`."""
     logits = at_least_float32(product(hidden, weight))
+    logits = logits if cap is None else capped(logits, cap)
     return logits if isinstance(temperature, float) and temperature == 1.0 else logits / temperature
 
 
@@ -111,6 +119,8 @@ class LogprobQuery:
     """Products, also those of the backward pass, are of bfloat16 numbers with float32 sums; `matmul` is not asked."""
     vocab_size_used: int | None = None
     """Logits from this one on have probability 0; None: all are used."""
+    cap: float | None = None
+    """Logits z become `cap tanh(z / cap)` before they are divided by the temperature."""
 
     def operands(self, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """What is multiplied."""
@@ -118,11 +128,19 @@ class LogprobQuery:
 
     def log_softmax(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
         """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
+        return self.log_softmax_and_slope(hidden, weight, part, slope=False)[0]
+
+    def log_softmax_and_slope(
+        self, hidden: Tensor, weight: Tensor, part: slice, *, slope: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same, and what the gradient of its input is multiplied by beside the temperature; None: by nothing."""
         product = _half_linear if self.half else self.matmul
-        logits = _scaled_logits(hidden[part], weight, self.temperature, product)
+        logits, steep = _scaled_logits(hidden[part], weight, self.temperature, product, self.cap), None
+        if self.cap is not None and slope:  # 1 - tanh^2
+            steep = (logits * (self.temperature / self.cap)).square_().neg_().add_(1)
         if self.sampling_mask is not None:
             logits = logits.masked_fill_(_masked_tokens(self.sampling_mask, part, logits), -torch.inf)
-        return torch.log_softmax(logits, dim=-1)
+        return torch.log_softmax(logits, dim=-1), steep
 
 
 def query_logprobs(
@@ -139,9 +157,11 @@ def query_logprobs(
 
 
 @torch.no_grad()
-def top_k_tokens(hidden: Tensor, weight: Tensor, temperature: float, count: int, *, half: bool = False) -> TopKTokens:
+def top_k_tokens(
+    hidden: Tensor, weight: Tensor, temperature: float, count: int, *, half: bool = False, cap: float | None = None
+) -> TopKTokens:  # fmt: skip
     """The `count` likeliest tokens of each row of `hidden` `[N, D]`, as data."""
-    question = LogprobQuery(temperature, half=half)
+    question = LogprobQuery(temperature, half=half, cap=cap)
     hidden, weight = question.operands(hidden, weight)
     result = [question.log_softmax(hidden, weight, part).topk(count, dim=-1) for part in _chunks(hidden, weight)]
     if not result:
@@ -213,7 +233,7 @@ class _TokenLogprobsFunction(torch.autograd.Function):
         grad_weight = None if all_grad_weight is None else all_grad_weight[: question.vocab_size_used]
         low_hidden, low_weight = question.operands(hidden, weight)
         for part in _chunks(hidden, weight):
-            all_logp = question.log_softmax(low_hidden, low_weight, part)
+            all_logp, slope = question.log_softmax_and_slope(low_hidden, low_weight, part)
             share = -to_logp[part].sum(1, keepdim=True)
             if question.entropy:
                 p = all_logp.exp()
@@ -224,6 +244,8 @@ class _TokenLogprobsFunction(torch.autograd.Function):
                 grad = all_logp.exp_().mul_(share).scatter_add_(1, asked[part], to_logp[part])
             if question.temperature != 1.0:
                 grad = grad / question.temperature
+            if slope is not None:
+                grad = grad * slope
             grad = grad.to(low_hidden.dtype)
             if grad_hidden is not None and question.half:
                 grad_hidden[part] = half_matmul(grad, low_weight)
@@ -233,7 +255,7 @@ class _TokenLogprobsFunction(torch.autograd.Function):
                 grad_weight += half_matmul(grad.T, low_hidden[part])
             elif grad_weight is not None:
                 tiled(grad.T, hidden[part], out=grad_weight, add=True)
-            del all_logp, grad  # or they would stand beside the next chunk's
+            del all_logp, grad, slope  # or they would stand beside the next chunk's
         return grad_hidden, all_grad_weight, None, None
 
 

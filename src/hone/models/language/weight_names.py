@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hone.models.language.config import ModelConfig
+from hone.models.language.decoder_layer import query_key_norm_shapes
 
 _Stack: TypeAlias = tuple[str, str, tuple[tuple[str, int, int], ...], bool]
 """Parameter, block of the checkpoint, its tensors (name, rows, rotary heads) in order, and whether it has biases."""
@@ -25,20 +26,29 @@ class CheckpointPiece:
     start: int
     rows: int
     rotary_heads: int = 0
-    """Heads with rotary features, which the decoder keeps in interleaved pairs; 0: rows unchanged."""
+    """The first so many heads have rotary features, which the decoder keeps in interleaved pairs; 0: rows unchanged."""
+    head_dim: int = 0
+    """Features of such a head."""
+    turned: int = 0
+    """Features of a head that turn, from its first on."""
 
     def from_checkpoint(self, tensor: Tensor) -> Tensor:
         """The checkpoint's order (first halves of all pairs, then second halves) -> pairs side by side."""
-        if not self.rotary_heads:
-            return tensor
-        return tensor.reshape(self.rotary_heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        return tensor[self._order(tensor.device)] if self.rotary_heads else tensor
 
     def to_checkpoint(self, rows: Tensor) -> Tensor:
         """The inverse of `from_checkpoint`."""
         if not self.rotary_heads:
             return rows.clone(memory_format=torch.contiguous_format)
-        pairs = rows.reshape(self.rotary_heads, -1, 2, *rows.shape[1:])
-        return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
+        return rows[self._order(rows.device).argsort()]
+
+    def _order(self, device: torch.device) -> Tensor:
+        """`[rows]`: the checkpoint's row of each row here."""
+        head = torch.arange(self.head_dim, device=device)
+        head[: self.turned] = head[: self.turned].view(2, -1).t().flatten()
+        starts = torch.arange(self.rotary_heads, device=device)[:, None] * self.head_dim
+        turned = (starts + head).flatten()
+        return torch.cat((turned, torch.arange(len(turned), self.rows, device=device)))
 
 
 def checkpoint_pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
@@ -59,20 +69,26 @@ def checkpoint_pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
 
 
 def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
-    query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    query, key, width = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate_size
+    apart = (
+        "qkv",
+        "self_attn",
+        (("q_proj", query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)),
+        c.qkv_bias,
+    )
+    joined = ("qkv", "self_attn", (("qkv_proj", query + 2 * key, c.heads + c.kv_heads),), c.qkv_bias)
     stacks: tuple[_Stack, ...] = (
-        ("qkv", "self_attn", (("q_proj", query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)), c.qkv_bias),
+        joined if "qkv_proj" in c.design.fused else apart,
         ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias),
     )
-    width = c.intermediate_size
+    pair = (("gate_proj", width, 0), ("up_proj", width, 0))
+    pair = (("gate_up_proj", 2 * width, 0),) if "gate_up_proj" in c.design.fused else pair
     stacks += (
         _experts(c)
         if c.experts is not None
-        else (
-            ("gate_up", "mlp", (("gate_proj", width, 0), ("up_proj", width, 0)), c.mlp_bias),
-            ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias),
-        )
+        else (("gate_up", "mlp", pair, c.mlp_bias), ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias))
     )
+    rotary = {"head_dim": c.head_dim, "turned": int(c.head_dim * c.rope.fraction)}
     for stack, block, members, has_bias in stacks:
         for kind in ("weight", "bias") if has_bias else ("weight",):
             start = 0
@@ -82,19 +98,10 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
                     parameter_name=f"{ours}{stack}.{kind}",
                     start=start,
                     rows=rows,
-                    rotary_heads=heads,
+                    rotary_heads=0 if c.design.neighbours else heads,
+                    **rotary,
                 )
                 start += rows
-    norms = [
-        ("input_layernorm", "attention_norm", c.hidden_size, 0),
-        ("post_attention_layernorm", "mlp_norm", c.hidden_size, 0),
-    ]
-    if c.qk_norm:
-        heads, kv_heads = (c.heads, c.kv_heads) if c.qk_norm_whole else (1, 1)
-        norms += [
-            ("self_attn.q_norm", "q_norm", heads * c.head_dim, heads),
-            ("self_attn.k_norm", "k_norm", kv_heads * c.head_dim, kv_heads),
-        ]
     if c.experts is not None and c.experts.selection_bias:
         yield CheckpointPiece(
             checkpoint_name=f"{theirs}{_expert_block(c)}.gate.e_score_correction_bias",
@@ -102,14 +109,32 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
             start=0,
             rows=c.experts.count,
         )
-    for name, norm, rows, heads in norms:
+    for name, norm, rows, heads in _norms(c):
         yield CheckpointPiece(
             checkpoint_name=f"{theirs}{name}.weight",
             parameter_name=f"{ours}{norm}.weight",
             start=0,
             rows=rows,
-            rotary_heads=heads,
+            rotary_heads=0 if c.design.neighbours else heads,
+            **rotary,
         )
+
+
+def _norms(c: ModelConfig) -> list[tuple[str, str, int, int]]:
+    """Norms of a layer: name in the checkpoint, name here, rows, rotary heads."""
+    norms = [
+        (name, norm, c.hidden_size, 0)
+        for name, norm in zip(
+            c.design.norms, ("attention_norm", "attention_after", "mlp_norm", "mlp_after"), strict=True
+        )
+        if name is not None
+    ]
+    if c.qk_norm:
+        # A weight for each head of a LayerNorm has the heads as its rows; of pairs that are neighbours.
+        heads, kv_heads = (c.heads, c.kv_heads) if c.qk_norm_whole else (1, 1)
+        q_rows, k_rows = (shape[0] for shape in query_key_norm_shapes(c))
+        norms += [("self_attn.q_norm", "q_norm", q_rows, heads), ("self_attn.k_norm", "k_norm", k_rows, kv_heads)]
+    return norms
 
 
 def _experts(c: ModelConfig) -> tuple[_Stack, ...]:
