@@ -120,6 +120,7 @@ def texts(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]
 LLAMA3 = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_positions=64)
 LINEAR = RopeConfig(kind="linear", factor=2.0)
 YARN = RopeConfig(theta=500.0, kind="yarn", factor=4.0, original_max_positions=16)
+MINISTRAL = replace(YARN, query_beta=0.5, mscale=1.0, mscale_all_dim=1.0)
 
 
 def with_top(draws: SamplerInput, counts: Sequence[int]) -> SamplerInput:

@@ -32,6 +32,8 @@ class ModelPart:
     bias: bool
     norms: bool
     tied: bool
+    after: bool = False
+    tables: int = 1
 
 
 def tensors_of(
@@ -46,7 +48,12 @@ def tensors_of(
     d, qkv = shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     copies = max(1, shape.experts)
     tensors = [new(shape.vocab * d), new(d), new(shape.vocab * d, there=not part.tied)]
-    tensors.append(tensor(rng, held, size=shape.head_dim // 2, half=False))
+    tensors.append(tensor(rng, held, size=part.tables * (shape.head_dim // 2), half=False))
+    tensors += [none, none, none]
+    if part.tables > 1:
+        windows, tables = rng.integers(0, 40, shape.layers), rng.integers(0, part.tables, shape.layers)
+        held += [column.astype(np.float32) for column in (windows, tables)]
+        tensors[-2:] = [NativeTensor(column.ctypes.data, column.size, 0) for column in held[-2:]]
     for _ in range(shape.layers):
         tensors += [new(d), new(qkv * d), new(qkv, there=part.bias)]
         tensors += [new(shape.head_dim, there=part.norms), new(shape.head_dim, there=part.norms)]
@@ -55,6 +62,7 @@ def tensors_of(
         tensors += [new(copies * 2 * shape.intermediate * d), new(2 * shape.intermediate, there=bias)]
         tensors += [new(copies * d * shape.intermediate), new(d, there=bias)]
         tensors += [new(shape.experts * d, there=shape.experts > 0), none]
+        tensors += [new(d, there=part.after), new(d, there=part.after)]
     return tensors
 
 
@@ -72,10 +80,13 @@ def engine(library: RunnerLibrary, rng: np.random.Generator, isa: str) -> tuple[
         int8=int(rng.random() < 0.4 or isa in ("avx_vnni", "avx512_vnni")),
         cache=int(rng.integers(1, 3)),
         norm_eps=1e-6,
-        rotary_scale=1.0,
     )
+    if rng.random() < 0.5:
+        shape.centred, shape.parallel, shape.gelu = (int(coin) for coin in rng.random(3) < 0.5)
+        shape.query_original, shape.query_beta, shape.score_cap, shape.logit_cap = 9, 0.5, 5.0, 3.0
+        shape.embedding_factor, shape.residual_factor = 2.0, 0.5
     shape.vocab_used = int(rng.integers(3, shape.vocab + 1))
-    part = ModelPart(*(bool(coin) for coin in rng.random(4) < 0.5))
+    part = ModelPart(*(bool(coin) for coin in rng.random(5) < 0.5), tables=int(rng.integers(1, 4)))
     held: list[np.ndarray] = []
     tensors = tensors_of(rng, shape, held, part)
     native = library.open(shape, isa=isa, threads=int(rng.integers(1, 4)))

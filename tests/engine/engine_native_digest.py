@@ -19,7 +19,7 @@ PROMPT, NEW, ROWS, PAGES = 21, 14, 5, 3
 def shape_of(*, kind: NumberKind, cache: int, experts: int, head: int) -> NativeShape:
     return NativeShape(
         layers=2, hidden=72, intermediate=100, heads=6, kv_heads=2, head_dim=head, vocab=70, vocab_used=66,
-        int8=int(kind == "int8"), cache=cache, norm_eps=1e-6, rotary_scale=1.0, experts=experts,
+        int8=int(kind == "int8"), cache=cache, norm_eps=1e-6, experts=experts,
         per_token=min(2, experts), normalise_gates=1,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ import torch
 
 from hone.core.errors import ConfigError
 from hone.engine.native.runner import NativeRunner
+from hone.models.language.rope import RopeConfig
 
 VARIANTS = [
     ("llama", {"rope": cases.LLAMA3, "attention_bias": True, "mlp_bias": True}),
@@ -18,6 +19,39 @@ VARIANTS = [
     ("qwen3", {"rope": cases.YARN, "head_dim": 32, "attention_bias": True, "vocab_size": 130, "tie_embeddings": False}),
     ("qwen3", {"hidden_size": 72, "heads": 12, "kv_heads": 2, "head_dim": 80}),
 ]
+
+
+FAMILIES = [
+    ("mistral", {"extra": {"sliding_window": 21}}),  # a page and some
+    ("ministral3", {"rope": cases.MINISTRAL}),
+    ("gemma2", {"extra": {"sliding_window": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}}),
+    ("gemma3_text", {"head_dim": 16, "extra": {"sliding_window": 17, "sliding_window_pattern": 2}}),
+    ("phi3", {"rope": RopeConfig(fraction=0.75, kind="longrope", factor=4.0, original_max_positions=16,
+                                 short_factor=(1.0,) * 6, long_factor=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0)),
+              "head_dim": 16}),
+    ("smollm3", {"extra": {"no_rope_layers": [1, 0]}}),
+    ("olmo2", {}),
+    ("olmo3", {"layers": 4, "extra": {"sliding_window": 1}}),
+    ("granite", {"extra": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
+                           "attention_multiplier": 0.2}}),
+    ("glm4", {"rope": RopeConfig(fraction=0.5), "head_dim": 12, "attention_bias": True}),
+    ("cohere", {"extra": {"logit_scale": 0.5}}),
+    ("cohere2", {"layers": 4, "extra": {"sliding_window": 33}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "numbers"), FAMILIES)
+def test_every_family_is_the_trainers(family, numbers):
+    """In float32 to rounding, and over keys and values in INT8 nearly."""
+    model = cases.model_of(family, **numbers)
+    model.fix_rope_length(70)
+    sequences = cases.texts(model.config.vocab_size, [3, 40, 17, 70])
+    expected = cases.by_the_trainer(model, sequences, temperature=0.7)
+    for isa in cases.sets()[-1:]:
+        difference = cases.scored(cases.runner_of(model, isa=isa), sequences, temperature=0.7).logp - expected
+        assert np.abs(difference).max() <= 1e-4, isa
+        coded = cases.runner_of(model, isa=isa, dtype="bfloat16", cache="int8")
+        assert np.abs(cases.scored(coded, sequences, temperature=0.7).logp - expected).mean() <= 0.03, isa
 
 
 @pytest.mark.parametrize(("family", "numbers"), VARIANTS)

@@ -85,8 +85,11 @@ class NativeShape(ctypes.Structure):
     _fields_ = [
         *((name, _Int) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
         *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16", "int8", "cache")),
-        *((name, ctypes.c_float) for name in ("norm_eps", "rotary_scale")),
+        ("norm_eps", ctypes.c_float),
         *((name, _Int) for name in ("norm_whole", "experts", "per_token", "normalise_gates")),
+        *((name, _Int) for name in ("centred", "parallel", "gelu", "query_original")),
+        *((name, ctypes.c_float) for name in ("query_beta", "embedding_factor", "residual_factor")),
+        *((name, ctypes.c_float) for name in ("score_cap", "logit_cap")),
     ]
 
 

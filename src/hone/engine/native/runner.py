@@ -1,8 +1,8 @@
 """The `ModelRunner` of engine/work.py on a CPU, by compiled code that reads the trainer's weights in place."""
 
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +30,14 @@ class _DecoderSizes(ModelShape, Protocol):
     @property
     def norm_eps(self) -> float: ...
     @property
-    def rotary_scale(self) -> float: ...
+    def rope_tables(self) -> Sequence[int]:
+        """Of each layer: its table of rotary positions."""
+        ...
+
+    @property
+    def compiled_switches(self) -> Mapping[str, float]:
+        """Fields of the library's struct that this model sets, besides its sizes."""
+        ...
 
 
 class _ProjectionWeights(Protocol):
@@ -40,42 +47,34 @@ class _ProjectionWeights(Protocol):
     bias: Tensor | None
 
 
-class _NormWeights(Protocol):
-    """A norm's weight."""
-
-    weight: Tensor
-
-
-class _LayerWeights(Protocol):
-    """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head are in rotary pairs.
-
-    With a router, `gate_up` and `down` stack the experts.
-    """
-
-    attention_norm: _NormWeights
-    qkv: _ProjectionWeights
-    q_norm: _NormWeights | None
-    k_norm: _NormWeights | None
-    out: _ProjectionWeights
-    mlp_norm: _NormWeights
-    gate_up: _ProjectionWeights
-    down: _ProjectionWeights
-    router: _ProjectionWeights | None
-    selection_bias: Tensor | None
-
-
 class DecoderWeights(Protocol):
     """A decoder with parameters that can be read in place."""
 
     embedding: _ProjectionWeights
-    norm: _NormWeights
     head: _ProjectionWeights | None
-    frequencies: Tensor
+
+    def rotary_tables(self) -> tuple[Tensor, Tensor]:
+        """`[tables, head_dim / 2]` radians per position of each pair, and the lengths of the turns."""
+        ...
+
+    def output_norm(self) -> Tensor:
+        """What the last norm multiplies by, and the logits' factor in it."""
+        ...
 
     @property
     def config(self) -> _DecoderSizes: ...
-    @property
-    def layers(self) -> Sequence[_LayerWeights]: ...
+
+    def layer_tensors(self) -> Iterator[Mapping[str, Tensor | None]]:
+        """For each layer its tensors by the names of `_LAYER`. `qkv` stacks queries, keys and values, `gate_up` gates
+        and ups; features of a head are in rotary pairs. With a router, `gate_up` and `down` stack the experts."""
+        ...
+
+
+_LAYER: Final = (
+    "attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "out_bias", "mlp_norm", "gate_up", "gate_up_bias",
+    "down", "down_bias", "router", "selection_bias", "attention_after", "mlp_after",
+)  # fmt: skip
+"""Tensors of a layer, in the order of abi.h."""
 
 
 def _native_shape(
@@ -96,24 +95,24 @@ def _native_shape(
         int8=int(kind == "int8"),
         cache=library.CACHES.index(cache),
         norm_eps=config.norm_eps,
-        rotary_scale=config.rotary_scale,
         norm_whole=int(config.qk_norm_whole),
         experts=0 if experts is None else experts.count,
         per_token=0 if experts is None else experts.per_token,
         normalise_gates=0 if experts is None else int(experts.normalise_gates),
+        **config.compiled_switches,
     )
 
 
 def _native_tensors(model: DecoderWeights) -> Iterator[Tensor | None]:
     """Weights in the order of abi.h."""
-    yield from (model.embedding.weight, model.norm.weight)
-    yield from (None if model.head is None else model.head.weight, model.frequencies)
-    for layer in model.layers:
-        yield from (layer.attention_norm.weight, layer.qkv.weight, layer.qkv.bias)
-        yield from (None if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm))
-        yield from (layer.out.weight, layer.out.bias, layer.mlp_norm.weight)
-        yield from (layer.gate_up.weight, layer.gate_up.bias, layer.down.weight, layer.down.bias)
-        yield from (None if layer.router is None else layer.router.weight, layer.selection_bias)
+    config, each = model.config, range(model.config.layers)
+    yield from (model.embedding.weight, model.output_norm())
+    yield None if model.head is None else model.head.weight
+    yield from model.rotary_tables()
+    yield torch.tensor([float(config.window(number) or 0) for number in each])
+    yield torch.tensor([float(config.rope_tables[number]) for number in each])
+    for tensors in model.layer_tensors():
+        yield from (tensors[name] for name in _LAYER)
 
 
 def _pointer(tensor: Tensor | None) -> library.NativeTensor:
@@ -191,9 +190,11 @@ class NativeRunner:
         """Allocate pages. Raises ResourceError without enough memory."""
         self._opened().reserve(pages)
 
+    @torch.no_grad()
     def publish(self) -> None:
         """Pack the current weights. Raises ConfigError for weights that cannot be read in place."""
-        self._opened().publish([_pointer(tensor) for tensor in _native_tensors(self._model)])
+        tensors = list(_native_tensors(self._model))  # some are made here, and have to outlive their addresses
+        self._opened().publish([_pointer(tensor) for tensor in tensors])
 
     def release(self) -> None:
         """Free pages and packed weights."""

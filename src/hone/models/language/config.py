@@ -410,11 +410,6 @@ class ModelConfig:
         return numbers[name]
 
     @property
-    def rotary_scale(self) -> float:
-        """Factor on queries and keys besides their rotation; 1 but for YaRN and LongRoPE."""
-        return self.rope.scale
-
-    @property
     def design(self) -> FamilyDesign:
         """What the family fixes."""
         return FAMILY_DESIGNS[self.family]
@@ -472,14 +467,24 @@ class ModelConfig:
     @property
     def uncompiled(self) -> str | None:
         """What of this model the compiled runner does not compute; None: it computes all of it."""
-        plain = LayerSwitches(
-            windows=(None,) * self.layers, turns=("main",) * self.layers, score_scale=self.head_dim**-0.5
-        )  # fmt: skip
-        design = self.design
-        usual = design.norm == "rms" and design.norms == FAMILY_DESIGNS["llama"].norms and not design.parallel
-        if self.switches == plain and usual and self.rope.fraction == 1 and not self.rope.query_beta:
-            return None
-        return f"the windows, norms or factors of {self.family}"
+        layer_norm = self.qk_norm and self.design.norm == "layer"
+        return f"{self.family}'s norms of queries and keys, a weight for each head" if layer_norm else None
+
+    @property
+    def compiled_switches(self) -> dict[str, float]:
+        """Switches by the names that the compiled runner has for them (engine/native/source/abi.h)."""
+        switches, design = self.switches, self.design
+        return {
+            "centred": int(design.norm == "layer"),
+            "parallel": int(design.parallel),
+            "gelu": int(design.gelu),
+            "query_original": self.rope.original_max_positions,
+            "query_beta": self.rope.query_beta,
+            "embedding_factor": switches.embedding_factor,
+            "residual_factor": switches.residual_factor,
+            "score_cap": switches.score_cap or 0.0,
+            "logit_cap": switches.logit_cap or 0.0,
+        }
 
     @property
     def by_length(self) -> bool:

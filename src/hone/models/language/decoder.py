@@ -249,6 +249,22 @@ class Decoder(nn.Module):
     def _tables(self, length: int = 0) -> Tensor:
         return torch.stack([rope_frequencies(rope, self.config.head_dim, length) for rope in self.config.ropes])
 
+    def rotary_tables(self) -> tuple[Tensor, Tensor]:
+        """`[tables, head_dim / 2]` float32 radians per position, and lengths of the turns: what an engine computes
+        with."""
+        return self.frequencies, torch.stack([self._turn_lengths(rope) for rope in self.config.ropes])
+
+    def layer_tensors(self) -> Iterator[dict[str, Tensor | None]]:
+        """For each layer what its kernels read."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer.kernel_tensors()
+
+    def output_norm(self) -> Tensor:
+        """`[hidden_size]` what the last norm multiplies by, and the logits' factor in it."""
+        factor = self.config.switches.logit_factor
+        return self.norm.factor() if factor == 1 else at_least_float32(self.norm.factor()) * factor
+
     def fix_rope_length(self, length: int) -> None:
         """Turn every text as one of `length` tokens, or of the largest length so far, where rotations depend on the
         length: an engine, which does not know how long an answer gets, and the trainer of its answers then compute the

@@ -476,6 +476,21 @@ class DecoderLayer(nn.Module):
         to_query, to_key = _SharedWeights.apply(by.group, *weights)
         return to_query, to_key
 
+    def kernel_tensors(self) -> dict[str, Tensor | None]:
+        """Weights, biases, and what the norms multiply by; None: there is none."""
+        norms = {
+            "attention_norm": self.attention_norm, "q_norm": self.q_norm, "k_norm": self.k_norm,
+            "mlp_norm": self.mlp_norm, "attention_after": self.attention_after, "mlp_after": self.mlp_after,
+        }  # fmt: skip
+        products = {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
+        return {
+            **{name: None if norm is None else norm.factor() for name, norm in norms.items()},
+            **{name: product.weight for name, product in products.items()},
+            **{f"{name}_bias": product.bias for name, product in products.items()},
+            "router": None if self.router is None else self.router.weight,
+            "selection_bias": self.selection_bias,
+        }
+
     def mix_experts(
         self, normed: Tensor, by: ForwardArithmetic, replayed: Tensor | None
     ) -> tuple[Tensor, _RoutedTokens]:

@@ -12,11 +12,19 @@ struct HoneShape {
   int32_t int8;        // 1: linear layers multiply codes of 8 bits, the head codes of 16; `bfloat16` is the embedding's
   int32_t cache;       // keys and values: CACHE_FLOAT32 ...
   float norm_eps;
-  float rotary_scale;  // factor on queries and keys besides their rotation: 1 but for YaRN
   int32_t norm_whole;  // 1: queries and keys are normalised over all heads at once
   int32_t experts;     // of each layer, each with `intermediate` inner features; 0: dense
   int32_t per_token;   // experts that a token goes to
   int32_t normalise_gates;  // 1: the weights of a token's experts are divided by their sum
+  int32_t centred;         // 1: the mean is taken off before a norm
+  int32_t parallel;        // 1: attention and MLP read the same norm
+  int32_t gelu;            // 1: the gate is a GELU in its form with tanh; 0: SiLU
+  int32_t query_original;  // with query_beta: queries at position p times 1 + beta log(1 + floor(p / original))
+  float query_beta;
+  float embedding_factor;  // on the embedding; 0 means 1, as in the next
+  float residual_factor;   // on the outputs of attention and MLP
+  float score_cap;         // scores s become cap tanh(s / cap); 0: they do not
+  float logit_cap;         // the same of logits
 };
 
 enum { CACHE_FLOAT32, CACHE_BFLOAT16, CACHE_INT8 };
@@ -29,7 +37,9 @@ struct HoneTensor {
 };
 
 // Tensors of a model, in the order of hone_publish: these, then LAYER_TENSORS for each layer.
-enum { EMBEDDING, FINAL_NORM, HEAD, FREQUENCIES, MODEL_TENSORS };
+// FREQUENCIES [tables, head_dim / 2] radians per position, TURN_LENGTHS the same (null: 1). Of each layer, in float32:
+// WINDOWS, how many tokens a token sees, itself among them (null, or 0: all), and TABLES, its row of both (null: 0).
+enum { EMBEDDING, FINAL_NORM, HEAD, FREQUENCIES, TURN_LENGTHS, WINDOWS, TABLES, MODEL_TENSORS };
 enum {
   ATTENTION_NORM,
   QKV,
@@ -45,6 +55,8 @@ enum {
   DOWN_BIAS,
   ROUTER,          // with experts, GATE_UP and DOWN are those of all experts, one after another
   SELECTION_BIAS,  // of the router's choice
+  ATTENTION_AFTER,  // norms of the outputs of attention and MLP
+  MLP_AFTER,
   LAYER_TENSORS
 };
 

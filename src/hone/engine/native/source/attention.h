@@ -75,16 +75,23 @@ HONE_INLINE void fetch(const KV* from, bool first = false) {
   }
 }
 
-// What one (token, key head) reads: its pages' blocks, and positions 0 .. count - 1 in them.
+// What one (token, key head) reads: blocks of the pages that hold what it sees, and positions skip .. count - 1 in them.
 template <class KV>
 struct Past {
   const Engine* engine;
   const int32_t* pages;
-  int layer, kv_head, count;
+  int layer, kv_head, count, skip = 0;
 
   Past(const Engine& e, int number, int token, int head)
       : engine(&e), pages(e.work.pass->pages + int64_t(e.work.pass->sequence[token]) * e.work.pass->most_pages),
-        layer(number), kv_head(head), count(e.work.pass->positions[token] + 1) {}
+        layer(number), kv_head(head), count(e.work.pass->positions[token] + 1) {
+    const int window = e.layers[number].window;
+    if (!window || window >= count) return;
+    const int first = (count - window) / PAGE_TOKENS;  // a page that it sees some of
+    pages += first;
+    count -= first * PAGE_TOKENS;
+    skip = count - window;
+  }
   int held() const { return (count + PAGE_TOKENS - 1) / PAGE_TOKENS; }  // pages
   const KV* keys(int page) const { return block_of<KV>(*engine, pages[page], layer, kv_head); }
   const KV* values(int page) const { return keys(page) + values_from<KV>(engine->dims.head); }
@@ -182,10 +189,19 @@ HONE_INLINE void all_scores(const Reading<KV>& reading, int pages, const float* 
   }
 }
 
-// exp(score - maximum) in place, 0 past the last position; returns the sum.
-HONE_INLINE float soften_scores(float* scores, int count) {
+// cap tanh(x / cap)
+HONE_INLINE vf capped(vf x, float cap) {
+  const vf twice = exp(x * spread(2.0f / cap));
+  return spread(cap) * (spread(1.0f) - spread(2.0f) / (twice + spread(1.0f)));
+}
+
+// exp(score - maximum) in place, 0 before the first and past the last position; returns the sum.
+HONE_INLINE float soften_scores(float* scores, int skip, int count, float cap) {
   const int end = round_up(count, PAGE_TOKENS), whole = count / LANES * LANES;
   const vi lanes = lane_numbers();
+  if (cap)
+    for (int i = 0; i < end; i += LANES) store(scores + i, capped(load(scores + i), cap));
+  for (int i = 0; i < skip; ++i) scores[i] = scores[skip];
   vf top = spread(-__builtin_inff());
   for (int i = 0; i < whole; i += LANES) top = larger(load(scores + i), top);
   float most = maximum(top);
@@ -196,6 +212,7 @@ HONE_INLINE float soften_scores(float* scores, int count) {
       const int i = first + u * LANES;
       vf p = exp(load(scores + i) - spread(most));
       if (i >= whole) p = lanes < count - i ? p : vf{};
+      if (i < skip) p = lanes < skip - i ? vf{} : p;
       store(scores + i, p);
       total.part[u] = total.part[u] + p;
     }
@@ -257,7 +274,8 @@ static void attend_heads(const Reading<KV>& reading, const float* q, float scale
   const Past<KV>& past = reading.now;
   all_scores<KV, HEADS, PAGES>(reading, past.held(), q, scale, scores, stride);
   float share[HEADS];
-  for (int h = 0; h < HEADS; ++h) share[h] = 1.0f / soften_scores(scores + h * stride, past.count);
+  const float cap = past.engine->dims.shape.score_cap;
+  for (int h = 0; h < HEADS; ++h) share[h] = 1.0f / soften_scores(scores + h * stride, past.skip, past.count, cap);
   const int head = past.engine->dims.head;
   int feature = 0;
   if constexpr (4 * HEADS * chains<HEADS>() <= SUMS)

@@ -230,7 +230,7 @@ static void attend_coded_heads(const Reading<uint8_t>& reading, const float* q, 
   coded_scores<HEADS, PAGES>(reading, 0, past.held(), queries, scores, stride);
   float scale[HEADS];
   for (int h = 0; h < HEADS; ++h) {
-    const float total = soften_scores(scores + h * stride, past.count);
+    const float total = soften_scores(scores + h * stride, past.skip, past.count, past.engine->dims.shape.score_cap);
     uint8_t* at = codes + ShareCodes::BYTES * h * stride;
     scale[h] = encode_shares(past, scores + h * stride, stride, at) / total;
     ShareCodes::widen(at, stride);

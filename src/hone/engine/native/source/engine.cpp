@@ -54,6 +54,8 @@ bool Buffer::ensure(size_t wanted) {
 Dims dims_of(const HoneShape& shape) {
   Dims d;
   d.shape = shape;
+  if (!shape.embedding_factor) d.shape.embedding_factor = 1;
+  if (!shape.residual_factor) d.shape.residual_factor = 1;
   d.hidden = round_up(shape.hidden, PANEL);
   d.head = round_up(shape.head_dim, PANEL);
   d.group = shape.heads / shape.kv_heads;
@@ -160,15 +162,17 @@ void plan(Engine& e, const HonePass& pass) {
 bool know_turns(Engine& e, int positions) {
   if (positions <= e.turns_known) return true;
   const int head = e.dims.head, wanted = round_up(positions > 2 * e.turns_known ? positions : 2 * e.turns_known, 256);
-  const float scale = e.dims.shape.rotary_scale;
+  const int rows = wanted * e.tables, half = e.dims.shape.head_dim / 2;
   e.turns_known = 0;
-  if (!e.turns.ensure(size_t(wanted) * 2 * head * sizeof(float))) return false;
-  for (int p = 0; p < wanted; ++p)
-    for (int i = 0; i < e.dims.shape.head_dim; ++i) {
-      float* cosine = e.turns.as<float>() + size_t(p) * 2 * head + i;
-      const float angle = float(p) * e.frequencies[i / 2];
-      cosine[0] = scale * float(std::cos(double(angle)));
-      cosine[head] = scale * float(std::sin(double(angle))) * (i % 2 ? 1.0f : -1.0f);
+  if (!e.turns.ensure(size_t(rows) * 2 * head * sizeof(float))) return false;
+  for (int row = 0; row < rows; ++row)
+    for (int i = 0; i < 2 * half; ++i) {
+      float* cosine = e.turns.as<float>() + size_t(row) * 2 * head + i;
+      const int pair = row % e.tables * half + i / 2;
+      const float angle = float(row / e.tables) * e.frequencies[pair];
+      const float length = e.turn_lengths.empty() ? 1.0f : e.turn_lengths[pair];
+      cosine[0] = length * float(std::cos(double(angle)));
+      cosine[head] = length * float(std::sin(double(angle))) * (i % 2 ? 1.0f : -1.0f);
     }
   e.turns_known = wanted;
   return true;
@@ -204,13 +208,14 @@ bool make_room(Engine& e, const HonePass& pass) {
     wanted = chunk.last - chunk.first > wanted ? chunk.last - chunk.first : wanted;
   bool enough = know_turns(e, longest + 1) && e.x.ensure(rows * d.hidden * 4) &&
                 e.normed.ensure(rows * d.hidden * act) && e.qkv.ensure(rows * d.qkv * 4) &&
-                e.mixed.ensure(rows * d.mixed * act) &&
+                e.mixed.ensure(rows * d.mixed * act) && e.branch.ensure(rows * d.hidden * 4) &&
                 (d.shape.experts || e.inner.ensure(rows * d.inner * act)) &&
                 e.logits.ensure(size_t(wanted) * d.logits * 4) && make_room_for_codes(e, rows) &&
                 make_room_for_experts(e, pass.tokens_count);
   for (Scratch& scratch : e.scratch) {
     enough = enough && scratch.scores.ensure(size_t(4) * round_up(longest + 1, 256) * sizeof(float)) &&
              scratch.shares.ensure(size_t(24) * round_up(longest + 1, 256)) &&
+             (!d.shape.centred || scratch.row.ensure(size_t(d.hidden) * sizeof(float))) &&
              scratch.draw.scaled.ensure(size_t(d.logits) * 4) && scratch.draw.weight.ensure(size_t(d.logits + 64) * 4);
   }
   return enough;

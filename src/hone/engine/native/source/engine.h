@@ -70,6 +70,9 @@ struct Layer {
   Buffer router;                                    // [experts, hidden] float32
   Buffer selection_bias;                            // [experts] float32, or empty
   Buffer attention_norm, mlp_norm, q_norm, k_norm;  // float32, padded
+  Buffer attention_after, mlp_after;
+  int window = 0;  // tokens that a token sees, itself among them; 0: all
+  int table = 0;   // of rotary positions
 };
 
 struct Dims {
@@ -97,6 +100,7 @@ struct DrawScratch {
 struct Scratch {
   Buffer scores;  // [group, positions] of the attention
   Buffer shares;  // [4, positions] codes of the attention's weights: two bytes each, and four more where they are widened
+  Buffer row;     // [hidden] less its mean
   Buffer route;   // [2, experts] float32: probabilities, and what is left to choose from
   DrawScratch draw;
 };
@@ -151,7 +155,7 @@ struct Kernels {
   void (*forward)(Engine& engine, int thread);
   void (*pack)(Engine& engine, Linear& linear, const Source& source, int panel);
   // Fills scaled and weight [round_up(vocab, 32)], zeros past vocab; false where a logit is not finite.
-  bool (*soften)(const float* logits, int vocab, float temperature, float* scaled, float* weight, float* top);
+  bool (*soften)(const float* logits, int vocab, float temperature, float cap, float* scaled, float* weight, float* top);
   TileBf16 tile_bf16;
   int tile_bf16_rows;
   CodeKernels codes;
@@ -169,19 +173,21 @@ struct Engine {
   bool published = false;
   Buffer embedding;  // [vocab, hidden] float32 or bfloat16
   Buffer final_norm;
-  std::vector<float> frequencies;
+  std::vector<float> frequencies, turn_lengths;  // [tables][head_dim / 2]
+  int tables = 1;
   std::vector<Layer> layers;
   Linear head;
 
   int64_t pages = 0;
   Buffer kv;
   int turns_known = 0;
-  Buffer turns;  // [positions][2][head]: cosines, and sines with the sign of the pair's member
+  Buffer turns;  // [positions][tables][2][head]: cosines, and sines with the sign of the pair's member
 
   Work work;
   Buffer x, normed, qkv, mixed, inner, logits;
   Buffer codes, code_scale;     // activations of the next product [2][rows][dims.codes], and what a row's codes count
   Buffer gathered, expert_out;  // rows sorted by expert: inputs, and outputs in float32
+  Buffer branch;                // [rows, hidden] float32: an output that is normalised before it is added
   std::vector<Scratch> scratch;
 };
 

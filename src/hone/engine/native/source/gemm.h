@@ -224,12 +224,13 @@ struct Store {
   }
 };
 
-struct Add {  // to the residual stream
+struct Add {  // to the residual stream, times a factor
   float* out;
   int64_t stride;
+  float factor;
   void operator()(const float* c, int r, int panel) const {
     float* to = out + r * stride + panel * PANEL;
-    for (int i = 0; i < PANEL; i += LANES) store(to + i, load(to + i) + load(c + i));
+    for (int i = 0; i < PANEL; i += LANES) store(to + i, load(to + i) + load(c + i) * spread(factor));
   }
 };
 
@@ -242,6 +243,20 @@ struct GatedSilu {  // silu(gate) * up: 16 gates, then their 16 ups
     for (int i = 0; i < PANEL / 2; i += LANES) {
       const vf gate = load(c + i), up = load(c + PANEL / 2 + i);
       store(to + i, gate / (spread(1.0f) + exp(-gate)) * up);
+    }
+  }
+};
+
+template <class A>
+struct GatedGelu {  // the same with gelu(x) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+  A* out;
+  int64_t stride;
+  void operator()(const float* c, int r, int panel) const {
+    A* to = out + r * stride + panel * (PANEL / 2);
+    for (int i = 0; i < PANEL / 2; i += LANES) {
+      const vf gate = load(c + i), up = load(c + PANEL / 2 + i);
+      const vf inner = fma(gate * gate * gate, spread(0.044715f), gate) * spread(-1.5957691216057308f);
+      store(to + i, gate / (spread(1.0f) + exp(inner)) * up);
     }
   }
 };

@@ -30,6 +30,12 @@ float value_of(const HoneTensor& tensor, int64_t i) {
   return value;
 }
 
+std::vector<float> numbers_of(const HoneTensor& tensor) {
+  std::vector<float> numbers;
+  for (int64_t i = 0; tensor.data && i < tensor.size; ++i) numbers.push_back(value_of(tensor, i));
+  return numbers;
+}
+
 uint16_t half_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -136,6 +142,8 @@ class Plan {
       add_mlp(layer.gate_up, layer.down, t[GATE_UP], t[DOWN], t);
     const bool taken = take_vector(layer.attention_norm, t[ATTENTION_NORM], s.hidden, d.hidden) &&
                        take_vector(layer.mlp_norm, t[MLP_NORM], s.hidden, d.hidden) &&
+                       take_vector(layer.attention_after, t[ATTENTION_AFTER], s.hidden, d.hidden) &&
+                       take_vector(layer.mlp_after, t[MLP_AFTER], s.hidden, d.hidden) &&
                        take_rows(layer.q_norm, t[Q_NORM], s.norm_whole ? s.heads : 1, s.head_dim, d.head) &&
                        take_rows(layer.k_norm, t[K_NORM], s.norm_whole ? s.kv_heads : 1, s.head_dim, d.head);
     if (!taken) fault = "a norm of a layer has the wrong size, or there is no memory";
@@ -217,10 +225,19 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
   for (size_t i = 0; i < packing.linears.size(); ++i)
     for (int panel = 0; panel < packing.linears[i]->panels; ++panel)
       packing.panels.push_back({packing.linears[i], &packing.sources[i], panel});
-  e.frequencies.clear();
-  for (int64_t i = 0; i < tensors[FREQUENCIES].size; ++i) e.frequencies.push_back(value_of(tensors[FREQUENCIES], i));
-  if (int(e.frequencies.size()) != s.head_dim / 2)
-    return "publish: got " + std::to_string(e.frequencies.size()) + " rotary frequencies";
+  e.frequencies = numbers_of(tensors[FREQUENCIES]);
+  e.turn_lengths = numbers_of(tensors[TURN_LENGTHS]);
+  const size_t known = e.frequencies.size(), pairs = size_t(s.head_dim / 2);
+  if (known == 0 || known % pairs || (!e.turn_lengths.empty() && e.turn_lengths.size() != known))
+    return "publish: got " + std::to_string(known) + " rotary frequencies";
+  e.tables = int(known / pairs);
+  const std::vector<float> windows = numbers_of(tensors[WINDOWS]), tables = numbers_of(tensors[TABLES]);
+  for (int layer = 0; layer < s.layers; ++layer) {
+    e.layers[layer].window = windows.empty() ? 0 : int(windows.at(layer));
+    e.layers[layer].table = tables.empty() ? 0 : int(tables.at(layer));
+    if (e.layers[layer].table < 0 || e.layers[layer].table >= e.tables || e.layers[layer].window < 0)
+      return "publish: layer " + std::to_string(layer) + " has a table or a window that is not there";
+  }
   e.turns_known = 0;
   pool_run(e.pool, pack_on_thread, &packing);
   e.published = true;

@@ -128,7 +128,7 @@ void sample(const Engine& e, const float* logits, int draw, DrawScratch& scratch
   float *scaled = scratch.scaled.as<float>(), *weight = scratch.weight.as<float>();
   Row row = {scaled, weight, vocab, 0};
   uint8_t* kept = pass.kept ? pass.kept + size_t(draw) * ((vocab + 7) / 8) : nullptr;
-  if (!e.kernels->soften(logits, vocab, pass.temperature[draw], scaled, weight, &row.top)) {
+  if (!e.kernels->soften(logits, vocab, pass.temperature[draw], e.dims.shape.logit_cap, scaled, weight, &row.top)) {
     pass.token[draw] = given >= 0 ? given : 0;
     pass.logp[draw] = pass.sampled_logp[draw] = std::numeric_limits<float>::quiet_NaN();
     return;
