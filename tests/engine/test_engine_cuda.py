@@ -23,7 +23,7 @@ from hone.engine.torch_runner import (
     _HalfWeights,
     _recorded_rows,
     _RecordedSteps,
-    _sample_tokens,
+    sample_tokens,
 )
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 from hone.models.language import decoder
@@ -160,7 +160,7 @@ def drawn_both(logits: torch.Tensor, **changes) -> tuple[SamplerOutput, SamplerO
         "greedy": np.zeros(count, np.bool_),
     }
     draws = SamplerInput(**settings | changes)
-    return _draw_rows(torch.cat([logits, torch.randn(3, logits.shape[1])]), draws), _sample_tokens(logits, draws)
+    return _draw_rows(torch.cat([logits, torch.randn(3, logits.shape[1])]), draws), sample_tokens(logits, draws)
 
 
 @given(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.engine.torch_runner import _sample_tokens, _truncate_logp
+from hone.engine.torch_runner import _truncate_logp, sample_tokens
 from hone.engine.work import DRAW, SamplerInput
 
 P = torch.tensor([0.5, 0.125, 0.25, 0.125])
@@ -30,7 +30,7 @@ def draws_of(
 
 
 def drawn(p: torch.Tensor, uniform: list[float], **options):
-    return _sample_tokens(p.log().expand(len(uniform), -1), draws_of(uniform, **options))
+    return sample_tokens(p.log().expand(len(uniform), -1), draws_of(uniform, **options))
 
 
 def test_the_inverse_of_the_cumulative_probability():
@@ -124,9 +124,9 @@ def test_a_row_does_not_see_its_neighbours(seed):
         min_p=np.array([0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.0, 0.0, 0.0], np.float32),
         greedy=np.array([False, False, False, True, False, False, False, False, False]),
     )
-    together = _sample_tokens(logits, draws)
+    together = sample_tokens(logits, draws)
     for row in range(9):
-        alone = _sample_tokens(
+        alone = sample_tokens(
             logits[row : row + 1],
             SamplerInput(
                 **{
@@ -143,4 +143,4 @@ def test_a_row_does_not_see_its_neighbours(seed):
 
 def test_logits_that_are_not_finite_show():
     broken = torch.tensor([[0.0, torch.nan, 1.0]])
-    assert np.isnan(_sample_tokens(broken, draws_of([0.5])).logp).all()
+    assert np.isnan(sample_tokens(broken, draws_of([0.5])).logp).all()

@@ -5,6 +5,7 @@ publication.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from hone.core.episodes import Routing
 from hone.core.errors import DivergedError
-from hone.engine.protocol import GenerationModel
+from hone.engine.protocol import GenerationModel, ModelShape
 from hone.engine.work import ForwardBatch, ModelRunner, SamplerInput, SamplerOutput
 
 _TOKENS: Final = 8
@@ -114,7 +115,8 @@ class WeightCanary:
         A mixture of experts takes the runner's routes `[T, L, k]`: a route that rounding flips is no wrong weight.
         """
         tokens = torch.from_numpy(self._tokens).to(self._model.device)
-        asked = (tokens[:-1], torch.arange(_TOKENS - 1, device=tokens.device), _dense, functional.linear)
+        attend = partial(_dense, self._model.config)
+        asked = (tokens[:-1], torch.arange(_TOKENS - 1, device=tokens.device), attend, functional.linear)
         if routing is None:
             hidden = self._model.run(*asked)
         else:
@@ -125,12 +127,18 @@ class WeightCanary:
         return logp.double().cpu().numpy()
 
 
-def _dense(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention over one text, head by head."""
-    del layer
+def _dense(shape: ModelShape, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention over one text, head by head, by the windows and the bound of a model's scores."""
     q, k, v = (x.transpose(0, 1) for x in (query, key, value))
-    out = functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
-    return out[0].transpose(0, 1).flatten(1)
+    places, window = torch.arange(len(query), device=query.device), shape.window(layer)
+    behind = places[:, None] - places
+    seen = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
+    if shape.score_cap is None:
+        out = functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1)
+    k, v = (x.repeat_interleave(len(q) // len(k), dim=0) for x in (k, v))
+    scores = torch.tanh(q @ k.transpose(1, 2) * q.shape[-1] ** -0.5 / shape.score_cap) * shape.score_cap
+    return (torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1) @ v).transpose(0, 1).flatten(1)
 
 
 def _hash_weights(model: GenerationModel) -> str:

@@ -16,6 +16,7 @@ from hone.engine.native.runner import NativeRunner
 from hone.engine.protocol import GenerationModel, KvCache, RunnerChoice, RunnerKind
 from hone.engine.scheduler import CUDA_PASS_TOKENS, PASS_TOKENS, SchedulerLimits, default_limits
 from hone.engine.session import TokenizerRules
+from hone.engine.text_runner import WholeTextRunner
 from hone.engine.torch_runner import TorchRunner
 from hone.process.machine_memory import memory_limit_bytes
 
@@ -52,6 +53,13 @@ def choose_runner(
     if kind.startswith("native") and reason is not None:
         error = ConfigError if unfit else ResourceError
         raise error(f'runner = "{kind}": {reason}; set runner = "torch" or "auto"')
+    if model.config.by_texts:
+        if kind == "torch_compiled":
+            raise ConfigError(f'runner = "torch_compiled": it does not compute {model.config.uncompiled}')
+        source = model if copy_weights else None
+        whole = WholeTextRunner(deepcopy(model) if copy_weights else model, vocab_used=vocab_used, source_model=source)
+        note = f"generation reads each text again for every token: hone does not compute {model.config.uncompiled}"
+        return RunnerChoice(runner=whole, own_weights=copy_weights, dtype=whole.dtype, note=note)
     if kind == "torch_compiled" and model.config.experts is not None:
         raise ConfigError('runner = "torch_compiled" has no mixtures of experts; set runner = "torch" or "auto"')
     if kind == "torch_compiled" and model.exactness == "bitwise":

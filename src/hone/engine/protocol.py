@@ -87,6 +87,11 @@ class ModelShape(Protocol):
         ...
 
     @property
+    def by_texts(self) -> bool:
+        """True if `run` takes whole texts only, each from its position 0, and keeps no keys and values."""
+        ...
+
+    @property
     def uncompiled(self) -> str | None:
         """What of this model the compiled runner does not compute; None: it computes all of it."""
         ...

@@ -286,7 +286,7 @@ def _output(drawn: Tensor, count: int) -> SamplerOutput:
 def _draw_tokens(logits: Tensor, *, uniform: Tensor, temperature: Tensor, given: Tensor, greedy: Tensor) -> Tensor:
     """`[3, R]` float64: tokens, and their log-probabilities in nats under the policy and under what was drawn from.
 
-    The draw of `_sample_tokens` without truncation, up to rounding: the first token at which the cumulative
+    The draw of `sample_tokens` without truncation, up to rounding: the first token at which the cumulative
     probability exceeds `uniform` `[R]`. `logits` `[R, vocab]` in float32 are read three times, and sums are float64:
     of blocks first, then within the block that holds the draw. `given` `[R]`: DRAW, or a token that takes the place of
     the draw. `greedy` `[R]`: 0, or 1 for the likeliest token.
@@ -348,7 +348,7 @@ def _sampling_tensors(draws: SamplerInput, device: torch.device) -> _SamplingTen
     )
 
 
-def _sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
+def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     """Inverse-CDF sampling: the first token at which the cumulative probability exceeds `uniform` `[n]`, in [0, 1).
 
     `logits` `[n, vocab]`, float32 at least. The cumulative sum runs in float64, by token id. A given token takes the
@@ -605,7 +605,7 @@ class TorchRunner:
         at[:wanted] = work.draws.token_index
         logits = self._logits(hidden[torch.from_numpy(at).to(self._model.device)])
         same = self._flash and _draws_only(work.draws)
-        drawn = _draw_rows(logits, work.draws) if same else _sample_tokens(logits[:wanted], work.draws)
+        drawn = _draw_rows(logits, work.draws) if same else sample_tokens(logits[:wanted], work.draws)
         return drawn if chosen is None else replace(drawn, routing=self._routing(chosen[: len(work.tokens)]))
 
     @torch.inference_mode()

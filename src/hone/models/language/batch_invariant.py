@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -142,15 +143,18 @@ class BatchInvariantAttention:
         take = np.zeros(len(order) * heads * TILE, np.int64)
         take[place.reshape(-1)] = np.arange(place.size)
         self._give = torch.from_numpy(place.reshape(-1)).to(device)
-        self._groups = [
-            _QueryTiles(
-                take=torch.from_numpy(take[start * heads * TILE : stop * heads * TILE]).to(device),
-                read=_read(slots, owner[order[start:stop]], int(width[order[start]]), kv_heads).to(device),
-                mask=_mask(base[order[start:stop]]).to(device),
-                windows=_window_masks(base[order[start:stop]], int(width[order[start]]), windows, device),
+        self._groups: list[_QueryTiles] = []
+        for start, stop in _chunks(width[order], heads):
+            longest, some = int(width[order[start]]), order[start:stop]
+            last, by_window = _masks(base[some], longest, windows)
+            self._groups.append(
+                _QueryTiles(
+                    take=torch.from_numpy(take[start * heads * TILE : stop * heads * TILE]).to(device),
+                    read=_read(slots, owner[some], longest, kv_heads).to(device),
+                    mask=last.to(device),
+                    windows={window: one.to(device) for window, one in by_window.items()},
+                )
             )
-            for start, stop in _chunks(width[order], heads)
-        ]
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, layer: int = 0) -> Tensor:
         """`[T, heads, head_dim]`, twice `[slots, kv_heads, head_dim]` -> `[T, heads * head_dim]`."""
@@ -305,16 +309,13 @@ def _read(slots: Ints, owner: Ints, width: int, kv_heads: int) -> Tensor:
     return torch.from_numpy(rows.reshape(-1))
 
 
-def _mask(base: Ints) -> Tensor:
-    seen = np.arange(STRIDE) <= (base % STRIDE)[:, None, None] + np.arange(TILE)[:, None]
-    return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), -torch.inf)[:, None]
+def _masks(base: Ints, width: int, windows: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    """A mask of the last STRIDE keys, and for each window one that hides keys so many or more places before a query."""
 
+    def mask(hidden: NDArray[np.bool_]) -> Tensor:
+        return torch.zeros(hidden.shape).masked_fill_(torch.from_numpy(hidden), -torch.inf)[:, None]
 
-def _window_masks(base: Ints, width: int, windows: Iterable[int], device: torch.device) -> dict[int, Tensor]:
-    """For each window a mask that hides keys which are so many or more places before a query."""
-    behind = base[:, None, None] + np.arange(TILE)[:, None] - np.arange(width)
-    masks = dict[int, Tensor]()
-    for window in windows:
-        hidden = torch.from_numpy(behind >= window)
-        masks[window] = torch.zeros(behind.shape).masked_fill_(hidden, -torch.inf)[:, None].to(device)
-    return masks
+    rows = np.arange(TILE)[:, None]
+    behind = base[:, None, None] + rows - np.arange(width)
+    late = np.arange(STRIDE) > (base % STRIDE)[:, None, None] + rows
+    return mask(late), {window: mask(behind >= window) for window in windows}

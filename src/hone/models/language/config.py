@@ -16,12 +16,15 @@ from hone.core.errors import DataError, ErrorCollector
 from hone.models.language.families import (
     FAMILIES,
     FAMILY_DESIGNS,
+    FOREIGN,
+    FOREIGN_DESIGN,
     FULL,
     SLIDING,
     FamilyDesign,
     LayerSwitches,
     ModelFamily,
     check_switches,
+    foreign_sizes,
     layer_switches,
 )
 from hone.models.language.packed_attention import AttentionLimits
@@ -352,7 +355,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         faults = ErrorCollector(DataError)
-        if self.family not in FAMILIES:
+        if self.family not in (*FAMILIES, FOREIGN):
             faults.add(f"model family {self.family!r} is not supported; known: {', '.join(FAMILIES)}")
         for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "max_positions"):
             if self._number(name) < 1:
@@ -412,7 +415,12 @@ class ModelConfig:
     @property
     def design(self) -> FamilyDesign:
         """What the family fixes."""
-        return FAMILY_DESIGNS[self.family]
+        return FAMILY_DESIGNS.get(self.family, FOREIGN_DESIGN)
+
+    @property
+    def by_texts(self) -> bool:
+        """True if transformers computes the model, each text whole, without keys and values of the engine."""
+        return self.family == FOREIGN
 
     @property
     def qk_norm(self) -> bool:
@@ -467,6 +475,8 @@ class ModelConfig:
     @property
     def uncompiled(self) -> str | None:
         """What of this model the compiled runner does not compute; None: it computes all of it."""
+        if self.by_texts:
+            return f"model_type {self.extra.get('model_type')!r}, whose module is transformers' own"
         layer_norm = self.qk_norm and self.design.norm == "layer"
         return f"{self.family}'s norms of queries and keys, a weight for each head" if layer_norm else None
 
@@ -494,6 +504,8 @@ class ModelConfig:
     def to_hf(self, head: Literal["CausalLM", "SequenceClassification", "TokenClassification"] = "CausalLM") -> Json:
         """The `config.json` of transformers 5, without `dtype`, which depends on the weights."""
         config: Json = dict(self.extra)
+        if self.by_texts:
+            return config
         config.update(
             architectures=[f"{self.design.architecture}For{head}"],
             model_type=self.family,
@@ -537,6 +549,8 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
     faults = ErrorCollector(DataError)
     family = str(config.get("model_type"))
     design = FAMILY_DESIGNS.get(family, FAMILY_DESIGNS["llama"])
+    if family not in FAMILY_DESIGNS and (sizes := foreign_sizes(config)) is not None:
+        return ModelConfig(family=FOREIGN, extra=dict(config), tie_embeddings=False, **sizes)  # type: ignore[arg-type]
     if family not in FAMILY_DESIGNS:
         faults.add(f"{where}: model_type {config.get('model_type')!r} is not supported; known: {', '.join(FAMILIES)}")
     if design.window is not None and "sliding_window" not in config:

@@ -235,6 +235,11 @@ class Decoder(nn.Module):
         """What the forward pass keeps waits in the host's memory (activation_offload.py); the same bits."""
         self.rope_length: int | None = None
         """Length of text that rotations by length are for; None: of each row its own. See `fix_rope_length`."""
+        self.build(kind)
+
+    def build(self, dtype: torch.dtype) -> None:
+        """Make the parameters."""
+        config, kind = self.config, dtype
         self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         self.layers = nn.ModuleList(DecoderLayer(config, number, kind) for number in range(config.layers))
         self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind, kind=config.design.norm)

@@ -12,7 +12,7 @@ from hone.models.language.rope import RopeRules, is_number
 
 ModelFamily: TypeAlias = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
-    "granite", "glm", "glm4", "cohere", "cohere2", "qwen3_moe", "mixtral", "olmoe",
+    "granite", "glm", "glm4", "cohere", "cohere2", "qwen3_moe", "mixtral", "olmoe", "transformers",
 ]  # fmt: skip
 NormKind: TypeAlias = Literal["rms", "rms_wide", "rms_plus_one", "layer"]
 """`rms_wide`: the weight is multiplied in float32, before rounding; `rms_plus_one`: so is 1 + weight; `layer`: the mean
@@ -181,6 +181,42 @@ FAMILY_DESIGNS: Final[Mapping[str, FamilyDesign]] = {
 }  # fmt: skip
 """Every family that the decoder computes."""
 FAMILIES: Final = tuple(FAMILY_DESIGNS)
+FOREIGN: Final = "transformers"
+"""Family of models that transformers computes, because the decoder does not know their `model_type`."""
+FOREIGN_DESIGN: Final = FamilyDesign(
+    architecture="",
+    positions=2048,
+    numbers={"logit_scale": None, "logits_scaling": None, "final_logit_softcapping": None},
+)
+
+
+def foreign_sizes(config: Mapping[str, object]) -> dict[str, int] | None:
+    """Sizes of a causal language model that transformers has, by the names of `ModelConfig`; None where it has none."""
+    # Imported here: transformers takes seconds, which every command would wait for.
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415
+
+    kind = config.get("model_type")
+    if (
+        not isinstance(kind, str)
+        or kind not in CONFIG_MAPPING
+        or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING
+    ):
+        return None
+    own = CONFIG_MAPPING[kind].from_dict(dict(config)).get_text_config()
+    # A family names its sizes as it likes; its class maps them to the common names, or has none.
+    keys = {**own.to_dict(), **{name: own.to_dict().get(real) for name, real in own.attribute_map.items()}}
+    hidden, heads = keys.get("hidden_size"), keys.get("num_attention_heads")
+    sizes = {
+        "vocab_size": keys.get("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": keys.get("intermediate_size") or keys.get("n_inner") or 4 * cast(int, hidden or 0),
+        "layers": keys.get("num_hidden_layers"),
+        "heads": heads or 1,
+        "kv_heads": keys.get("num_key_value_heads") or heads or 1,
+        "head_dim": keys.get("head_dim") or cast(int, hidden or 0) // cast(int, heads or 1),
+        "max_positions": keys.get("max_position_embeddings") or FOREIGN_DESIGN.positions,
+    }
+    return {name: value for name, value in sizes.items() if isinstance(value, int)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +243,7 @@ def layer_switches(
     family: str, keys: Mapping[str, object], *, layers: int, hidden_size: int, head_dim: int, max_positions: int
 ) -> LayerSwitches:
     """The switches of a model whose checked keys these are."""
-    design = FAMILY_DESIGNS[family]
+    design = FAMILY_DESIGNS.get(family, FOREIGN_DESIGN)
 
     def number(key: str) -> float | None:
         value = keys.get(key, design.numbers[key]) if key in design.numbers else None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean, one_line
 from hone.models.language.config import ModelConfig, model_config_from_hf
-from hone.models.language.decoder import Decoder
+from hone.models.language.decoder import Decoder, torch_dtype
 from hone.models.language.lora import LoraAdapter, LoraConfig, new_adapter, weights_sha256
 from hone.models.language.peft_folder import (
     PeftFolder,
@@ -26,6 +26,7 @@ from hone.models.language.peft_folder import (
     require_same_adapter,
 )
 from hone.models.language.tokenizers import read_json, tokenizer_files
+from hone.models.language.transformers_decoder import TransformersDecoder, make_decoder
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 from hone.process.hub import hub_folder, is_hub_name
 from hone.process.user_files import file_fault
@@ -63,9 +64,11 @@ def load_model(
     unexpected or misshapen tensors, numbers that are not finite, an architecture that hone does not know.
     """
     config = read_config(folder)
-    model = Decoder(config, dtype=dtype, checkpoint_activations=checkpoint_activations)
+    model = make_decoder(config, dtype=dtype, checkpoint_activations=checkpoint_activations)
     if is_adapter(Path(folder)):
         merged = _load_with_adapter(read_peft_folder(Path(folder)))
+        if isinstance(model, TransformersDecoder):
+            return merged.decoder.to(device=device, dtype=torch_dtype(dtype))
         model.load_state_dict(merged.decoder.state_dict())
     else:
         load_weights(model, folder)
@@ -123,6 +126,9 @@ def _load_with_adapter(folder: PeftFolder, device: str = "cpu", *, checkpoint_ac
 
 def load_weights(model: Decoder, folder: Path | str) -> None:
     """Load a folder's weights in place. Raises DataError as `load_model` does; the model may be partly loaded then."""
+    if isinstance(model, TransformersDecoder):
+        model.load_folder(_existing(Path(folder)))
+        return
     load_pieces(model.stored_tensors(), checkpoint_pieces(model.config), model.config, folder)
 
 
@@ -168,6 +174,9 @@ def save_model(
     copied = {} if tokenizer_from is None else tokenizer_files(tokenizer_from)
     for name, content in copied.items():
         (folder / name).write_bytes(content)
+    if isinstance(model, TransformersDecoder):
+        model.save_folder(folder)
+        return
     save_pieces(model.stored_tensors(), checkpoint_pieces(model.config), model.config.to_hf(), folder, shard_bytes)
 
 

@@ -24,6 +24,7 @@ from hone.core.random import generator
 from hone.core.state import State, array
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.transformers_decoder import TransformersDecoder, make_decoder
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 
 LinearLayer = Literal[
@@ -106,15 +107,26 @@ def adaptable_layers(config: ModelConfig) -> dict[str, CheckpointPiece]:
     ends = tuple(f".{layer}.weight" for layer in _GROUPS["all"])
     return {
         piece.checkpoint_name.removesuffix(".weight"): piece
-        for piece in checkpoint_pieces(config)
+        for piece in _pieces(config)
         if piece.checkpoint_name.endswith(ends) and ".experts." not in piece.checkpoint_name
     }
+
+
+def _pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
+    """Tensors of a model; of one that transformers computes, those of its module."""
+    if not config.by_texts:
+        yield from checkpoint_pieces(config)
+        return
+    with torch.device("meta"):
+        decoder = make_decoder(config)
+    assert isinstance(decoder, TransformersDecoder)
+    yield from decoder.pieces()
 
 
 def linear_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Number of outputs and of inputs of each layer of `adaptable_layers`."""
     with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in make_decoder(config).named_parameters()}
     return {name: (piece.rows, shapes[piece.parameter_name][1]) for name, piece in adaptable_layers(config).items()}
 
 
