@@ -27,7 +27,7 @@ from hone.decide.estimators.terms import (
     standard_error,
     switch_doubly_robust,
 )
-from hone.decide.estimators.trajectories import linear_fitted_q
+from hone.decide.estimators.trajectories import TabularTransitions, linear_fitted_q, tabular_fitted_q
 
 
 def _verdicts(reasons: object) -> list[str]:
@@ -187,6 +187,17 @@ def test_an_iteration_that_keeps_errors_diverges() -> None:
     with pytest.raises(DivergedError, match="multiplies errors by 1;"):
         linear_fitted_q(one, one, np.ones(1), discount=1.0)
     assert linear_fitted_q(one, one, np.ones(1), discount=0.5) == pytest.approx([2.0])
+
+
+def test_fitted_q_stops_at_a_change_that_is_the_tolerance() -> None:
+    """Half a reward for ever at discount 1/2: 0.5, 0.75, 0.875, with changes of 1/4 and 1/8."""
+    one, zero = np.ones((1, 1)), np.zeros(1, np.int64)
+    log = TabularTransitions(
+        state=zero, action=zero, reward=np.full(1, 0.5), next_state=zero, terminated=np.zeros(1, bool)
+    )
+    for tolerance, value in ((0.25, 0.75), (0.125, 0.875), (0.124, 0.9375)):
+        assert tabular_fitted_q(log, one, discount=0.5, tolerance=tolerance).q.item() == value
+        assert linear_fitted_q(one, one, np.full(1, 0.5), discount=0.5, tolerance=tolerance).item() == value
 
 
 def test_a_difference_of_its_rounding_is_none() -> None:
