@@ -27,7 +27,7 @@ def reasoning_gym(  # noqa: PLR0913 - the columns of its examples, by name
 ) -> float:
     """The task's own score of the answer that `extract_answer(completion, pattern)` finds, in [0, 1].
 
-    Many tasks give partial credit, and some of it is for length only: `chain_sum` gives a wrong answer that contains
+    Many tasks give partial credit, and some of it is for length only: chain_sum gives a wrong answer that contains
     the right one `len(right) / len(answer)`. `full_marks_only` turns everything below 1 into 0.
     """
     extracted = extract_answer(completion_text(completion), pattern)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hone.core.config import Config
+from hone.core.config import Config, new_default
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator

@@ -15,8 +15,7 @@ from hone.text import recipe
 class DapoAlgorithm(recipe.ClipConfig):
     """The numbers of the paper."""
 
-    clip_high: float = recipe.Field(default=0.28, gt=0)
-    """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
+    clip_high = recipe.new_default(0.28)
     overlong_share: float = recipe.Field(default=0.2, ge=0, le=1)
     """Share of `rollout.max_tokens` over which the punishment of long answers rises (4096 of 20480); 0 is off."""
     max_rounds: int = recipe.Field(default=10, ge=1)

@@ -11,8 +11,7 @@ from hone.text import recipe
 class HighEntropyAlgorithm(recipe.ClipConfig):
     """Share of tokens that receive a gradient, clip widths and penalties."""
 
-    clip_high: float = recipe.Field(default=0.28, gt=0)
-    """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
+    clip_high = recipe.new_default(0.28)
     share: float = recipe.Field(default=0.2, gt=0, le=1)
     """Share of a step's tokens, those of the highest entropy."""
     advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()

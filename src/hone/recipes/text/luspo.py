@@ -7,22 +7,16 @@ over an answer's tokens, averaged over answers.
 from functools import partial
 
 from hone.objectives.sequence import luspo
+from hone.recipes.text.gspo import GspoAlgorithm
 from hone.text import recipe
 
 
-class LuspoAlgorithm(recipe.ClipConfig):
+class LuspoAlgorithm(GspoAlgorithm):
     """Clip widths of a whole answer's ratio."""
 
-    clip_low: float = recipe.Field(default=2e-3, gt=0, lt=1)
-    """An answer's ratio is clipped below 1 - clip_low where its advantage is negative."""
-    clip_high: float = recipe.Field(default=2.5e-3, gt=0)
-    """An answer's ratio is clipped above 1 + clip_high where its advantage is positive."""
-    negative_cap: float | None = recipe.Field(default=None, gt=1)
-    """Dual clip: ratio above which an answer with negative advantage has no gradient any more; unset: none."""
-    aggregation: recipe.Aggregation = "sequence_sum"
-    """Weight of a token in the loss, by the names that all recipes on text share."""
-    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
-    """Baseline, divisor and whitening of the advantages."""
+    clip_low = recipe.new_default(2e-3)
+    clip_high = recipe.new_default(2.5e-3)
+    aggregation = recipe.new_default("sequence_sum")
 
 
 class LuspoConfig(recipe.TextGradientRunConfig):

@@ -120,7 +120,7 @@ def _repeating_decimal(whole: str, fixed: str, block: str) -> NumberLiteral:
 
 
 def _letters(run: str, *, spaced: bool, raised: bool) -> list[MathToken]:
-    """A run of letters: a function, a constant, a word, or a product of one-letter variables such as `xy`. No word but
+    """A run of letters: a function, a constant, a word, or a product of one-letter variables such as "xy". No word but
     a unit is raised to a power."""
     if len(run) == 1:
         return [MathToken("letter", run)]
