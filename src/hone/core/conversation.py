@@ -24,6 +24,13 @@ Turn: TypeAlias = tuple[str, str]
 """Speaker (`policy` or `environment`) and text."""
 
 
+def with_system(messages: Sequence[Message], system: str) -> list[dict[str, object]]:
+    """The messages behind a system message, if there is a text for one and they begin with none."""
+    own = bool(messages) and messages[0].get("role") in ("system", "developer")
+    first = [{"role": "system", "content": system}] if system and not own else []
+    return [dict(message) for message in [*first, *messages]]
+
+
 @dataclass(slots=True, eq=False)
 class TranscriptBuilder:
     """One conversation while it is being written: its prompt, and answers and environment tokens in turn."""

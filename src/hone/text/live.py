@@ -22,7 +22,6 @@ from hone.text.evaluate.dialogues import (
     DialogueLimits,
     SecondAnswer,
     dialogue_context,
-    has_chats,
     open_dialogue,
 )
 from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
@@ -68,16 +67,12 @@ def prompt_inputs(
     dialogue, cluster = open_dialogue(task, config.user_code), generating_cluster(rollout, config.cluster)
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
-        told = tokenizer
         if dialogue is not None:
             context = dialogue_context(rollout.context, context)
-            told = dialogue.tokenizer(tokenizer)
         room = context - rollout.max_tokens
         if second_answer is not None:
-            room -= second_answer.further_tokens(
-                tokenizer, rollout.max_tokens, is_chat=has_chats(task, examples, tokenizer)
-            )
-        laid = make_prompts(examples, task, told, room=room)
+            room -= second_answer.further_tokens(task, examples, tokenizer, rollout.max_tokens)
+        laid = make_prompts(examples, task, tokenizer, room=room)
         require_context(rewards, laid[0], max_tokens=context - room)
         longest = max(len(prompt.tokens) for prompt in laid[0]) if dialogue is None else room
         if check_folders is not None:
@@ -192,8 +187,7 @@ def open_live_text(
     )
     longest = max(len(prompt.tokens) for prompt in prompts)
     if twice is not None:
-        chats = has_chats(inputs.config.task, inputs.examples, policy.tokenizer)
-        longest += twice.further_tokens(policy.tokenizer, rollout.max_tokens, is_chat=chats)
+        longest += twice.further_tokens(inputs.config.task, inputs.examples, policy.tokenizer, rollout.max_tokens)
     if inputs.dialogue is not None:
         longest = most - rollout.max_tokens
     return LiveText(

@@ -12,6 +12,10 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
+from hone.text.evaluate.open_policy import policy_folder
+from hone.text.serving.completions.asked import CallIdentity, asked_chat
+from hone.text.serving.completions.fields import ChatFields
+from hone.text.serving.completions.run_server import ServedSource, open_served
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
 CONFIG = {
@@ -136,3 +140,34 @@ def test_a_prompt_goes_through_the_chat_template_where_the_model_has_one(
     assert len(asked[2]) == 4, "without a template as ever"
     assert sample(tmp_path / "chat", prompt="2+2?", count=1, raw=True)
     assert asked[3] == asked[1]
+
+
+def test_a_run_that_learnt_rows_is_sampled_and_served_as_it_was_asked() -> None:
+    """The task's system message, variables and form of calls hold; a table that only answers have is passed over."""
+    template = "{{ mood }}" + DEFAULT_CHAT_TEMPLATE
+    new_policy = Path("talks")
+    tokenizer = byte_tokenizer(chat_template=template, chat_tokens=ROLE_TOKENS)
+    config = ModelConfig(
+        family="qwen3", vocab_size=tokenizer.size, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1,
+        head_dim=16, max_positions=900,
+    )  # fmt: skip
+    save_model(new_model(config, seed=3), new_policy, tokenizer_from=None)
+    tokenizer.save(new_policy)
+    tools = {"use": ["hone:calculator"], "format": "bracket", "describe": True}
+    task = {"source": ROWS, "system": "Add.", "chat_template_kwargs": {"mood": "glad"}, "tools": tools}
+    rows = [{"prompt": row["prompt"], "completion": row["answer"]} for row in ROWS]
+    train(
+        {
+            "recipe": "sft", "name": "talk", "steps": 1, "batch": 2, "model": {"path": str(new_policy)},
+            "task": {**task, "source": rows}, "learner": {"lr": 1e-3}, "run": {"certify": False},
+        }
+    )  # fmt: skip
+    run = Path("runs/talk")
+    assert sample("talk", prompt="1+1=", count=1)
+    source = ServedSource(policy=policy_folder(run), run=run, name="talk", device="cpu", slots=2, context=0, seed=1)
+    served = open_served(source).served
+    fields = {"model": "talk", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
+    asked = asked_chat(ChatFields.model_validate(fields), served, CallIdentity(id="x", given=""))
+    text = served.tokenizer.decode(asked.prompts[0].tokens, special=True)
+    assert text == "glad<|system|>Add.<eos><|user|>1+1=<eos><|assistant|>"
+    assert served.tool_format.name == "bracket" and served.describes_tools

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from hone.rewards.scorer import EachAnswerScorer
 from hone.rewards.scores import RewardScores, combine_results, failed_result, result_from_value
 from hone.text.evaluate.dialogues import SecondAnswer
 from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.dataset import Example, build_examples
+from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt, TextWorld
 
 TOKENS = character_tokenizer(["abcde?"])
@@ -129,6 +131,22 @@ def test_in_a_chat_the_nudge_is_a_message() -> None:
     begun = CHAT.apply_chat(whole)
     assert episodes.transcript.tokens[: len(begun)].tolist() == begun.tolist()
     assert SecondAnswer("cd").tokens_between(CHAT, is_chat=True) > 2
+
+
+def test_room_is_left_for_the_row_whose_template_writes_most_between_two_answers() -> None:
+    padding = "message['content'] ~ ('a' * (more or 0) if message['role'] == 'user' else '') ~"
+    template = str(CHAT.chat_template).replace("message['content'] ~", padding)
+    tokenizer, task = replace(CHAT, chat_template=template), TaskConfig(source="x.jsonl")
+    columns = [{"chat_template_kwargs": {"more": more}} for more in (0, 3, 1)]
+    drafts = [
+        Example(id=str(n), prompt="ab", completion=None, columns=one, row=n, source="x")
+        for n, one in enumerate(columns)
+    ]
+    examples = build_examples(drafts, source="x.jsonl")
+    plain = SecondAnswer("cd").tokens_between(tokenizer, is_chat=True)
+    assert SecondAnswer("cd").further_tokens(task, examples, tokenizer, 5) == plain + 3 + 5
+    without = TaskConfig(source="x.jsonl", chat=False)
+    assert SecondAnswer("cd").further_tokens(without, examples, tokenizer, 5) == 2 + 5
 
 
 def test_a_nudge_that_cannot_be_read_is_refused() -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
 from hone.evaluate import checkpoint
 from hone.models.language.scalar_head import ScalarHeadModel
-from hone.models.language.tokenizers import character_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer, character_tokenizer
 from hone.rewards.config import RewardFunction, RewardsConfig, UserCodeConfig
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.evaluate.reward_members import reward_scorer
@@ -23,13 +24,16 @@ ANSWERS = {"1+1=": "2", "2+2=": "5", "3+3=": "", "4+4=": "8 ✓"}
 
 
 class Teacher(BaseHTTPRequestHandler):
+    bodies: ClassVar[list[dict[str, object]]] = []
+
     def log_message(self, format, *args):
         """Silent."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = ANSWERS[body["prompt"]]
-        choice = {"text": text, "finish_reason": "stop"}
+        Teacher.bodies.append(body)
+        text = ANSWERS[body["prompt"] if "prompt" in body else body["messages"][-1]["content"]]
+        choice = {"text": text, "message": {"content": text}, "finish_reason": "stop"}
         content = json.dumps({"choices": [choice], "usage": {"completion_tokens": 7}}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
@@ -52,21 +56,28 @@ def no_model(path: str, weights: str) -> ScalarHeadModel:
     raise AssertionError(f"{path} {weights}")
 
 
-def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chat", [False, True])
+def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path, chat: bool) -> None:
+    """A chat is sent as messages, with the task's system message and the template's variables."""
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(ANSWERS, "2468", strict=True)]
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "score.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
     config = EvaluationConfig(
-        task=DialogueTaskConfig(source=str(tmp_path / "held.jsonl")),
+        task=DialogueTaskConfig(
+            source=str(tmp_path / "held.jsonl"), system="Add." * chat, chat_template_kwargs={"mood": "glad"}
+        ),
         rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")]),
         max_tokens=4,
     )
     exam = prepare_evaluation(
         config,
-        character_tokenizer(["0123456789+="]),
+        byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)
+        if chat
+        else character_tokenizer(["0123456789+="]),
         context=64,
         scorer=reward_scorer(config.rewards, limits=UserCodeConfig(workers=1), load=no_model),
     )
+    Teacher.bodies.clear()
     try:
         judged = evaluate_text_server(exam, client)
     finally:
@@ -74,6 +85,25 @@ def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
     assert judged.answers == ["2", "5", "", "8 ✓"]
     assert judged.scores.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert judged.lengths.tolist() == [7] * 4
+    assert {str(body.get("messages", [{}])[0]) for body in Teacher.bodies} == {
+        str({"role": "system", "content": "Add."} if chat else {})
+    }
+    assert all(body.get("chat_template_kwargs") == ({"mood": "glad"} if chat else None) for body in Teacher.bodies)
+
+
+def test_rows_with_tools_are_not_sent(client, tmp_path: Path) -> None:
+    (tmp_path / "held.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2", "tools": [{"name": "add"}]}))
+    rewards = RewardsConfig(functions=[RewardFunction(use="exact_match")])
+    task = DialogueTaskConfig(source=str(tmp_path / "held.jsonl"))
+    exam = prepare_evaluation(
+        EvaluationConfig(task=task, rewards=rewards, max_tokens=4),
+        byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS),
+        context=900,
+        scorer=reward_scorer(rewards, limits=UserCodeConfig(workers=1), load=no_model),
+    )
+    with pytest.raises(ConfigError, match="1 rows of the evaluation have tools"):
+        evaluate_text_server(exam, client)
+    exam.close()
 
 
 def test_text_survives_the_bytes() -> None:

@@ -56,7 +56,7 @@ def user(text: str, system: str = "") -> str:
 )  # fmt: skip
 def test_a_prompt_is_asked_as_the_task_and_its_row_say(keys, prompt, columns, text) -> None:
     asked = asked_row(task_of(**keys), prompt, columns, MOODY)
-    assert asked.is_chat == (text is not None)
+    assert isinstance(asked.content, str) == (text is None)
     if text is None:
         assert asked.content == prompt
     else:

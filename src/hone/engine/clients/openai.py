@@ -6,7 +6,7 @@ no policy is trained on its answers; see `refuse_training`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hone.core.errors import ConfigError, DataError, ErrorCollector
@@ -27,6 +27,8 @@ class OpenAiRequest:
     prompt: TextOrMessages
     sampling: SamplingParams
     samples: int = 1
+    variables: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Variables of the server's chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,8 @@ class OpenAiClient:
             "top_p": sampling.top_p,
             "seed": key(self.seed, "openai", question.id, number) % MOST_SEED,
         }
+        if chat and question.variables:
+            body["chat_template_kwargs"] = dict(question.variables)
         if sampling.stop:
             body["stop"] = list(sampling.stop)
         reply = self.link.post(path, body, retry="refused")

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from hone.core.conversation import Message, RenderedChat, SpecialNames
+from hone.core.conversation import Message, RenderedChat, SpecialNames, with_system
 from hone.core.errors import DataError
 from hone.core.strict_json import strict_json
 
@@ -313,8 +313,7 @@ class ChatTemplate:
         Raises DataError where the template does not take these messages, or goes beyond a limit.
         """
         turns = [template_message(message) for message in messages]
-        if self.system and not (turns and turns[0].get("role") in ("system", "developer")):
-            turns.insert(0, {"role": "system", "content": self.system})
+        turns = with_system(turns, self.system)
         if self.prepare is not None:
             turns = [dict(message) for message in self.prepare(turns)]
         if _wants_parts(self.source, tuple(self.special.items())):

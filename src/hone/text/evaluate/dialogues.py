@@ -317,9 +317,14 @@ class SecondAnswer:
 
         return NudgeEnvironment(self.nudge, tokens)
 
-    def further_tokens(self, tokenizer: Tokenizer, max_tokens: int, *, is_chat: bool) -> int:
-        """Most tokens of a conversation after its first answer. Raises as `environment`."""
-        return self.tokens_between(tokenizer, is_chat=is_chat) + max_tokens
+    def further_tokens(self, task: TaskConfig, examples: ExampleDataset, tokenizer: Tokenizer, max_tokens: int) -> int:
+        """Most tokens of a conversation after its first answer. Raises as `environment`, and DataError for rows whose
+        variables of the chat template cannot be used."""
+        if not has_chats(task, examples, tokenizer):
+            return self.tokens_between(tokenizer, is_chat=False) + max_tokens
+        by_row = examples.apply(lambda row: row_tokenizer(task, row.columns, tokenizer))
+        by_variables = {str(one.variables): one for one in by_row}
+        return max(self.tokens_between(one, is_chat=True) for one in by_variables.values()) + max_tokens
 
     def tokens_between(self, tokenizer: Tokenizer, *, is_chat: bool) -> int:
         """Number of tokens between the two answers. Raises as `environment`."""

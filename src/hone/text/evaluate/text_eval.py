@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from hone.core.config import Config
-from hone.core.conversation import Turn, text_after_prompt
+from hone.core.conversation import Turn, text_after_prompt, with_system
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
@@ -36,7 +36,6 @@ from hone.text.evaluate.dialogues import (
     SecondAnswer,
     dialogue_context,
     dialogue_faults,
-    has_chats,
     open_dialogue,
     prompt_text,
     said_turns,
@@ -380,9 +379,7 @@ def prepare_evaluation(
     room = context - config.max_tokens
     further_tokens = 0
     if second_answer is not None:
-        further_tokens = second_answer.further_tokens(
-            tokenizer, config.max_tokens, is_chat=has_chats(config.task, examples, tokenizer)
-        )
+        further_tokens = second_answer.further_tokens(config.task, examples, tokenizer, config.max_tokens)
     prompts, notes = make_prompts(examples, config.task, with_tools, room=room - further_tokens)
     notes += chat_notes(config.task, examples, with_tools)
     if dialogues is not None:
@@ -471,10 +468,12 @@ def _search_fault(error: ErrorDetails) -> str:
 
 
 def prompt_task(run: Path | None) -> tuple[TaskConfig | None, int]:
-    """Template of the prompts that a run was evaluated or trained with, and its limit of tokens."""
+    """The task that a run was evaluated or trained with, and its limit of tokens."""
     tree = {} if run is None else config_tree(run)
     own = table_of(tree, "evaluation")
     task = own.get("task") or tree.get("task")
+    if isinstance(task, dict):  # a task of answers has a table that prompts have not
+        task = {name: value for name, value in task.items() if name in DialogueTaskConfig.model_fields}
     limit = own.get("max_tokens") or table_of(tree, "rollout").get("max_tokens")
     template = DialogueTaskConfig.model_validate(task) if isinstance(task, dict) else None
     return template, limit if isinstance(limit, int) else DEFAULT_MAX_TOKENS
@@ -519,7 +518,12 @@ _END: Final = 256
 
 def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAnswers:
     """Send every prompt once, as text or as a conversation, and score the answers. `lengths` are tokens as the server
-    counts them. Raises ServerError as the client does."""
+    counts them. Raises ServerError as the client does, ConfigError for rows with tools."""
+    if with_tools := [one.id for one in exam.prompts if one.asked is not None and one.asked.has_tools]:
+        raise ConfigError(
+            f"{len(with_tools)} rows of the evaluation have tools, such as {with_tools[0]}, whose calls a server takes "
+            "out of the text that is scored; leave --server out"
+        )
     server = _ServerGenerator(client, exam.prompts)
     judged = exam.evaluate(server, decode_bytes)
     counted = [server.token_counts[f"{prompt.id}#{place}"] for place, prompt in enumerate(exam.prompts)]
@@ -541,16 +545,19 @@ class _ServerGenerator:
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
         """Ask the questions of `requests`; the server keeps no rounds."""
         del round
-        turns = {prompt.id: prompt.turns for prompt in self.prompts}
-        questions = [
-            OpenAiRequest(
-                id=request.id,
-                prompt=turns[request.id.rpartition("#")[0]],
-                sampling=request.sampling,
-                samples=request.samples,
-            )
-            for request in requests
-        ]
+        by_id = {prompt.id: prompt for prompt in self.prompts}
+        questions: list[OpenAiRequest] = []
+        for request in requests:
+            prompt = by_id[request.id.rpartition("#")[0]]
+            turns, variables = prompt.turns, None if prompt.asked is None else prompt.asked.tokenizer.variables
+            if prompt.asked is not None and not isinstance(turns, str):
+                turns = with_system(turns, prompt.asked.tokenizer.system)
+            questions.append(
+                OpenAiRequest(
+                    id=request.id, prompt=turns, sampling=request.sampling, samples=request.samples,
+                    variables=variables or {},
+                )
+            )  # fmt: skip
         self._answers.append((frozenset(one.id for one in requests), self.client.generate(questions)))
 
     def next_completion(

@@ -55,8 +55,9 @@ class AskedRow:
     tokenizer: Tokenizer
 
     @property
-    def is_chat(self) -> bool:
-        return not isinstance(self.content, str)
+    def has_tools(self) -> bool:
+        """True if the chat template is told of tools, in its words or in hone's."""
+        return bool(self.tokenizer.tools) or self.tokenizer.prepare is not None
 
 
 def asked_row(task: TaskConfig, prompt: PromptContent, columns: Mapping[str, object], tokenizer: Tokenizer) -> AskedRow:

@@ -50,17 +50,22 @@ def with_tools(
 ) -> Tokenizer:
     """The tokenizer whose chats are told of tools, given as OpenAI's protocol does (`ToolSchema.as_function`).
 
-    `describe`: put them into the messages where the chat template does not describe tools; None: but for hone's own
-    template, whose models learn from nothing.
+    `describe`: as in `needs_description`.
     """
     if not functions or tokenizer.chat_template is None:
         return tokenizer
-    if describe is None:
-        describe = tokenizer.chat_template != DEFAULT_CHAT_TEMPLATE
-    if not describe or describes_tools(tokenizer):
+    if not needs_description(tokenizer, describe=describe):
         return replace(tokenizer, tools=tuple(functions))
     schemas = tuple(map(schema_of, functions))
     return replace(tokenizer, prepare=DescribedTools(schemas, tool_format, _template_facts(tokenizer)[1]))
+
+
+def needs_description(tokenizer: Tokenizer, *, describe: bool | None) -> bool:
+    """True if hone describes tools in the messages: the chat template does not, and `describe` asks for it; None asks
+    but for hone's own template, whose models learn from nothing."""
+    if describe is None:
+        describe = tokenizer.chat_template != DEFAULT_CHAT_TEMPLATE
+    return describe and not describes_tools(tokenizer)
 
 
 def describes_tools(tokenizer: Tokenizer) -> bool:

@@ -135,7 +135,10 @@ class CompletionRoutes:
         if fields.messages is not None:
             messages = chat_messages(fields.messages)
             tools = tool_schemas(fields.tools or ())
-            prepared = chat_tokenizer(tokenizer, tools, self.served.tool_format, fields.chat_template_kwargs)
+            prepared = chat_tokenizer(
+                tokenizer, tools, self.served.tool_format, fields.chat_template_kwargs,
+                describe=self.served.describes_tools,
+            )  # fmt: skip
             ids = self.served.chat_tokens(messages, prepared, begin_answer=fields.add_generation_prompt)
         else:
             ids = tokenizer.encode(fields.prompt or "")

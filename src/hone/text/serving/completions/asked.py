@@ -45,7 +45,7 @@ def chat_tokenizer(
     if variables:
         if fault := variable_fault(variables):
             raise ApiError(400, f"chat_template_kwargs: {fault}", param="chat_template_kwargs", code="invalid_value")
-        tokenizer = replace(tokenizer, variables=variables)
+        tokenizer = replace(tokenizer, variables={**tokenizer.variables, **variables})
     if not tools:
         return tokenizer
     if tool_format is None:
@@ -194,7 +194,9 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
     _refuse_faults(fields, served)
     messages = chat_messages(fields.messages)
     tools = () if fields.tool_choice == "none" else tool_schemas(fields.tools or ())
-    tokenizer = chat_tokenizer(served.tokenizer, tools, served.tool_format, fields.chat_template_kwargs)
+    tokenizer = chat_tokenizer(
+        served.tokenizer, tools, served.tool_format, fields.chat_template_kwargs, describe=served.describes_tools
+    )
     tokens = served.chat_tokens(messages, tokenizer, begin_answer=True)
     begun = _begun_call(fields.tool_choice, tools, served.tool_format)
     if begun:

@@ -25,11 +25,13 @@ from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.folder import open_run
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.evaluate.text_eval import prompt_task
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
 from hone.text.serving.completions.limits import ClientShares
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.service import AnswerDesk, EngineService
-from hone.text.tools.described import describes_tools, find_format
+from hone.text.tasks.chat_rows import row_tokenizer
+from hone.text.tools.described import find_format, needs_description
 
 # ---------------------------------------------------------------------------------------------------------- open served
 
@@ -55,7 +57,8 @@ class ServedSource:
     """Most tokens of a prompt and its answer; 0: the model's."""
     seed: int
     tool_format: str = ""
-    """Format of the model's tool calls by name; empty: the one in which its chat template writes them."""
+    """Format of the model's tool calls by name; empty: that of the run, or the one in which its chat template writes
+    them."""
 
     @property
     def step(self) -> int | None:
@@ -123,15 +126,18 @@ def open_served(source: ServedSource) -> OpenedModel:
     engine = make_engine(
         policy, slots=source.slots, longest_prompt=context - 1, max_tokens=1, seed=source.seed, guarantees=guarantees
     )
-    step = source.step
+    task, step = prompt_task(source.run)[0], source.step
+    tools = None if task is None else task.tools
+    tokenizer = policy.tokenizer if task is None else row_tokenizer(task, {}, policy.tokenizer)
     known = {step or 0: _fingerprint(source.name, step, policy.fingerprint())}
     engine.publish(step or 0)
     served = ServedModel(
         name=source.name,
-        tokenizer=policy.tokenizer.for_threads(),
+        tokenizer=tokenizer.for_threads(),
         context=context,
         fingerprint_of=lambda version: known[version],
-        tool_format=find_format(policy.tokenizer, source.tool_format),
+        tool_format=find_format(tokenizer, source.tool_format or ("" if tools is None else tools.format)),
+        describes_tools=True if tools is None else tools.describe,
     )
     return OpenedModel(source, policy, engine, served, known)
 
@@ -309,10 +315,11 @@ def read_key(file: Path) -> str:
 def _address(opened: OpenedModel, host: str, port: int) -> str:
     shown = f"[{host}]" if ":" in host else host
     calls = opened.served.tool_format
+    described = calls is not None and needs_description(opened.served.tokenizer, describe=opened.served.describes_tools)
     named = opened.served.fingerprint_of(opened.engine.version)
     return (
         f"serving {opened.served.name} ({named}) at http://{shown}:{port}/v1: {opened.engine.runner.name}, "
         f"{opened.source.slots} slots, context {opened.served.context} tokens, {opened.engine.stats.pages} pages, "
         f"{'no tools' if calls is None else f'tools as {calls.name}'}"
-        f"{'' if calls is None or describes_tools(opened.served.tokenizer) else ', described by hone'}"
+        f"{', described by hone' if described else ''}"
     )

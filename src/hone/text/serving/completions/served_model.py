@@ -138,6 +138,8 @@ class ServedModel:
     """`system_fingerprint` of the weights of a version (`Completion.version`)."""
     tool_format: ToolFormat | None = None
     """Format in which the model calls tools; None: it has none."""
+    describes_tools: bool | None = True
+    """As `task.tools.describe` of its run; True for a model of no run."""
     token_text: TokenText = field(init=False)
     most_characters: int = field(init=False)
     """Characters above which a text has more tokens than the context, whatever they are."""
