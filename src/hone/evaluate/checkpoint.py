@@ -23,6 +23,7 @@ from hone.run.saved_config import config_tree, is_control, policy_folder, table_
 from hone.run.store.checkpoints import verify_policy
 from hone.run.store.evaluations import AnswerRow
 from hone.run.store.records import SearchRecord
+from hone.text.evaluate.dialogues import task_tokenizer
 from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
@@ -277,9 +278,8 @@ def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hear
     task = TaskConfig(source="prompt") if template is None else template
     task = task if plain else task.model_copy(update={"template": "{prompt}"})
     task = task.model_copy(update={"chat": False, "system": ""}) if wanted.raw else task
-    asked = asked_row(task, prompt, {}, policy.tokenizer)
-    content = asked.content
-    tokens = asked.tokenizer.encode(content) if isinstance(content, str) else asked.tokenizer.apply_chat(content)
+    tokenizer = task_tokenizer(task, policy.tokenizer, user_code_limits(wanted.run))
+    tokens = asked_row(task, prompt, {}, tokenizer).tokens
     room = policy.decoder.config.max_positions - len(tokens)
     if room < 1:
         raise DataError(f"the prompt has {len(tokens)} tokens; the model's context is {len(tokens) + room}")

@@ -20,6 +20,7 @@ from hone.text.live import AnswersConfig, engine_actor
 from hone.text.open_text import TextInputs
 from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
+from hone.text.tasks.chat_rows import row_tokenizer
 from hone.text.tasks.dataset import ExampleDataset, build_examples
 from hone.text.tasks.task import VERIFIERS, AgentSessionsConfig, TaskConfig, agent_address
 from hone.text.tasks.world import Prompt
@@ -114,13 +115,20 @@ def open_captured_text(
     except ModuleNotFoundError as error:
         missing = f"task.source = {task.source!r} needs {error.name}: pip install 'hone-rl[serve]'"
         raise ResourceError(missing) from None
-    tokenizer = policy.tokenizer
+    tokenizer = row_tokenizer(task, {}, policy.tokenizer)
     context = dialogue_context(rollout.context, policy.decoder.config.max_positions)
     driver, agents = _driver(task), task.agents or AgentSessionsConfig()
     host, port = agent_address(task.source) if driver is None else ("127.0.0.1", 0)
     server = CaptureServer(host, port)
     address = server.bind()
-    served = ServedModel(name=MODEL_NAME, tokenizer=tokenizer, context=context, fingerprint_of="version {}".format)
+    served = ServedModel(
+        name=MODEL_NAME,
+        tokenizer=tokenizer,
+        context=context,
+        fingerprint_of="version {}".format,
+        tool_format=TOOL_FORMATS[task.tool_format],
+        describes_tools=task.describes_tools,
+    )
     server.start(CaptureRoutes(desk, clock, served).app())
     plan = None
     if driver is not None:

@@ -170,9 +170,7 @@ def _asked_for(
             {**message, "content": question} if place == last else message
             for place, message in enumerate(example.prompt)
         ]
-    asked = asked_row(task, prompt, example.columns, tokenizer)
-    content = asked.content
-    begun = tokenizer.encode(content) if isinstance(content, str) else asked.tokenizer.apply_chat(content)
+    begun = asked_row(task, prompt, example.columns, tokenizer).tokens
     old = _tokens(answer)
     rest = old.tokens[old.at[0] :]
     tokens = replace(

@@ -87,5 +87,4 @@ def _encode(example: Example, task: TaskConfig, encoder: TurnEncoder) -> list[tu
     if example.completion is not None:
         rows = encoder.rows(prompt, example.completion)
         return [(f", part {n}" if len(rows) > 1 else "", row) for n, row in enumerate(rows, start=1)]
-    tokens = asked.tokenizer.encode(prompt) if isinstance(prompt, str) else asked.tokenizer.apply_chat(prompt)
-    return [("", row_answer(tokens, np.zeros(0, np.int64)))]
+    return [("", row_answer(asked.tokens, np.zeros(0, np.int64)))]

@@ -142,7 +142,7 @@ def test_a_prompt_goes_through_the_chat_template_where_the_model_has_one(
     assert asked[3] == asked[1]
 
 
-def test_a_run_that_learnt_rows_is_sampled_and_served_as_it_was_asked() -> None:
+def test_a_run_that_learnt_rows_is_sampled_and_served_as_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task's system message, variables and form of calls hold; a table that only answers have is passed over."""
     template = "{{ mood }}" + DEFAULT_CHAT_TEMPLATE
     new_policy = Path("talks")
@@ -163,7 +163,17 @@ def test_a_run_that_learnt_rows_is_sampled_and_served_as_it_was_asked() -> None:
         }
     )  # fmt: skip
     run = Path("runs/talk")
+    prompts: list[list[int]] = []
+
+    def seen(engine: object, requests: list[Request]) -> object:
+        prompts.extend(request.prompt.tolist() for request in requests)
+        return generate(engine, requests)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hone.evaluate.checkpoint.generate", seen)
     assert sample("talk", prompt="1+1=", count=1)
+    sampled = tokenizer.decode(prompts[0], special=True)
+    assert sampled.startswith("glad<|system|>Add.\n\nYou have tools:")
+    assert sampled.endswith("without a call.<eos><|user|>1+1=<eos><|assistant|>")
     source = ServedSource(policy=policy_folder(run), run=run, name="talk", device="cpu", slots=2, context=0, seed=1)
     served = open_served(source).served
     fields = {"model": "talk", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}

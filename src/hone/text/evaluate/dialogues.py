@@ -171,7 +171,7 @@ class OpenedDialogue:
 
 def task_tokenizer(task: TaskConfig, tokenizer: Tokenizer, limits: UserCodeConfig) -> Tokenizer:
     """The tokenizer whose chats are told of the tools of a task whose rows are learnt. Raises UserCodeError."""
-    if task.tools is None or task.is_captured:
+    if task.tools is None or not task.tools.use or task.is_captured:
         return tokenizer
     host = ProcessHost(WorldSpec(tools=task.tools.uses), limits)
     try:

@@ -193,10 +193,8 @@ def make_prompts(
 
 def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
     asked = asked_row(task, example.prompt, example.columns, tokenizer)
-    content = asked.content
-    tokens = tokenizer.encode(content) if isinstance(content, str) else asked.tokenizer.apply_chat(content)
     seen = task.fill_template(example.prompt, example.columns)
-    return Prompt(id=example.id, content=seen, tokens=tokens, columns=example.columns, asked=asked)
+    return Prompt(id=example.id, content=seen, tokens=asked.tokens, columns=example.columns, asked=asked)
 
 
 # ------------------------------------------------------------------------------------------------------------ streaming

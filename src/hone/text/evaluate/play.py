@@ -243,10 +243,8 @@ def _prompt(
             raise DataError("a dialogue needs first words")
         content, task = typed, task.model_copy(update={"template": "{prompt}"})
     asked = asked_row(task, content, row.columns, tokenizer)
-    turns = asked.content
-    tokens = asked.tokenizer.encode(turns) if isinstance(turns, str) else asked.tokenizer.apply_chat(turns)
     content = task.fill_template(content, row.columns)
-    return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns, asked=asked)
+    return Prompt(id=row.id, content=content, tokens=asked.tokens, columns=row.columns, asked=asked)
 
 
 def _settled(work: Callable[[], WorldTurn]) -> "Future[WorldTurn]":

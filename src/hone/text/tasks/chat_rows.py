@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hone.core.errors import DataError
 from hone.core.strict_json import strict_json
 from hone.models.language.tokenizers import Tokenizer
@@ -53,6 +56,13 @@ class AskedRow:
     content: PromptContent
     """Text that is encoded as it is, or messages for the chat template of `tokenizer`."""
     tokenizer: Tokenizer
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """`[n]` up to the beginning of the answer. Raises DataError where the tokenizer or its template cannot write
+        them."""
+        content = self.content
+        return self.tokenizer.encode(content) if isinstance(content, str) else self.tokenizer.apply_chat(content)
 
     @property
     def has_tools(self) -> bool:
