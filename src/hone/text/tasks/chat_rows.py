@@ -166,7 +166,8 @@ def chat_notes(task: TaskConfig, examples: ExampleDataset, tokenizer: Tokenizer)
         unused = [f"column {name!r}" for name in (TOOLS, VARIABLES) if name in filled]
         unused += ["task.chat_template_kwargs"] if task.chat_template_kwargs else []
         notes += [f"{name} is not used: prompts are plain text, without a chat template" for name in unused]
-    inside = {name for row in examples.rows for name in _table(row.columns.get("extra_info"))}
+    more = [row.columns.get("extra_info") for row in examples.rows]
+    inside = {str(name) for one in more if isinstance(one, Mapping) for name in cast("Mapping[str, object]", one)}
     for name in sorted({*filled, *inside} & set(_PEERS)):
         peer, instead = _PEERS[name]
         notes.append(f"column {name!r}, which {peer} would use, reaches reward functions only: {instead}")
@@ -191,7 +192,3 @@ def _tool_notes(task: TaskConfig, tokenizer: Tokenizer, *, has_column: bool, cha
         "the chat template describes no tools, and nobody tells the policy of them: the prompts have to, or "
         "task.tools.describe = true",
     ]
-
-
-def _table(value: object) -> Mapping[str, object]:
-    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}

@@ -183,7 +183,10 @@ class DescribedTools:
             )
             for one in self.tools
         ]
-        call = ToolCall(name=self.tools[0].name, arguments=_arguments(self.tools[0]))
+        schema = self.tools[0].parameters
+        properties = cast("Mapping[str, Any]", schema.get("properties") or {})
+        arguments = {name: _value(properties.get(name)) for name in schema.get("required") or properties}
+        call = ToolCall(name=self.tools[0].name, arguments=arguments)
         return (
             "You have tools:\n"
             + "\n".join(lines)
@@ -201,12 +204,6 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
     if not isinstance(arguments, Mapping) or not function.get("name"):
         raise DataError(f"a tool call needs a name, and arguments that are an object or JSON text of one; got {call}")
     return ToolCall(name=str(function["name"]), arguments=cast("Mapping[str, Any]", arguments))
-
-
-def _arguments(tool: ToolSchema) -> dict[str, object]:
-    """Arguments of the call that shows how one is written: the required ones, else all."""
-    properties = cast("Mapping[str, Any]", tool.parameters.get("properties") or {})
-    return {name: _value(properties.get(name)) for name in tool.parameters.get("required") or properties}
 
 
 def _value(schema: object) -> object:
