@@ -308,7 +308,7 @@ def test_the_options_are_these() -> None:
         ],
         "serve": SERVE_OPTIONS,
         "play": ["--device", "--runs", "--seed", "--side", "--temperature"],
-        "export": ["--adapter", "--runs"],
+        "export": ["--adapter", "--push", "--runs"],
         "track": ["--names", "--place", "--project", "--runs", "--to"],
         "dataset": ["--kind", "--max-per-prompt", "--min-score", "--pairs", "--runs"],
         "show": ["--config", "--map", "--model", "--rows", "--runs", "--tokens", "--verify"],

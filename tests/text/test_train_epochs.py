@@ -64,7 +64,7 @@ def test_no_row_is_left_out_and_no_step_is_too_many(epochs: int, rows: int, batc
 
 @pytest.mark.parametrize("length", [{}, {"steps": 0}, {"steps": 3, "epochs": 1}, {"epochs": 0}])
 def test_either_steps_or_epochs(length: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"give either steps .* or epochs|greater than 0"):
+    with pytest.raises(ValueError, match=r"give either steps .* or epochs|greater than"):
         sft(**length)
 
 

@@ -71,7 +71,7 @@ class TextDataConfig(Protocol):
 class DataRunConfig(RunConfig):
     """A run on rows of data: as many steps, or passes over the rows."""
 
-    steps: int = Field(default=0, ge=0)
+    steps: int = Field(default=0, ge=1)  # 0 is never given: it stands for epochs
     """Iterations of the training loop: collect, score, learn, publish. Either `steps` or `epochs` is given."""
     epochs: float | None = Field(default=None, gt=0)
     """Passes over the training rows, in place of `steps`. Steps are whole: the last one takes from the next pass what
