@@ -122,13 +122,9 @@ def open_captured_text(
     server = CaptureServer(host, port)
     address = server.bind()
     served = ServedModel(
-        name=MODEL_NAME,
-        tokenizer=tokenizer,
-        context=context,
-        fingerprint_of="version {}".format,
-        tool_format=TOOL_FORMATS[task.tool_format],
-        describes_tools=task.describes_tools,
-    )
+        name=MODEL_NAME, tokenizer=tokenizer, context=context, fingerprint_of="version {}".format,
+        tool_format=TOOL_FORMATS[task.tool_format], describes_tools=task.describes_tools,
+    )  # fmt: skip
     server.start(CaptureRoutes(desk, clock, served).app())
     plan = None
     if driver is not None:

@@ -124,6 +124,13 @@ def test_a_rows_prompt_has_the_same_tokens_in_training_rollout_evaluation_and_se
     assert np.concatenate([tokens, MOODY.encode("4"), between.tokens]).tolist() == whole.tolist()
 
 
+def test_tools_that_name_parameters_without_a_schema_get_one() -> None:
+    bare = {"name": "add", "parameters": {"a": {"type": "int", "default": None}}}
+    told = asked_row(task_of(), [USER], {"tools": json.dumps([bare])}, CHAT).tokenizer
+    assert told.prepare.tools[0].parameters == {"type": "object", "properties": {"a": {"type": "int"}}}
+    assert '{"name": "add", "arguments": {"a": "..."}}' in told.prepare.description()
+
+
 @pytest.mark.parametrize(
     ("column", "value", "fault"),
     [

@@ -124,6 +124,9 @@ def _tools(value: object) -> list[Mapping[str, Any]]:
                 '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}; rename the '
                 "column if it is something else"
             )
+        parameters = function.get("parameters")
+        if isinstance(parameters, dict) and parameters and not {"type", "properties", "$ref"} & parameters.keys():
+            function = {**function, "parameters": {"type": "object", "properties": parameters}}  # as xLAM's rows
         tools.append({"type": "function", "function": function})
     return tools
 
