@@ -214,7 +214,9 @@ def _new_model(written: Mapping[str, object], settings: PlannedSettings) -> tupl
     """A new network's shape: the keys that were given, on top of the defaults."""
     facts, mixture = _facts()["new"], _facts()["experts"]
     has_experts = any(key.startswith("experts") for key in written)
-    families = ("qwen3_moe", "mixtral", "olmoe") if has_experts else ("qwen3", "llama", "mistral", "qwen2")
+    mixtures = ("qwen3_moe", "mixtral", "olmoe")
+    dense = ("qwen3", *(family for family in PLANNED_FAMILIES if family not in ("qwen3", *mixtures)))
+    families = mixtures if has_experts else dense
     family = settings.choice("model.new.family", families)
     sizes = {
         name: settings.count(f"model.new.{name}", default=facts[name])

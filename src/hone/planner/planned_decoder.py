@@ -19,8 +19,11 @@ QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3"
 """Families that normalise queries and keys."""
 _WHOLE_NORM_FAMILIES: Final = ("olmo2", "olmo3", "olmoe")
 """Of these, those whose norm is over all heads together."""
-_LAYER_NORMS: Final[Mapping[str, int]] = {"gemma2": 4, "gemma3_text": 4, "glm4": 4, "cohere": 1, "cohere2": 1}
-"""Norms of a layer's stream, where they are not two."""
+_LAYER_NORMS: Final[Mapping[str, tuple[int, int]]] = {
+    "gemma2": (2, 2), "gemma3_text": (2, 2), "glm4": (2, 2), "olmo2": (0, 2), "olmo3": (0, 2), "cohere": (1, 0),
+    "cohere2": (1, 0),
+}  # fmt: skip
+"""Norms before and after attention and MLP, where they are not two before."""
 _TIED_FAMILIES: Final = ("gemma2", "gemma3_text", "smollm3", "cohere", "cohere2")
 """Families whose output projection is the embedding, where `config.json` does not say."""
 _HEAD_DIMS: Final[Mapping[str, int]] = {
@@ -51,6 +54,21 @@ class PlannedDecoder:
     experts: int = 0
     """Experts of a layer; 0: dense."""
     experts_per_token: int = 0
+
+    @property
+    def layer_norms(self) -> tuple[int, int]:
+        """Norms of a layer before attention and MLP, and after."""
+        return _LAYER_NORMS.get(self.family, (2, 0))
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the compiled kernels of training compute such layers; not Gemma 2's bounded scores."""
+        return self.family != "gemma2"
+
+    @property
+    def norms_whole(self) -> bool:
+        """Whether queries and keys are normalised over all heads together."""
+        return self.family in _WHOLE_NORM_FAMILIES
 
     @property
     def query_width(self) -> int:
@@ -85,7 +103,7 @@ class PlannedDecoder:
     @property
     def parameters(self) -> int:
         """Parameters in all: projections, norms, biases, routers, embedding and output projection."""
-        norms = _LAYER_NORMS.get(self.family, 2) * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
+        norms = sum(self.layer_norms) * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
         biases = self.query_width + 2 * self.key_width if self.qkv_bias else 0
         layer = self.layer_weights + norms + biases + self.hidden * self.experts
         return self.layers * layer + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
@@ -110,7 +128,7 @@ class PlannedDecoder:
         )
 
     def _norm_of_heads(self) -> int:
-        return self.query_width + self.key_width if self.family in _WHOLE_NORM_FAMILIES else 2 * self.head_dim
+        return self.query_width + self.key_width if self.norms_whole else 2 * self.head_dim
 
 
 def text_config(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -208,7 +208,7 @@ def describe_run(
     if compute == "auto":
         half = weights == "bfloat16" or (processor.bfloat16 and not settings.is_bitwise())
         compute = "bfloat16" if half else "float32"
-    compiled = processor.compiled and not settings.is_bitwise() and shape.family != "olmoe"  # norm of all heads at once
+    compiled = processor.compiled and not settings.is_bitwise() and shape.fits_kernels
     path: KernelPath = "compiled" if compiled and whole <= COMPILED_TEXT_TOKENS else "torch"
     adapter = None
     if settings.given("model.lora"):

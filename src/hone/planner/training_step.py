@@ -140,11 +140,16 @@ def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
     """
     h, a, g, d = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim
     b, s, w = settings.product_bytes, settings.stream_bytes, settings.attention_bytes
-    common = 2 * s * h + 2 * b * h + 8
+    before, after = shape.layer_norms
+    streams = 1 if before == 1 else 2  # attention and MLP in parallel add to it once
+    rounded = 2 if before == 0 and settings.mixed else before  # without a norm, the stream itself, rounded
+    common = streams * s * h + rounded * b * h + 4 * before + after * (b * h + 4)
     if settings.path == "compiled":
         attention = b * (2 * a + 2 * g) * d + 8 * a
+        attention += b * (a + 2 * g) * d + 8 if shape.norms_whole else 0  # normalised before the kernel, and joined
     else:
-        scores = 4 * a if settings.fused_attention else w * a * settings.text_tokens
+        bounded = 1 if shape.fits_kernels else 2  # a bound of the scores is kept beside them
+        scores = 4 * a if settings.fused_attention else bounded * w * a * settings.text_tokens
         scores += w * a * d if settings.fused_attention and settings.path == "torch" else 0  # its result
         normed = b * (a + 2 * g) * d + 4 * (a + g) if shape.qk_norm else 0
         attention = (w * (a + 2 * g) + b * a) * d + normed + scores

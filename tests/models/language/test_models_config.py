@@ -61,7 +61,7 @@ def test_biases_by_family():
 
 
 REFUSED = [
-    ({"model_type": "gpt2"}, "model_type 'gpt2'"),
+    ({"model_type": "nonesuch"}, "model_type 'nonesuch'"),
     ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "trust_remote_code"),
     ({"num_local_experts": 8}, "num_local_experts 8"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
@@ -125,7 +125,7 @@ def test_what_hone_does_not_know_is_refused(change, said):
 
 def test_all_faults_are_reported_at_once():
     with pytest.raises(DataError) as error:
-        model_config_from_hf({**BASE, "model_type": "gpt2", "hidden_size": 0, "hidden_act": "gelu"})
+        model_config_from_hf({**BASE, "model_type": "nonesuch", "hidden_size": 0, "hidden_act": "gelu"})
     assert len(error.value.messages) == 3
 
 

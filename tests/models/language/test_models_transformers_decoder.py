@@ -16,6 +16,8 @@ from hone.engine.session import TokenizerRules
 from hone.models.language.config import model_config_from_hf
 from hone.models.language.hf_checkpoint import load_model, load_weights, load_with_adapter, save_model
 from hone.models.language.lora import LoraConfig
+from hone.models.language.scalar_head import new_scalar_head
+from hone.models.language.tensor_parallel import tensor_split_faults
 from hone.models.language.transformers_decoder import TransformersDecoder
 from hone.models.packing import pack_rows
 
@@ -116,10 +118,18 @@ def test_what_such_a_model_cannot_do_is_told(reference, tmp_path):
     model = load_model(reference[0])
     with pytest.raises(ConfigError, match="whose module is transformers' own"):
         choose_runner("native", model, vocab_used=50)
+    with pytest.raises(DataError, match="a scalar head has no place on model_type"):
+        new_scalar_head(model, seed=0)
+    (fault,) = tensor_split_faults(model.config, 2)
+    assert "cannot be cut among ranks" in fault
     with pytest.raises(DataError, match="bitwise"):
         model.use_bitwise_arithmetic()
     with pytest.raises(DataError, match="model_type 'nonesuch' is not supported"):
         model_config_from_hf({"model_type": "nonesuch"})
+    with pytest.raises(DataError, match="quantization_config is not supported"):
+        model_config_from_hf({**model.config.extra, "quantization_config": {"bits": 4}})
+    with pytest.raises(DataError, match="transformers does not take this config of model_type"):
+        model_config_from_hf({**model.config.extra, "vocab_size": "fifty"})
     save_model(model, tmp_path, tokenizer_from=None)
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(DataError, match="transformers cannot load this model"):

@@ -330,7 +330,7 @@ class ModelConfig:
     Raises DataError, with every fault, when the numbers do not make a model.
     """
 
-    family: ModelFamily = "qwen3"
+    family: ModelFamily | Literal["transformers"] = "qwen3"
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -549,7 +549,9 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
     faults = ErrorCollector(DataError)
     family = str(config.get("model_type"))
     design = FAMILY_DESIGNS.get(family, FAMILY_DESIGNS["llama"])
-    if family not in FAMILY_DESIGNS and (sizes := foreign_sizes(config)) is not None:
+    if family not in FAMILY_DESIGNS and (sizes := foreign_sizes(config, where=where)) is not None:
+        if config.get("quantization_config") is not None:
+            raise DataError(f"{where}: quantization_config is not supported; {_HINTS['quantization_config']}")
         return ModelConfig(family=FOREIGN, extra=dict(config), tie_embeddings=False, **sizes)  # type: ignore[arg-type]
     if family not in FAMILY_DESIGNS:
         faults.add(f"{where}: model_type {config.get('model_type')!r} is not supported; known: {', '.join(FAMILIES)}")

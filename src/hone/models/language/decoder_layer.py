@@ -503,10 +503,10 @@ class DecoderLayer(nn.Module):
 
     def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: ForwardArithmetic) -> Tensor:
         """The residual stream, plus the attention output `mixed`, plus the MLP."""
-        attended = self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by)
         if self.parallel:  # the first norm is computed again: no sum of the stream lies between
+            attended = self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by)
             return x + attended + self._mlp(_normed(self.attention_norm, x, by), by)
-        x = x + attended
+        x = x + self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by)
         return x + self._mlp(_normed(self.mlp_norm, x, by), by)
 
     def _mlp(self, normed: Tensor, by: ForwardArithmetic, *, native: bool = False) -> Tensor:
@@ -528,19 +528,27 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, _RoutedTokens | None]:  # fmt: skip
         """`forward` by compiled kernels. `delta` is still to be added to the stream; so is the second result."""
         x, normed = native_add_normed(self.attention_norm, x, delta, by.dtype)
-        qkv, norms = by.into_part(normed, self.qkv), self._query_key_norms(by)
-        if norms[0] is not None and (self.norm_whole or norms[0].ndim > 1):  # the kernel's are one for all heads
-            parts = qkv.view(len(x), -1, self.head_dim).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-            query, key = (self._norm_heads(*one) for one in zip((self.q_norm, self.k_norm), parts, norms, strict=False))
-            qkv, norms = torch.cat((query, key, parts[2]), dim=1).flatten(1), (None, None)
-        eps = 0.0 if self.q_norm is None else self.q_norm.eps
-        attended = self._leaving(by.out_of_part(attend(qkv, *norms, eps), self.out), self.attention_after, by)
+        mixed = attend(
+            *self._kernel_heads(by.into_part(normed, self.qkv), by), 0.0 if self.q_norm is None else self.q_norm.eps
+        )
         if self.parallel:
+            attended = self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by)
             return x, attended + self._mlp(normed, by, native=True), None
-        x, normed = native_add_normed(self.mlp_norm, x, attended, by.dtype)
+        x, normed = native_add_normed(
+            self.mlp_norm, x, self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by), by.dtype
+        )
         if self.router is not None:
             return x, *self.mix_experts(normed, by, replayed)
         return x, self._mlp(normed, by, native=True), None
+
+    def _kernel_heads(self, qkv: Tensor, by: ForwardArithmetic) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Queries, keys and values, and the norms that are left for the kernel, which has those of single heads."""
+        norms = self._query_key_norms(by)
+        if norms[0] is None or (norms[0].ndim == 1 and not self.norm_whole):
+            return qkv, norms[0], norms[1]
+        parts = qkv.view(len(qkv), -1, self.head_dim).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        query, key = (self._norm_heads(*one) for one in zip((self.q_norm, self.k_norm), parts, norms, strict=False))
+        return torch.cat((query, key, parts[2]), dim=1).flatten(1), None, None
 
 
 def query_key_norm_shapes(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:

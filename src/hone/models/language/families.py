@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast
 
-from hone.core.errors import ErrorCollector
+from hone.core.errors import DataError, ErrorCollector
 from hone.models.language.rope import RopeRules, is_number
 
 ModelFamily: TypeAlias = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
-    "granite", "glm", "glm4", "cohere", "cohere2", "qwen3_moe", "mixtral", "olmoe", "transformers",
+    "granite", "glm", "glm4", "cohere", "cohere2", "qwen3_moe", "mixtral", "olmoe",
 ]  # fmt: skip
 NormKind: TypeAlias = Literal["rms", "rms_wide", "rms_plus_one", "layer"]
 """`rms_wide`: the weight is multiplied in float32, before rounding; `rms_plus_one`: so is 1 + weight; `layer`: the mean
@@ -190,9 +190,12 @@ FOREIGN_DESIGN: Final = FamilyDesign(
 )
 
 
-def foreign_sizes(config: Mapping[str, object]) -> dict[str, int] | None:
-    """Sizes of a causal language model that transformers has, by the names of `ModelConfig`; None where it has none."""
+def foreign_sizes(config: Mapping[str, object], *, where: str) -> dict[str, int] | None:
+    """Sizes of a causal language model that transformers has, by the names of `ModelConfig`; None where it has none.
+
+    Raises DataError where transformers does not take the config."""
     # Imported here: transformers takes seconds, which every command would wait for.
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415
 
     kind = config.get("model_type")
@@ -202,7 +205,10 @@ def foreign_sizes(config: Mapping[str, object]) -> dict[str, int] | None:
         or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING
     ):
         return None
-    own = CONFIG_MAPPING[kind].from_dict(dict(config)).get_text_config()
+    try:
+        own = CONFIG_MAPPING[kind].from_dict(dict(config)).get_text_config()
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{where}: transformers does not take this config of model_type {kind!r}: {error}") from error
     # A family names its sizes as it likes; its class maps them to the common names, or has none.
     keys = {**own.to_dict(), **{name: own.to_dict().get(real) for name, real in own.attribute_map.items()}}
     hidden, heads = keys.get("hidden_size"), keys.get("num_attention_heads")

@@ -27,6 +27,7 @@ from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.models.language.decoder import Decoder, LinearProjection
+from hone.models.language.families import FAMILIES
 from hone.models.language.hf_checkpoint import SCALAR_HEAD, load_pieces, model_folder, read_config, save_pieces
 from hone.models.language.lora import LoraAdapter
 from hone.models.language.token_logprobs import at_least_float32
@@ -51,7 +52,12 @@ class ScalarHeadModel(nn.Module):
     """v(tokens) = score.weight @ h (+ score.bias), for the last hidden state h after the tokens."""
 
     def __init__(self, decoder: Decoder, reads: ScoredTokens = "last") -> None:
+        """Raises DataError for a decoder that transformers computes."""
         super().__init__()
+        if decoder.config.by_texts:
+            raise DataError(
+                f"a scalar head has no place on {decoder.config.uncompiled}: give a model of {', '.join(FAMILIES)}"
+            )
         self.decoder = decoder
         self.reads: ScoredTokens = reads
         self.score = LinearProjection(decoder.config.hidden_size, 1, bias=reads == "steps", dtype=decoder.dtype)
@@ -118,6 +124,8 @@ def load_scalar_head(
 ) -> ScalarHeadModel:
     """The model of a folder with a scalar head. Raises DataError as `load_model`, and for another number of labels."""
     config = read_config(folder)
+    if config.by_texts:
+        raise DataError(f"{folder}: a scalar head has no place on {config.uncompiled}")
     reads, labels = scored_tokens(folder), config.extra.get("id2label")
     count = len(labels) if isinstance(labels, dict) else config.extra.get("num_labels", _DEFAULT_LABELS)
     if count != 1 and (isinstance(labels, dict) or reads is not None):

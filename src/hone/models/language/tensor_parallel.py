@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hone.core.errors import ConfigError
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.decoder_layer import DecoderLayer, TensorGroup
+from hone.models.language.decoder_layer import DecoderLayer, TensorGroup, query_key_norm_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,10 @@ def tensor_split_faults(config: ModelConfig, ranks: int) -> Iterator[str]:
             f"tensor = {ranks}: a mixture of experts ({config.family}, {config.experts.count} experts a layer) cannot "
             "be cut among ranks: expert parallelism is not built in; use tensor = 1, and ranks that cut the rows"
         )
+        return
+    if config.by_texts or (config.qk_norm and len(query_key_norm_shapes(config)[0]) > 1) or config.qk_norm_whole:
+        why = config.uncompiled if config.by_texts else "its norms of queries and keys go over all heads"
+        yield f"tensor = {ranks}: a {config.family} cannot be cut among ranks: {why}; use tensor = 1"
         return
     possible = [
         n for n in range(1, config.kv_heads + 1) if not config.kv_heads % n and not config.intermediate_size % n
