@@ -428,7 +428,9 @@ def test_a_learner_whose_process_is_dead_is_replaced_at_the_next_look(tmp_path: 
     [
         ("{source}@elsewhere-1", True),  # an earlier process of this gateway: its folder is locked by this one
         ("{source}", True),  # as releases before named it
-        (f"other-1@{process_mark()}", False),
+        pytest.param(
+            f"other-1@{process_mark()}", False, id="alive"
+        ),  # its number would differ between two test processes
         ("other-1@elsewhere-1", False),  # nothing is known of the processes of other hosts
         ("other-1@-1", False),
         ("other-1", False),
