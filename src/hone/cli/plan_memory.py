@@ -206,9 +206,13 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], Ru
     rows = {} if run is plan.run else {"memory": replace(plan, parts=network_parts(run)).rows()["memory"]}
     where = _MOMENTS[memory.step.moment] if memory.peak_phase == "learn" else "keys, values and logits"
     saved = saved_per_token(run.shape.part(run.own_step.tensor), run.step)
+    device = ""
+    if spec is not None:
+        count = f"{spec.count} x " if spec.count > 1 else ""
+        sizes = f"{readable_bytes(spec.memory_bytes)}, {readable_bytes(spec.usable_bytes)} usable"
+        device = f", on {count}{spec.name} ({sizes})"
     rows |= {
-        "memory in closed form": f"{run.own_step.tokens:,} tokens a micro-batch, {run.step.compute} products"
-        + ("" if spec is None else f", on {_described_device(spec)}"),
+        "memory in closed form": f"{run.own_step.tokens:,} tokens a micro-batch, {run.step.compute} products{device}",
         "components": " | ".join(f"{name} {readable_bytes(size)}" for name, size in memory.components.items()),
         "phases": " | ".join(f"{name} {readable_bytes(size)}" for name, size in memory.phases.items()),
         "peak": f"{readable_bytes(memory.peak_bytes)} in {memory.peak_phase} ({where}); most of it is {memory.largest};"
@@ -231,11 +235,6 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], Ru
     elif not fits:
         rows |= {f"fix {number}": text for number, text in enumerate(_fix_rows(run, spec), start=1)}
     return rows | _times(run, spec)
-
-
-def _described_device(spec: DeviceSpec) -> str:
-    count = f"{spec.count} x " if spec.count > 1 else ""
-    return f"{count}{spec.name} ({readable_bytes(spec.memory_bytes)}, {readable_bytes(spec.usable_bytes)} usable)"
 
 
 def _rank_rows(run: RunDimensions) -> dict[str, str]:

@@ -13,7 +13,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.resolve import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
-from hone.run.report.policy_map import text_rows, value_range, value_shares
+from hone.run.report.policy_map import text_rows, value_range
 from hone.run.store.folder import RunFolder, list_runs, open_run
 from hone.run.store.metrics import read_metrics
 
@@ -37,7 +37,10 @@ def run(call: CommandCall) -> int:
             screen.title(f"{folder.name}, step {grid.step}")
             for one in grid.slices:
                 screen.line(one.title)
-                screen.shaded_grid(text_rows(one), value_shares(one, low, high))
+                shares = [
+                    None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells
+                ]
+                screen.shaded_grid(text_rows(one), shares)
             screen.line(f"{grid.worth_is}: {compact_number(low)} to {compact_number(high)}")
         else:
             _show_run(screen, folder, whole=call.switch("config"), verify=call.switch("verify"))

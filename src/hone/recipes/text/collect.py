@@ -192,17 +192,14 @@ def _reflect_warnings(config: CollectConfig) -> Sequence[str]:
 
 
 def _reviser_warnings(config: CollectConfig) -> Sequence[str]:
-    if config.collect.revise is None or is_to_come(_local_path(config.collect.revise)):
+    revise = config.collect.revise
+    if revise is None or (isinstance(revise.by, JudgeModel) and is_to_come(revise.by.path)):
         return []
-    reviser = open_reviser(config.collect.revise, device=config.run.device)
+    reviser = open_reviser(revise, device=config.run.device)
     try:
         return reviser.check()
     finally:
         reviser.close()
-
-
-def _local_path(revise: RevisionConfig) -> str | None:
-    return revise.by.path if isinstance(revise.by, JudgeModel) else None
 
 
 ENTRY = RecipeSpec(

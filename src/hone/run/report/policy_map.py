@@ -4,7 +4,6 @@ Belongs here: drawing. The colours are mixed from the page's own, so that light 
 """
 
 import base64
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -108,11 +107,6 @@ def _cell_symbol(cell: GridCell) -> str:
         return "+"
     name = next(iter(cell.moves))
     return ARROWS.get(name, name[:1].upper())
-
-
-def value_shares(one: GridSlice, low: float, high: float) -> Sequence[float | None]:
-    """Value of each cell scaled to 0..1; None without a decision."""
-    return [None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells]
 
 
 # ------------------------------------------------------------------------------------------------------- policy section
