@@ -44,7 +44,7 @@ def test_another_machine_is_named(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert main(["plan", "grpo.toml", "--device", "h100x2"]) == 0
     assert "2 x h100" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "tiny.toml").write_text("memory_gib = 0.0003\n", encoding="utf-8")
-    assert main(["plan", "grpo.toml", "--device", "tiny.toml"]) == 0
+    assert main(["plan", "grpo.toml", "--device", "tiny.toml"]) == 5
     out = " ".join(capsys.readouterr().out.split())
     assert "too much" in out
     assert "rollout.sleep=true" in out
