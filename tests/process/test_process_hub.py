@@ -194,7 +194,8 @@ def test_a_run_on_a_name_needs_no_network_and_keeps_to_its_commit(place: Path, f
     assert f"org/tiny@{FIRST}" in json.dumps(saved)
     assert train(sft({"path": "org/tiny"}, steps=2), resume=True).step == 2
     other = dict(load_file(first.policy / "model.safetensors"))
-    in_cache(place, {**files, "model.safetensors": b"other weights"}, SECOND)
+    weights = files["model.safetensors"]
+    in_cache(place, {**files, "model.safetensors": weights[:-1] + bytes([weights[-1] ^ 0x80])}, SECOND)
     hub_folder.cache_clear()
     with pytest.raises(ConfigError, match=r"model\.path.*" + SECOND):
         train(sft({"path": "org/tiny"}, steps=3), resume=True)
