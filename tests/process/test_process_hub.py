@@ -19,7 +19,7 @@ from hone.api import train
 from hone.cli.main import main
 from hone.core.errors import ConfigError, DataError
 from hone.models.language.hf_checkpoint import load_model, read_config, stored_type
-from hone.process.hub import hub_folder, is_hub_name, pinned_name, push_folder
+from hone.process.hub import hub_folder, is_hub_name, push_folder
 
 ROWS = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(4)]
 SHAPE = {"hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate_size": 24}
@@ -168,7 +168,7 @@ def test_a_model_is_fetched_once_with_the_files_that_are_read(hub: type[FakeHub]
     folder = hub_folder("org/tiny")
     kept = {file.name for file in folder.iterdir()}
     assert kept == set(hub.files) - {"onnx/config.json", "pytorch_model.bin", "consolidated.safetensors"}
-    assert pinned_name("org/tiny") == f"org/tiny@{FIRST}"
+    assert folder.name == FIRST
     asked = len(hub.fetched)
     assert read_config("org/tiny").hidden_size == 16
     assert len(hub.fetched) == asked

@@ -17,7 +17,6 @@ NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _FILES: Final = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 _NOT_READ: Final = ("*/*", "consolidated*")
 """Folders inside (other formats of the same weights), and Mistral's second copy of the weights."""
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_name(name: str) -> bool:
@@ -28,7 +27,8 @@ def is_hub_name(name: str) -> bool:
 
 @cache
 def hub_folder(name: str) -> Path:
-    """The folder of a model in the Hub's cache, fetched first where it is not there or older than the Hub's.
+    """The folder of a model in the Hub's cache, fetched first where it is not there or older than the Hub's. It is
+    named after the commit, and `org/name@commit` is the same model for good.
 
     Raises DataError for a model that neither the Hub nor the cache has, and where the Hub asks for a login.
     """
@@ -40,12 +40,6 @@ def hub_folder(name: str) -> Path:
             repository, revision=revision or None, allow_patterns=list(_FILES), ignore_patterns=list(_NOT_READ)
         )
     return Path(folder)
-
-
-def pinned_name(name: str) -> str:
-    """The name with the commit that it stands for now, so that a resume reads the same weights. Raises DataError."""
-    repository, _, revision = name.partition("@")
-    return name if _COMMIT.fullmatch(revision) else f"{repository}@{hub_folder(name).name}"
 
 
 def push_folder(folder: Path, name: str) -> str:

@@ -186,7 +186,10 @@ class _SourceCapture:
                 )
 
     def _source(self, thing: Definition) -> str:
-        source = textwrap.dedent(_class_source(thing) if isinstance(thing, type) else _function_source(thing))
+        try:
+            source = textwrap.dedent(_class_source(thing) if isinstance(thing, type) else inspect.getsource(thing))
+        except (OSError, TypeError):
+            raise _no_source(thing) from None
         if isinstance(thing, FunctionType) and thing.__code__.co_flags & __future__.annotations.compiler_flag:
             self.postponed_annotations = True
         return source.rstrip()
@@ -194,13 +197,6 @@ class _SourceCapture:
 
 def _names_in(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def _function_source(function: FunctionType) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        raise _no_source(function) from None
 
 
 def _lambda_node(function: FunctionType) -> ast.Lambda:

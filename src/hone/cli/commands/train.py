@@ -50,7 +50,7 @@ from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, ResourceError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
-from hone.process.hub import is_hub_name, pinned_name
+from hone.process.hub import hub_folder, is_hub_name
 from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fit
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
@@ -431,9 +431,8 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
     start = model.get("path") if isinstance(model, dict) else None
     if isinstance(start, str) and is_hub_name(start):
         with contextlib.suppress(DataError):  # told with the other faults when the run is opened
-            document.set_value(
-                (*place, "model", "path"), pinned_name(start), source=document.source_of((*place, "model", "path"))
-            )
+            pinned, key = f"{start.partition('@')[0]}@{hub_folder(start).name}", (*place, "model", "path")
+            document.set_value(key, pinned, source=document.source_of(key))
     if "name" not in table:
         document.set_value(
             (*place, "name"), short_name(recipe) if place else default_run_name(document), source="the file's name"

@@ -231,11 +231,23 @@ def _from_alpaca(row: _Columns) -> dict[str, object]:
     return {"prompt": turns, "completion": [{"role": "assistant", "content": answer}]}
 
 
-def _from_gsm8k(row: _Columns) -> dict[str, object]:
-    final = _final_answer(row["answer"])
-    if final is None:
-        raise BadRowError("`answer` does not end in a line `#### N`")
-    return {"prompt": row["question"], "completion": row["answer"], "answer": final}
+def _gsm8k() -> RowShape:
+    """The shape whose answers end in a line `#### N`."""
+
+    def convert(row: _Columns) -> dict[str, object]:
+        final = _final_answer(row["answer"])
+        if final is None:
+            raise BadRowError("`answer` does not end in a line `#### N`")
+        return {"prompt": row["question"], "completion": row["answer"], "answer": final}
+
+    return RowShape(
+        kind="prompt-completion",
+        words="GSM8K's questions (question -> prompt, answer -> completion; what stands behind its #### -> answer)",
+        columns=("question", "answer"),
+        unless=("prompt", "completion", "messages"),
+        sign=lambda row: isinstance(row.get("question"), str) and _final_answer(row.get("answer")) is not None,
+        convert=convert,
+    )
 
 
 _TURNS: Final = re.compile(r"\n\n(Human|Assistant):")
@@ -308,14 +320,7 @@ SHAPES: Final = (
         sign=lambda row: isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str),
         convert=_from_alpaca,
     ),
-    RowShape(
-        kind="prompt-completion",
-        words="GSM8K's questions (question -> prompt, answer -> completion; what stands behind its #### -> answer)",
-        columns=("question", "answer"),
-        unless=("prompt", "completion", "messages"),
-        sign=lambda row: isinstance(row.get("question"), str) and _final_answer(row.get("answer")) is not None,
-        convert=_from_gsm8k,
-    ),
+    _gsm8k(),
     RowShape(
         kind="messages",
         words="xLAM's calls of tools (query -> user, answers -> the assistant's calls)",
