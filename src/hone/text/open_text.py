@@ -74,7 +74,8 @@ class DataRunConfig(RunConfig):
     steps: int = Field(default=0, ge=1)  # 0 is never given: it stands for epochs
     """Iterations of the training loop: collect, score, learn, publish. Either `steps` or `epochs` is given."""
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the training rows, in place of `steps`. Steps are whole: the last one is filled up from the next pass. Where a recipe asks further prompts within a step, passes are over earlier."""
+    """Passes over the training rows, in place of `steps`. Steps are whole: the last one is filled up from the
+    next pass. Where a recipe asks further prompts within a step, passes are over earlier."""
 
     @model_validator(mode="after")
     def _has_a_length(self) -> "DataRunConfig":
