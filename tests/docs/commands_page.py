@@ -20,6 +20,7 @@ MORE = {
     "serve": "[Serving a model](../howto/serving.md), [Serving decisions](../production/serving_decisions.md)",
     "play": "[Dialogues](../language/dialogues.md#look-at-them)",
     "export": "[Adapters](../language/adapters.md#peft-folders)",
+    "fetch": "[GGUF files](../language/gguf.md)",
     "dataset": "[Data](../howto/data.md#collected-answers)",
     "show": "[Runs](../howto/runs.md)",
     "sweep": "[Sweeps](../howto/sweep.md)",

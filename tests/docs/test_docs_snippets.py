@@ -18,6 +18,7 @@ PAGES = [
 NOT_RUN = {
     "make demo": "minutes; the pipeline that it runs is run here with fewer steps",
     "make test": "runs this very test",
+    "hone fetch smollm2": "downloads 98 MB; a slow test runs it",
     "pip install torch==2.13.0": "installs",
     "pip install -c constraints.txt -e .": "installs",
 }

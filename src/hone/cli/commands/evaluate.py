@@ -328,12 +328,14 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
 
 
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
-    """Find the model folder and its run from a model folder, a checkpoint folder, a run (its newest checkpoint), or a
-    model of the Hub.
+    """Find the model folder and its run from a model folder (or a GGUF file), a checkpoint folder, a run (its newest
+    checkpoint), or a model of the Hub.
 
     Files of a checkpoint are verified. Raises DataError for damaged ones, and for an unknown run with the nearest name.
     """
     path = Path(text)
+    if path.suffix == ".gguf" and path.is_file():
+        return path, None
     verify_policy(path)
     for folder in (path, path / "policy"):
         a_policy = any((folder / name).is_file() for name in _POLICY_FILES)

@@ -1,4 +1,4 @@
-"""`hone export`: the model of a run or checkpoint, in a folder of its own, and on the Hub."""
+"""`hone export`: the model of a run or checkpoint, in a folder or a GGUF file of its own, and on the Hub."""
 
 from pathlib import Path
 
@@ -11,16 +11,19 @@ from hone.run.saved_config import config_tree, table_of
 
 
 def run(call: CommandCall) -> int:
-    """Write the folder, and upload it with --push; returns the exit code."""
+    """Write the folder or file, and upload it with --push; returns the exit code."""
     name, runs = call.text("push"), Path(call.text("runs"))
     if name and not NAME.fullmatch(name):
         raise ConfigError(f"--push {name!r}: expected the name of a model on the Hub, such as org/name")
+    if name and call.text("gguf"):
+        raise ConfigError("--push uploads a folder for transformers, and --gguf writes a file; leave one of them out")
     from hone.text.evaluate.open_policy import export_policy  # noqa: PLC0415 - torch takes seconds, and help should not
 
     policy, own = find_policy(call.text("checkpoint"), runs)
     target, screen = Path(call.text("folder")), standard_screen()
     dtype = _first_type(policy, own, runs)
-    screen.line(export_policy(policy, target, adapter=call.switch("adapter"), dtype=dtype))
+    message = export_policy(policy, target, adapter=call.switch("adapter"), gguf=call.text("gguf"), dtype=dtype)
+    screen.line(message)
     if name:
         screen.line(f"pushed {target} to {push_folder(target, name)}")
     return 0

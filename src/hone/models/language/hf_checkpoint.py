@@ -1,11 +1,13 @@
 """Reading and writing Hugging Face folders: safetensors and `config.json`, with the names of transformers and vLLM.
 
-An adapter's folder of PEFT stands for its base with the adapter merged. All faults of a folder are reported at once.
+An adapter's folder of PEFT stands for its base with the adapter merged, and a GGUF file is read like a folder. All
+faults of a folder are reported at once.
 Pickled weights and remote code are not supported.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, cast
 
@@ -15,8 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean, one_line
-from hone.models.language.config import ModelConfig, model_config_from_hf
+from hone.models.language.config import Json, ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder, torch_dtype
+from hone.models.language.gguf_file import SUFFIX as GGUF
+from hone.models.language.gguf_file import GgufFile, read_gguf
 from hone.models.language.lora import LoraAdapter, LoraConfig, new_adapter, weights_sha256
 from hone.models.language.peft_folder import (
     PeftFolder,
@@ -46,11 +50,18 @@ def read_config(folder: Path | str) -> ModelConfig:
     """The architecture of a folder, or of the base of an adapter, without its weights. Raises DataError with every
     fault."""
     folder = model_folder(folder)
-    return model_config_from_hf(read_json(folder / "config.json"), where=str(folder / "config.json"))
+    where = folder if folder.suffix == GGUF else folder / "config.json"
+    return model_config_from_hf(config_json(folder), where=str(where))
+
+
+def config_json(folder: Path) -> Json:
+    """Content of a model's `config.json`; that which would describe a GGUF file. Raises DataError."""
+    return read_gguf(folder).config if folder.suffix == GGUF else read_json(folder / "config.json")
 
 
 def model_folder(folder: Path | str) -> Path:
-    """The folder itself, or that of the base model of an adapter. Raises DataError where it is not there."""
+    """The folder (or GGUF file) itself, or that of the base model of an adapter. Raises DataError where it is not
+    there."""
     folder = _existing(Path(folder))
     return _existing(read_peft_folder(folder).base) if is_adapter(folder) else folder
 
@@ -206,7 +217,7 @@ def save_pieces(
 
 def stored_type(folder: Path) -> str:
     """Data type of a folder's weights, or of an adapter's base, as `config.json` names it. Raises DataError."""
-    config = read_json(model_folder(folder) / "config.json")
+    config = config_json(model_folder(folder))
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 
@@ -257,10 +268,10 @@ def _write_json(file: Path, content: Mapping[str, object]) -> None:
 
 
 def _existing(folder: Path) -> Path:
-    if folder.is_dir():
+    if folder.is_dir() or (folder.is_file() and folder.suffix == GGUF):
         return folder
     if folder.is_file():
-        raise DataError(f"{folder} is a file; a model is a folder with config.json and *.safetensors")
+        raise DataError(f"{folder} is a file; a model is a folder with config.json and *.safetensors, or a .gguf file")
     if is_hub_name(str(folder)):
         return hub_folder(str(folder))
     raise DataError(f"model folder {str(folder)!r} does not exist (looked at {folder.absolute()})")
@@ -290,6 +301,8 @@ def _untied_head_faults(file_of: Mapping[str, Path]) -> Iterator[str]:
 
 def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
     """The weight files of a folder; missing ones are added to `faults`."""
+    if folder.suffix == GGUF:
+        return [folder]
     if (folder / INDEX_FILE).is_file() and (folder / WEIGHTS_FILE).is_file():
         faults.add(f"{folder} holds {WEIGHTS_FILE} and {INDEX_FILE}: two sets of weights; remove the stale one")
         return []
@@ -335,7 +348,7 @@ def _read_file(
 ) -> None:
     """Copy the wanted tensors of a file into their parameters."""
     try:
-        with safe_open(file, framework="pt") as tensors:
+        with nullcontext(read_gguf(file)) if file.suffix == GGUF else safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
             faults.extend(
                 f"{file}: tensor {name} is in {file_of[name].name} too; keep it in one file"
@@ -354,7 +367,9 @@ def _read_file(
         faults.add(other or f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
 
 
-def _fill(piece: CheckpointPiece, file: safe_open, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+def _fill(
+    piece: CheckpointPiece, file: "safe_open | GgufFile", parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str]]:
     """Copy a tensor of a file into its parameter; yields the kind of its fault, and the fault. Of a parameter without
     numbers only the header is checked."""
     target, stored = _rows(parameters, piece), file.get_slice(piece.checkpoint_name)

@@ -267,7 +267,7 @@ def _base_folder(config: Json, where: Path, faults: ErrorCollector) -> Path:
     if not Path(name).is_absolute():  # seen from another folder than the one that it was given in
         places.append(Path(str(beside.get(_ABSOLUTE) or name)))
     for place in (Path(name), where.parent / name, *places):
-        if place.is_dir() and place.resolve() != where.parent.resolve():
+        if place.exists() and place.resolve() != where.parent.resolve():
             if is_adapter(place):
                 faults.add(
                     f"{where}: the base {name!r} is an adapter too; merge that one first: hone export {name} DIR"

@@ -28,7 +28,14 @@ from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.models.language.decoder import Decoder, LinearProjection
 from hone.models.language.families import FAMILIES
-from hone.models.language.hf_checkpoint import SCALAR_HEAD, load_pieces, model_folder, read_config, save_pieces
+from hone.models.language.hf_checkpoint import (
+    SCALAR_HEAD,
+    config_json,
+    load_pieces,
+    model_folder,
+    read_config,
+    save_pieces,
+)
 from hone.models.language.lora import LoraAdapter
 from hone.models.language.token_logprobs import at_least_float32
 from hone.models.language.token_policy import TokenPolicy
@@ -143,7 +150,7 @@ def scored_tokens(folder: Path | str) -> ScoredTokens | None:
 
     Raises DataError for a folder without a readable config.
     """
-    architectures = read_json(model_folder(folder) / "config.json").get("architectures")
+    architectures = config_json(model_folder(folder)).get("architectures")
     names = architectures if isinstance(architectures, list) else []
     for reads, kind in ARCHITECTURES.items():
         if any(str(name).endswith(f"For{kind}") for name in names):

@@ -502,40 +502,46 @@ def _json_bytes(content: Mapping[str, object]) -> bytes:
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Files of a folder for its tokenizer and for generation: name -> content."""
+    """Files of a folder for its tokenizer and for generation: name -> content; of a GGUF file those that it stands
+    for. Raises DataError for a tokenizer there that hone does not know."""
+    if folder.suffix == ".gguf" and folder.is_file():
+        from hone.models.language.gguf_file import read_gguf  # noqa: PLC0415 - torch
+        from hone.models.language.gguf_tokenizer import tokenizer_files_of  # noqa: PLC0415
+
+        return tokenizer_files_of(read_gguf(folder).fields, str(folder))
     names = [name for name in _FILES if (folder / name).is_file()]
     return {name: (folder / name).read_bytes() for name in names}
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder. Raises DataError, with every fault, naming the file."""
+    """The tokenizer of a Hugging Face folder or a GGUF file. Raises DataError, with every fault, naming the file."""
     folder = Path(folder)
     faults = ErrorCollector(DataError)
+    files = tokenizer_files(folder)
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    if file.name not in files:
         faults.add(
             f"{file} does not exist; hone reads the fast tokenizer format. AutoTokenizer.from_pretrained(...)"
             ".save_pretrained(...) of transformers writes it from the older files"
         )
         faults.raise_if_any()
     try:
-        backend = hf.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        backend = hf.Tokenizer.from_str(files[file.name].decode())
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
         raise DataError(f"{file} is not a tokenizer that can be read: {error}") from error
     backend.no_truncation()  # a length limit in the file would cut texts in silence
     backend.no_padding()
     special = {
         name: text
-        for name, value in read_json(folder / "tokenizer_config.json", required=False).items()
+        for name, value in _json_of(files, folder / "tokenizer_config.json").items()
         if name.endswith("_token") and (text := _token_text(value)) is not None
     }
-    named = ("generation_config.json", "config.json")
-    stated = {name: read_json(folder / name, required=False).get("eos_token_id") for name in named}
-    generation = stated["generation_config.json"]
+    generation = _json_of(files, folder / "generation_config.json").get("eos_token_id")
+    config = read_json(folder / "config.json", required=False).get("eos_token_id")
     eos = special.get("eos_token")
     ends = [None if eos is None else backend.token_to_id(eos), *_listed(generation)]
     eos_ids = tuple(dict.fromkeys(token for token in ends if isinstance(token, int)))
-    faults.extend(_end_faults(folder, backend, eos, stated))
+    faults.extend(_end_faults(folder, backend, eos, {"generation_config.json": generation, "config.json": config}))
     if not eos_ids and not faults.messages:
         faults.add(
             f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is {eos!r} now)"
@@ -548,13 +554,18 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         eos_ids=eos_ids,
         pad_id=eos_ids[0] if pad is None else pad,
         unknown_id=unknown,
-        chat_template=_chat_template(folder),
+        chat_template=_chat_template(files, folder),
         special=special,
-        files=tokenizer_files(folder),
+        files=files,
     )
     if tokenizer.chat_template is None:
         return tokenizer
     return with_turn_end(tokenizer)
+
+
+def _json_of(files: Mapping[str, bytes], file: Path) -> Json:
+    """The JSON object that a tokenizer's file is; empty where it is not among `files`."""
+    return json_object(files[file.name], file) if file.name in files else {}
 
 
 def read_json(file: Path, *, required: bool = True) -> Json:
@@ -563,8 +574,13 @@ def read_json(file: Path, *, required: bool = True) -> Json:
         if required:
             raise DataError(f"{file} does not exist")
         return {}
+    return json_object(file.read_bytes(), file)
+
+
+def json_object(content: bytes, file: Path) -> Json:
+    """The object that `content` of a file holds. Raises DataError naming the file when it is damaged."""
     try:
-        result: object = strict_json(file.read_bytes())
+        result: object = strict_json(content)
     except ValueError as error:
         raise DataError(f"{file} is not JSON: {error}") from error
     if not isinstance(result, dict):
@@ -597,11 +613,10 @@ def _end_faults(folder: Path, backend: hf.Tokenizer, eos: str | None, stated: Ma
             yield f"{folder / name}: eos_token_id {token!r} is not the id of a token of tokenizer.json"
 
 
-def _chat_template(folder: Path) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = read_json(folder / "tokenizer_config.json", required=False).get("chat_template")
+def _chat_template(files: Mapping[str, bytes], folder: Path) -> str | None:
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode()
+    template = _json_of(files, folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         named = [cast(Json, entry) for entry in cast("list[object]", template) if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -18,6 +18,8 @@ from hone.models.language.config import (
     ModelFamily,
 )
 from hone.models.language.decoder import Decoder
+from hone.models.language.gguf_file import GGUF_WEIGHTS, GgufWeights
+from hone.models.language.gguf_file import SUFFIX as GGUF_SUFFIX
 from hone.models.language.hf_checkpoint import (
     load_model,
     load_with_adapter,
@@ -117,8 +119,8 @@ class ModelSource(Config):
     """Initial policy of a run: exactly one of `path` and `new`."""
 
     path: str | None = None
-    """A Hugging Face folder, an adapter's folder of PEFT, a run of hone (its newest checkpoint), one of its
-    checkpoints, or a model of the Hub: `org/name`, `org/name@revision`."""
+    """A Hugging Face folder, a GGUF file, an adapter's folder of PEFT, a run of hone (its newest checkpoint), one of
+    its checkpoints, or a model of the Hub: `org/name`, `org/name@revision`."""
     new: NewModelConfig | None = None
     """Start from random weights."""
     experts: ExpertTrainingConfig | None = None
@@ -309,45 +311,67 @@ def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 # --------------------------------------------------------------------------------------------------------------- export
-def export_policy(policy: Path, target: Path, *, adapter: bool, dtype: str = "float32") -> str:
+def export_policy(policy: Path, target: Path, *, adapter: bool, gguf: str = "", dtype: str = "float32") -> str:
     """Write the model in `policy` into a new folder, and return a sentence about it: whole, an adapter merged into its
-    base, or with `adapter` the PEFT folder as it is. Weights of a whole model in float32 are rounded to `dtype`, the
-    type of the model that training began with. The folder is complete, or it is not there. Raises ConfigError for
-    a target that is in the way, a control policy, and `adapter` of a whole model; DataError for a damaged folder;
-    ResourceError where the target cannot be written."""
+    base, or with `adapter` the PEFT folder as it is; with `gguf`, a type of weights, a GGUF file. Weights of a whole
+    model in float32 are rounded to `dtype`, the type of the model that training began with. The target is complete, or
+    it is not there. Raises ConfigError for a target that is in the way, a control policy, and `adapter` of a whole
+    model; DataError for a damaged folder; ResourceError where the target cannot be written."""
     if is_control(policy):
         raise ConfigError(
             f"{policy} is a control policy, which is complete as it is: copy the folder; hone export is for language "
             "models"
         )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
-    if adapter and not is_adapter(policy):
-        raise ConfigError(f"{policy} holds all weights and no adapter; leave --adapter out")
+    _check_target(policy, target, adapter=adapter, gguf=gguf)
     part = target.absolute().with_name(f".{target.absolute().name}.part")
     if part.exists():
         remove_tree(part)
+    source = ModelSource(path=str(policy))
     with writing_tensors(target):
         part.parent.mkdir(parents=True, exist_ok=True)
-        if is_adapter(policy) and not adapter:
-            open_policy(ModelSource(path=str(policy)), seed=0, device="cpu", temperature=1.0).save_merged(part)
+        if gguf:
+            from hone.models.language.gguf_export import write_gguf  # noqa: PLC0415 - needs an extra
+
+            opened = open_policy(source, seed=0, device="cpu", temperature=1.0)
+            write_gguf(opened.decoder, opened.tokenizer, part, cast(GgufWeights, gguf), name=target.stem)
+        elif (is_adapter(policy) and not adapter) or policy.is_file():
+            open_policy(source, seed=0, device="cpu", temperature=1.0).save_merged(part)
         else:
             shutil.copytree(policy, part)
-        rounded = not adapter and dtype != "float32" and stored_type(part) == "float32"
+        rounded = not adapter and not gguf and dtype != "float32" and stored_type(part) == "float32"
         if rounded:
             round_weights(part, dtype)
-    for file in part.iterdir():
+    for file in (part,) if part.is_file() else part.iterdir():
         sync_path(file)
     with writing(target):
         part.replace(target)
     sync_path(target.absolute().parent)
-    own = f", in {dtype} as the model that training began with" if rounded else ""
-    if not is_adapter(policy):
-        return f"wrote {target}: the whole model, for transformers and vLLM{own}"
-    base = read_peft_folder(policy).base
+    base = read_peft_folder(policy).base if is_adapter(policy) else None
     if adapter:
         return f"wrote {target}: the adapter, for PEFT; its base is {base}"
-    return f"wrote {target}: the whole model for transformers and vLLM, the adapter merged into {base}{own}"
+    merged = "" if base is None else f", the adapter merged into {base}"
+    own = f", in {dtype} as the model that training began with" if rounded else ""
+    if gguf:
+        return f"wrote {target}: the whole model in {gguf} with its tokenizer, for llama.cpp{merged}"
+    if base is None:
+        return f"wrote {target}: the whole model, for transformers and vLLM{own}"
+    return f"wrote {target}: the whole model for transformers and vLLM{merged}{own}"
+
+
+def _check_target(policy: Path, target: Path, *, adapter: bool, gguf: str) -> None:
+    """Raise ConfigError for a target that is in the way, and options that do not fit."""
+    if gguf and target.exists():
+        raise ConfigError(f"{target} exists; name a new file")
+    if not gguf and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
+    if gguf and gguf not in GGUF_WEIGHTS:
+        raise ConfigError(f"--gguf {gguf}: no such type of weights; known: {', '.join(GGUF_WEIGHTS)}")
+    if gguf and target.suffix != GGUF_SUFFIX:
+        raise ConfigError(f"--gguf writes one file; name it {target}{GGUF_SUFFIX}")
+    if gguf and adapter:
+        raise ConfigError("--gguf writes the whole model, the adapter merged; leave --adapter out")
+    if adapter and not is_adapter(policy):
+        raise ConfigError(f"{policy} holds all weights and no adapter; leave --adapter out")
 
 
 # ---------------------------------------------------------------------------------------------------------- open scorer
