@@ -55,7 +55,7 @@ def runner_of(
 
 
 def draws_of(
-    at, given=None, uniform=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, greedy=False
+    at, given=None, uniform=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, greedy=False, allowed=None
 ) -> SamplerInput:
     """Settings are numbers for all draws, or one for each."""
     rows = len(at)
@@ -68,6 +68,7 @@ def draws_of(
         top_p=np.broadcast_to(np.float32(top_p), rows).copy(),
         min_p=np.broadcast_to(np.float32(min_p), rows).copy(),
         greedy=np.broadcast_to(np.bool_(greedy), rows).copy(),
+        allowed=None if allowed is None else np.broadcast_to(np.packbits(allowed, bitorder="little"), (rows, 5)).copy(),
     )
 
 

@@ -62,24 +62,33 @@ def slowly(logp: np.ndarray, top_k: int, top_p: float, min_p: float) -> tuple[se
     top_p=st.sampled_from([0.0001, 0.3, 0.77, 0.95, 0.9999, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
     uniform=st.floats(0, 1, exclude_max=True),
+    allowed=st.one_of(st.none(), st.sets(st.integers(0, 32), min_size=1)),
 )
-def test_draws_equal_the_slow_version(seed, temperature, top_k, top_p, min_p, uniform):
+def test_draws_equal_the_slow_version(seed, temperature, top_k, top_p, min_p, uniform, allowed):
     runner = cases.runner_of(cases.model_of(seed=seed), threads=1)
     logp = policy_of(runner, 33, temperature)
     settings_of = {"temperature": temperature, "top_k": top_k, "top_p": np.float32(top_p), "min_p": np.float32(min_p)}
+    whole = logp
+    if allowed is not None:  # a grammar comes first, and what it leaves is a policy of its own
+        bits = np.isin(np.arange(33), list(allowed))
+        settings_of["allowed"] = bits
+        logp = np.where(bits, logp - np.logaddexp.reduce(logp[bits]), -np.inf)
     drawn = ask(runner, cases.draws_of([2], uniform=[uniform], **settings_of))
     kept, near = slowly(logp, top_k, top_p, min_p)
+    kept = {token for token in kept if np.isfinite(logp[token])}
     if near < CLOSE:
         return
-    if top_k or top_p < 1 or min_p:
+    if top_k or top_p < 1 or min_p or allowed is not None:
         assert set(np.flatnonzero(kept_of(drawn, 33)[0]).tolist()) == kept
     p = np.where([token in kept for token in range(33)], np.exp(logp), 0.0)
     p /= p.sum()
     token = int(drawn.token[0])
     assert p[:token].sum() - CLOSE <= uniform <= p[: token + 1].sum() + CLOSE
     assert token in kept
-    np.testing.assert_allclose(drawn.logp[0], logp[token], atol=1e-6)
+    np.testing.assert_allclose(drawn.logp[0], whole[token], atol=1e-6)
     np.testing.assert_allclose(drawn.sampled_logp[0], np.log(p[token]), atol=1e-5)
+    greedy = ask(runner, cases.draws_of([2], greedy=True, temperature=temperature, allowed=settings_of.get("allowed")))
+    assert (int(greedy.token[0]), greedy.sampled_logp[0]) == (int(logp.argmax()), 0.0)
     again = ask(runner, cases.draws_of([2] * 33, np.arange(33), **settings_of))
     assert again.sampled_logp[token] == drawn.sampled_logp[0]
     assert np.isneginf(again.sampled_logp).tolist() == [other not in kept for other in range(33)]
@@ -89,6 +98,22 @@ def test_probabilities_sum_to_one():
     for isa in cases.sets():
         logp = policy_of(cases.runner_of(cases.model_of(), isa=isa), 33, 1.0)
         np.testing.assert_allclose(np.exp(logp).sum(), 1.0, atol=1e-6)
+
+
+def test_unlikely_tokens_share_what_a_grammar_leaves():
+    """Their weights beside the likeliest token's are 0 in float32."""
+    runner = cases.runner_of(cases.model_of(), threads=1)
+    logp = policy_of(runner, 33, 0.002)
+    least = np.argsort(logp)[:2]
+    assert logp[least].max() < -200
+    drawn = ask(runner, cases.draws_of([2] * 2, least, temperature=0.002, allowed=np.isin(np.arange(33), least)))
+    np.testing.assert_allclose(drawn.logp, logp[least], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(drawn.sampled_logp).sum(), 1.0, atol=1e-5)
+    other = ask(
+        runner, cases.draws_of([2], [int(logp.argmax())], temperature=0.002, allowed=np.isin(np.arange(33), least))
+    )
+    assert np.isneginf(other.sampled_logp[0])
+    np.testing.assert_allclose(other.logp[0], logp.max(), atol=1e-6)
 
 
 def with_equal_rows(*equal: int):

@@ -123,6 +123,7 @@ def test_a_row_does_not_see_its_neighbours(seed):
         top_p=np.array([1.0, 1.0, 0.5, 1.0, 0.6, 1.0, 1.0, 0.9, 1.0], np.float32),
         min_p=np.array([0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.0, 0.0, 0.0], np.float32),
         greedy=np.array([False, False, False, True, False, False, False, False, False]),
+        allowed=np.array([[255, 255, 255, 255]] * 5 + [[9, 1, 128, 3]] * 3 + [[255, 255, 255, 255]], np.uint8),
     )
     together = sample_tokens(logits, draws)
     for row in range(9):

@@ -144,7 +144,7 @@ def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> A
         group_size=min(samples, QUICK_GROUP_SIZE) if quick else samples,
         max_tokens=rollout.max_tokens,
         reward_functions=len(config.rewards.functions),
-        restricted_sampling=rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0,
+        restricted_sampling=rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0 or rollout.grammar is not None,
     )
 
 

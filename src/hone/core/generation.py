@@ -18,6 +18,18 @@ first. `recompute`: they continue with the new weights, and the KV cache is reco
 the new weights and the old KV cache: cheaper, but sampled from neither policy."""
 
 
+GrammarKind: TypeAlias = Literal["json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """The texts that an answer may be: tokens that cannot lead to one of them have probability 0."""
+
+    kind: GrammarKind
+    text: str
+    """The schema, the regular expression, or the grammar: in Lark's form, or with `::=` as in llama.cpp's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters. The defaults sample from the policy itself."""
@@ -38,10 +50,14 @@ class SamplingParams:
     top_logprobs: int = 0
     """Record the log-probabilities of this many likeliest tokens at each position; 0: none. No draw depends on it."""
 
+    grammar: Grammar | None = None
+    """What an answer may be. It is applied to the policy first; top-k, top-p and min-p to what it leaves."""
+
     @property
     def truncates(self) -> bool:
-        """True if truncation gives some tokens probability 0."""
-        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+        """True if a grammar or truncation gives some tokens probability 0."""
+        cuts = self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.grammar is not None
+        return not self.greedy and cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +112,14 @@ class Completion:
     logp: NDArray[np.float32]
     """`[n]` nats, of the whole policy softmax(logits / temperature)."""
     sampled_logp: NDArray[np.float32]
-    """`[n]` nats, of the truncated distribution (top-k, top-p, min-p) that tokens were sampled from; `logp -
+    """`[n]` nats, of the truncated distribution (grammar, top-k, top-p, min-p) that tokens were sampled from; `logp -
     sampled_logp` is the log of the remaining probability mass."""
     version: NDArray[np.int32]
     """`[n]` version of the policy that drew each token."""
     finish_reason: FinishReason
     sampling_mask: RaggedArray | None = None
-    """`[n]` rows, ascending: the tokens that remained after top-k, top-p and min-p at each draw. None without
-    truncation."""
+    """`[n]` rows, ascending: the tokens that remained after grammar, top-k, top-p and min-p at each draw; where more
+    than half did, -1 and the tokens that did not. None without truncation."""
     trailing_characters: int = 0
     """Number of characters of the last token after the stop string; they are not part of the answer."""
     turn: int = 0

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
-from hone.core.errors import DivergedError
+from hone.core.errors import ConfigError, DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
+from hone.engine.grammar import GrammarState
 from hone.engine.protocol import RunnerChoice
 from hone.engine.samples import (
     CachedUniforms,
@@ -325,6 +326,10 @@ class EmbeddedEngine(EngineSession):
         check_requests(requests, context=self._limits.sequence_tokens, vocab=self._text.vocab)
         if self._text.decode is None and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a decode function; give one in TextRules")
+        for grammar in dict.fromkeys(one.sampling.grammar for one in requests if one.sampling.grammar is not None):
+            if self._text.grammars is None:
+                raise ConfigError("this engine knows no grammars of answers; use one in the process of the run")
+            self._text.grammars.start(grammar)
 
     def _queue(self, requests: Sequence[Request], number: int) -> None:
         most = max((request.sampling.max_tokens for request in requests), default=0)
@@ -335,7 +340,11 @@ class EmbeddedEngine(EngineSession):
             order = self._take_order(1 + 2 * request.samples)
             members = [
                 SampleState(
-                    order + 1 + place, request, sample, CachedUniforms(self._streams.stream_of(*ids, sample), row)
+                    order + 1 + place,
+                    request,
+                    sample,
+                    CachedUniforms(self._streams.stream_of(*ids, sample), row),
+                    grammar=self._grammar_state(request),
                 )
                 for place, (sample, row) in enumerate(zip(places, islice(known, request.samples), strict=True))
             ]
@@ -343,6 +352,10 @@ class EmbeddedEngine(EngineSession):
             for number, group in enumerate(groups):
                 first = order if not number else order + request.samples + number
                 self._scheduler.add(PrefillGroup(first, np.ascontiguousarray(request.prompt, np.int32), group))
+
+    def _grammar_state(self, request: Request) -> GrammarState | None:
+        grammar, compiler = request.sampling.grammar, self._text.grammars
+        return None if grammar is None or compiler is None else compiler.start(grammar)
 
     def step(self) -> None:
         """Run a pass, if there is work and the engine is not paused; `poll` and `poll_scores` find what it finished.

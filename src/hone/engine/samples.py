@@ -1,6 +1,6 @@
 """State of the scheduler's samples and prompts, and the table of their transitions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from typing import Final, TypeAlias, TypeVar
@@ -19,6 +19,7 @@ from hone.core.generation import (
     ScoreResult,
 )
 from hone.core.ragged import RaggedArray, offsets_of
+from hone.engine.grammar import GrammarState
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 
@@ -114,6 +115,8 @@ class SampleState:
     """`[m, L, k]` experts of its first m tokens, prompt included, as far as they were taken from pages."""
     reread_at: list[int] = field(default_factory=list[int])
     """Tokens before which its text was read again by newer weights."""
+    grammar: GrammarState | None = None
+    """Place of its tokens in the grammar of its answer."""
     recorded: AnswerVersions | None = None
     """Versions that are to sample its tokens, in a replay; None: whatever weights are there."""
 
@@ -143,6 +146,8 @@ class SampleState:
         self.logp = np.concatenate([self.logp, logp], axis=1) if before else logp
         if kept is not None:
             self.sampling_mask.append(kept)
+        if self.grammar is not None:
+            self.grammar.take(int(token[0]))
 
     def keep_routing(self, routing: Routing | None) -> None:
         """Take up the routes of all tokens read so far; those that are known stay as they were."""
@@ -158,6 +163,8 @@ class SampleState:
     def drop_last_token(self) -> None:
         """Give the last token back; counter-based draws will draw it again."""
         count = len(self.tokens) - 1
+        if self.grammar is not None:
+            self.grammar.drop_last()
         self.tokens, self.logp, self.sampling_mask = (
             self.tokens[:count],
             self.logp[:, :count],
@@ -267,12 +274,12 @@ class RunningBatch:
         self._ints = np.zeros((5, slots), np.int32)
         self._longs = np.zeros((3, slots), np.int64)
         self._reals = np.ones((3, slots), np.float32)
-        self._flags = np.zeros((4, slots), np.bool_)
+        self._flags = np.zeros((5, slots), np.bool_)
         self.last_token, self.position, self.page_count, self._top_k, self._top_logprobs = self._ints
         """`token`: drawn last, and not in the pages yet; `position`: where it goes."""
         self.drawn_tokens, self.max_tokens, self.order = self._longs
         self._temperature, self._top_p, self._min_p = self._reals
-        self.stale, self.has_stop_strings, self.truncates, self._greedy = self._flags
+        self.stale, self.has_stop_strings, self.truncates, self._greedy, self._has_grammar = self._flags
         self.pages = np.zeros((slots, most_pages), np.int32)
         self._rows = np.arange(slots, dtype=np.int32)
         self._draw = np.full(slots, DRAW, np.int32)
@@ -297,7 +304,9 @@ class RunningBatch:
         self._longs[:2, rows] = _column(np.int64, count, sampling.max_tokens)
         self.order[rows] = [sample.order for sample in samples]
         self._reals[:, rows] = _column(np.float32, sampling.temperature, sampling.top_p, sampling.min_p)
-        self._flags[1:, rows] = _column(np.bool_, bool(sampling.stop), sampling.truncates, sampling.greedy)
+        self._flags[1:, rows] = _column(
+            np.bool_, bool(sampling.stop), sampling.truncates, sampling.greedy, sampling.grammar is not None
+        )
         self.stale[rows] = [sample.stale for sample in samples]
         self.pages[rows, : len(pages[0])] = pages
         need = min(self._width, sampling.max_tokens)
@@ -355,6 +364,7 @@ class RunningBatch:
                 min_p=self._min_p[:n],
                 greedy=self._greedy[:n],
                 top_logprobs=top if top.any() else None,
+                allowed=allowed_tokens(self.samples) if self._has_grammar[:n].any() else None,
             ),
         )
 
@@ -373,6 +383,9 @@ class RunningBatch:
         if drawn.sampling_mask_bits is not None:
             for row in np.flatnonzero(self.truncates[:n]).tolist():
                 self.samples[row].sampling_mask.append(_mask_token_ids(drawn.sampling_mask_bits[row]))
+        for row in np.flatnonzero(self._has_grammar[:n]).tolist():
+            if (grammar := self.samples[row].grammar) is not None:
+                grammar.take(int(tokens[row]))
         if drawn.top_tokens is not None:
             for row in np.flatnonzero(self._top_logprobs[:n]).tolist():
                 self.samples[row].likeliest.append(likeliest_row(drawn, row, int(self._top_logprobs[row])))
@@ -417,8 +430,23 @@ def likeliest_row(drawn: SamplerOutput, row: int, count: int) -> LikeliestRow:
 
 
 def _mask_token_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """`[ceil(vocab / 8)]` little-endian bits -> the ids whose bit is set, ascending."""
-    return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
+    """`[ceil(vocab / 8)]` little-endian bits -> the ids whose bit is set, ascending; where more than half are, -1 and
+    the ids whose bit is not: within a text of JSON nearly every token is allowed."""
+    left = np.unpackbits(bits, bitorder="little")
+    if 2 * int(left.sum()) <= len(left):
+        return np.flatnonzero(left).astype(np.int32)
+    return np.concatenate([[-1], np.flatnonzero(left == 0)]).astype(np.int32)
+
+
+def allowed_tokens(samples: Sequence[SampleState]) -> NDArray[np.uint8] | None:
+    """`[n, ceil(vocab / 8)]` bits of the tokens that the grammars of these samples allow; None where none has one."""
+    rows = {place: one.grammar.allowed() for place, one in enumerate(samples) if one.grammar is not None}
+    if not rows:
+        return None
+    bits = np.full((len(samples), len(next(iter(rows.values())))), 255, np.uint8)
+    for place, row in rows.items():
+        bits[place] = row
+    return bits
 
 
 # --------------------------------------------------------------------------------------------------------------- passes
@@ -542,7 +570,21 @@ def _draws(rows: SamplerInput, tokens: int, chunks: list[PromptChunk]) -> Sample
         min_p=_with(rows.min_p, [one.min_p for one in asked], counts),
         greedy=_with(rows.greedy, [one.greedy for one in asked], counts),
         top_logprobs=_top_logprobs(rows, [one.top_logprobs for one in asked], counts),
+        allowed=_allowed(rows, chunks),
     )
+
+
+def _allowed(rows: SamplerInput, chunks: list[PromptChunk]) -> NDArray[np.uint8] | None:
+    """The rows' allowed tokens, and behind them those of each first or scored token of `chunks`."""
+    parts = [
+        (chunk.draws, None if chunk.group.tokens_to_score is not None else allowed_tokens(chunk.drawing_samples))
+        for chunk in chunks
+    ]
+    parts = [(len(rows.token_index), rows.allowed), *parts]
+    width = next((bits.shape[1] for _, bits in parts if bits is not None), None)
+    if width is None:
+        return None
+    return np.concatenate([np.full((n, width), 255, np.uint8) if bits is None else bits for n, bits in parts])
 
 
 def _top_logprobs(rows: SamplerInput, values: list[float], counts: list[int]) -> NDArray[np.int32] | None:

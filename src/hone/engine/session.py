@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError, ErrorCollector
 from hone.core.generation import Completion, FinishReason, GenerationStats, Request, SamplingParams, ScoreRequest
+from hone.engine.grammar import GrammarCompiler
 from hone.engine.samples import RunningBatch, SampleState
 
 _POLL_S: Final = 0.005
@@ -257,6 +258,13 @@ class TokenizerRules:
     """Ids from there on are neither accepted nor sampled."""
     decode: Decode | None = None
     """Token ids -> text; needed for stop strings only."""
+    grammars: GrammarCompiler | None = None
+    """Needed for answers with a grammar only."""
+
+
+def _is_stuck(sample: SampleState) -> bool:
+    """True where an answer ended because no token continued its text in its grammar."""
+    return sample.grammar is not None and bool(sample.grammar.stuck)
 
 
 class StopRules:
@@ -286,14 +294,15 @@ class StopRules:
         ended = eos | full
         if bool(ended.any()):
             for row in np.flatnonzero(ended).tolist():
-                result[row] = "eos" if eos[row] else result.get(row, "length")
+                ends = eos[row] and not _is_stuck(table.samples[row])
+                result[row] = "eos" if ends else result.get(row, "length")
         return sorted(result.items())
 
     def finish_of(self, sample: SampleState) -> FinishReason | None:
         """Reason for which a sample ends, or None."""
         token, stops = int(sample.tokens[-1]), sample.request.sampling.stop
         if self._is_eos[token]:
-            return "eos"
+            return "length" if _is_stuck(sample) else "eos"
         if stops and self._completes(token, stops) and self.trailing_characters(sample) is not None:
             return "stop"
         return "length" if len(sample.tokens) >= sample.request.sampling.max_tokens else None

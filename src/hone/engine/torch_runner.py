@@ -137,9 +137,9 @@ def _can_record(work: ForwardBatch) -> bool:
 
 
 def _draws_only(draws: SamplerInput) -> bool:
-    """True if no row truncates (top-k, top-p, min-p) or asks for its likeliest tokens."""
+    """True if no row truncates (top-k, top-p, min-p), has a grammar or asks for its likeliest tokens."""
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
-    return draws.top_logprobs is None and not bool((cut & ~draws.greedy).any())
+    return draws.top_logprobs is None and draws.allowed is None and not bool((cut & ~draws.greedy).any())
 
 
 class _StepInputs:
@@ -331,12 +331,15 @@ class _SamplingTensors:
     greedy: Tensor
     """Bool."""
     truncates: bool
-    """True if a row uses truncated sampling."""
+    """True if a row uses truncated sampling, or a grammar may."""
+    allowed: Tensor | None
+    """Bool `[n, vocab]` tokens that a grammar allows; None: all."""
 
 
 def _sampling_tensors(draws: SamplerInput, device: torch.device) -> _SamplingTensors:
     """Settings of rows as tensors on a device."""
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
+    bits = None if draws.allowed is None else np.unpackbits(draws.allowed, axis=1, bitorder="little")
     return _SamplingTensors(
         forced_token=torch.from_numpy(draws.forced_token).to(device, torch.int64),
         temperature=torch.from_numpy(draws.temperature).to(device),
@@ -344,8 +347,19 @@ def _sampling_tensors(draws: SamplerInput, device: torch.device) -> _SamplingTen
         top_p=torch.from_numpy(draws.top_p).to(device),
         min_p=torch.from_numpy(draws.min_p).to(device),
         greedy=torch.from_numpy(draws.greedy).to(device),
-        truncates=bool((cut & ~draws.greedy).any()),
+        truncates=bool(((cut | (draws.allowed is not None)) & ~draws.greedy).any()),
+        allowed=None if bits is None else torch.from_numpy(bits.astype(np.bool_)).to(device),
     )
+
+
+def _keep_allowed(logp: Tensor, allowed: Tensor | None) -> Tensor:
+    """Log-probabilities `[n, vocab]` of the tokens that a grammar allows, which sum to 1; rows that allow all tokens
+    stay as they are, to the bit."""
+    if allowed is None:
+        return logp
+    allowed = allowed[:, : logp.shape[1]]
+    left = torch.log_softmax(logp.masked_fill(~allowed, -torch.inf), dim=-1)
+    return torch.where(allowed.all(dim=-1, keepdim=True), logp, left)
 
 
 def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
@@ -357,17 +371,19 @@ def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     settings = _sampling_tensors(draws, logits.device)
     uniform = torch.from_numpy(draws.uniform).to(logits.device)
     logp = torch.log_softmax(logits / settings.temperature[:, None].to(logits.dtype), dim=-1)
-    drawn_from, kept = logp, None
+    allowed, kept = _keep_allowed(logp, settings.allowed), None
+    drawn_from = allowed
     if settings.truncates:
-        cut = ((settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)) & ~settings.greedy
-        rows = cut.nonzero()[:, 0]
-        left = _truncate_logp(logp[rows], settings.top_k[rows], settings.top_p[rows], settings.min_p[rows])
-        drawn_from = logp.index_copy(0, rows, torch.log_softmax(left, dim=-1))
+        cut = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
+        cut |= torch.zeros_like(cut) if settings.allowed is None else ~settings.allowed.all(dim=-1)
+        rows = (cut & ~settings.greedy).nonzero()[:, 0]
+        left = _truncate_logp(allowed[rows], settings.top_k[rows], settings.top_p[rows], settings.min_p[rows])
+        drawn_from = allowed.index_copy(0, rows, torch.log_softmax(left, dim=-1))
         bits = np.packbits(torch.isfinite(left).cpu().numpy(), axis=1, bitorder="little")
         kept = np.zeros((len(logp), bits.shape[1]), np.uint8)
         kept[rows.cpu().numpy()] = bits
     tokens, greedy = _inverse_cdf(drawn_from, uniform), settings.greedy
-    best = logp.argmax(dim=-1)
+    best = allowed.argmax(dim=-1)
     tokens = torch.where(greedy, best, tokens)
     tokens = torch.where(settings.forced_token == DRAW, tokens, settings.forced_token)
     at = tokens[:, None]

@@ -36,9 +36,12 @@ class SamplerInput:
     min_p: NDArray[np.float32]
     """`[R]` min-p, 0: off. After top-p: tokens at least this share of the most likely one's probability."""
     greedy: NDArray[np.bool_]
-    """`[R]` the likeliest token instead of a draw; its `sampled_logp` is 0."""
+    """`[R]` the likeliest token that is allowed instead of a draw; its `sampled_logp` is 0."""
     top_logprobs: NDArray[np.int32] | None = None
     """`[R]` how many of the likeliest tokens are reported; None: none in this pass."""
+    allowed: NDArray[np.uint8] | None = None
+    """`[R, ceil(vocab / 8)]` bits, little-endian: tokens that a grammar allows; all bits are set where there is none.
+    None: no row of this pass has a grammar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class SamplerOutput:
     logp: NDArray[np.float32]
     """`[R]` nats, of the whole policy softmax(logits / temperature)."""
     sampled_logp: NDArray[np.float32]
-    """`[R]` nats, after top-k, top-p and min-p; -inf for a given token that they removed."""
+    """`[R]` nats, after grammar, top-k, top-p and min-p; -inf for a given token that they removed."""
     sampling_mask_bits: NDArray[np.uint8] | None
     """`[R, ceil(vocab / 8)]` bits, little-endian: the tokens that were left; None where no draw truncates."""
     routing: Routing | None = None

@@ -14,7 +14,7 @@ from hone.rewards.scorer import RewardScorer
 from hone.sources.live import LiveSource
 from hone.text.adapters.verifiers import VerifiersDriver
 from hone.text.evaluate.dialogues import dialogue_context
-from hone.text.evaluate.engine_actor import EngineActor
+from hone.text.evaluate.engine_actor import EngineActor, check_grammar
 from hone.text.fleet import generating_cluster
 from hone.text.live import AnswersConfig, engine_actor
 from hone.text.open_text import TextInputs
@@ -69,6 +69,7 @@ def captured_inputs(
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
         del examples
+        check_grammar(config.rollout.sampling(), tokenizer)
         dialogue_context(config.rollout.context, context)
         tokenizer.check_chat_continuation()
         return [], []

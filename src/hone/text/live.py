@@ -24,7 +24,13 @@ from hone.text.evaluate.dialogues import (
     dialogue_context,
     open_dialogue,
 )
-from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
+from hone.text.evaluate.engine_actor import (
+    EngineActor,
+    check_grammar,
+    make_client,
+    make_engine,
+    make_prompts,
+)
 from hone.text.evaluate.reward_members import require_context
 from hone.text.fleet import generating_cluster, open_text_fleet
 from hone.text.interleaving import RecordingActor, ReplayingActor, replayed_record
@@ -67,6 +73,7 @@ def prompt_inputs(
     dialogue, cluster = open_dialogue(task, config.user_code), generating_cluster(rollout, config.cluster)
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
+        check_grammar(rollout.sampling(), tokenizer)
         if dialogue is not None:
             context = dialogue_context(rollout.context, context)
         room = context - rollout.max_tokens

@@ -116,6 +116,8 @@ class TextRunConfig(DataRunConfig):
             require_ratio(self.rollout, has_ratio=self.has_ratio and require_on_policy not in self.requires)
         require_dialogues_fit(self.task, self.rewards, self.rollout)
         require_own_engine(self.rollout, self.cluster)
+        if self.rollout.grammar is not None and self.cluster is not None:
+            raise ValueError("rollout.grammar is for the embedded engine, and [cluster] has replicas; leave it out")
         if self.rollout.sleep and self.cluster is not None:
             raise ValueError("rollout.sleep is for the embedded engine, and [cluster] has replicas; leave it out")
         if (self.task.is_dialogue or self.task.is_captured) and self.second_answer() is not None:
@@ -253,12 +255,13 @@ def _require_waiting_policy(rollout: RolloutConfig) -> None:
 def require_full_distribution(
     config: TextRunConfig, *, why: str = "this recipe looks at other tokens than the chosen one, and needs them all"
 ) -> None:
-    """The embedded engine records what top-k, top-p and min-p left, and the trainer draws the same line: ratios stay
-    unbiased. Where that cannot be done, truncation is refused."""
+    """The embedded engine records what a grammar, top-k, top-p and min-p left, and the trainer draws the same line:
+    ratios stay unbiased. Where that cannot be done, truncation is refused."""
     rollout = config.rollout
     cut = [f"rollout.top_k = {rollout.top_k}"] if rollout.top_k else []
     cut += [f"rollout.top_p = {rollout.top_p}"] if rollout.top_p < 1 else []
     cut += [f"rollout.min_p = {rollout.min_p}"] if rollout.min_p > 0 else []
+    cut += [f"rollout.grammar = {rollout.grammar!r}"] if rollout.grammar is not None else []
     if cut:
         raise ValueError(f"{' and '.join(cut)}: {why}; leave it out, and lower rollout.temperature instead")
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from hone.core.config import Config
 from hone.core.generation import OnPublish, SamplingParams
 from hone.engine.clients.http import ServerEngine
+from hone.engine.grammar import named_grammar
 from hone.engine.protocol import KvCache, RunnerKind
 from hone.rewards.config import LearnableConfig
 from hone.text.evaluate.dialogues import History
@@ -79,6 +80,10 @@ class RolloutConfig(Config):
     """Leave out tokens with less than this share of the likeliest one's probability; 0 is off."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end an answer."""
+    grammar: str | None = Field(default=None, min_length=1)
+    """What an answer may be: a file of a JSON schema (`.json`) or of a grammar (`.lark`, `.gbnf`), or a regular
+    expression between slashes. Tokens that cannot lead there are not sampled, and the trainer's log-probabilities leave
+    out the same ones (docs/howto/grammar.md)."""
     runner: RunnerKind | ServerEngine = "auto"
     """Generation engine: `native` (compiled code), `native_bfloat16` and `native_int8` (the same in lower precision),
     `torch`, `torch_compiled` (torch.compile, for GPUs), or `auto` (native where it can be built). A table selects a
@@ -189,4 +194,5 @@ class RolloutConfig(Config):
             top_p=self.top_p,
             min_p=self.min_p,
             stop=tuple(self.stop),
+            grammar=None if self.grammar is None else named_grammar(self.grammar),
         )

@@ -215,11 +215,12 @@ def llama_server(file: Path):
     yield ask
 
 
-def greedy(model: Decoder, prompt: list[int], answer: list[int]) -> list[int]:
-    """The likeliest token at each place of an answer: the answer itself if it is greedy."""
+def gaps(model: Decoder, prompt: list[int], answer: list[int]) -> list[float]:
+    """At each place of an answer the distance of its token's logit from the largest: 0 where the answer is greedy."""
     with torch.no_grad():
         hidden = model.hidden(pack_rows([np.array(prompt + answer, np.int32)]))
-        return model.logits(hidden[len(prompt) - 1 : -1]).argmax(-1).tolist()
+        found = model.logits(hidden[len(prompt) - 1 : -1])
+    return (found.amax(-1) - found[torch.arange(len(answer)), torch.tensor(answer)]).tolist()
 
 
 def their_greedy(ask, prompt: list[int], count: int) -> list[int]:
@@ -235,7 +236,7 @@ def test_llama_cpp_answers_as_the_model_does(name, tmp_path):
     with llama_server(tmp_path / "m.gguf") as ask:
         for prompt in ([5, 9, 40, 41, 42, 8], list(range(60, 85))):
             answer = their_greedy(ask, prompt, 8)
-            assert answer == greedy(model, prompt, answer)
+            assert max(gaps(model, prompt, answer)) == 0
             assert len(answer) == 8 or answer[-1] in tokenizer.eos_ids
 
 
@@ -251,7 +252,7 @@ def test_a_published_model_answers_the_same_in_llama_cpp(weights, tmp_path):
     source = smollm2()
     export_policy(source, tmp_path / "m.gguf", adapter=False, gguf=weights)
     model, tokenizer = load_model(tmp_path / "m.gguf"), load_tokenizer(tmp_path / "m.gguf")
-    original, same = load_tokenizer(source), 0
+    original, apart = load_tokenizer(source), list[float]()
     with llama_server(tmp_path / "m.gguf") as ask:
         for question in QUESTIONS:
             chat = [{"role": "user", "content": question}]
@@ -259,9 +260,10 @@ def test_a_published_model_answers_the_same_in_llama_cpp(weights, tmp_path):
             assert prompt == original.apply_chat(chat).tolist()
             assert ask("/apply-template", {"messages": chat})["prompt"] == tokenizer.render_chat(chat)
             answer = their_greedy(ask, prompt, 24)
-            same += answer == greedy(model, prompt, answer)
-    # llama.cpp rounds the factors of its products to the type of the weights: to 8 bits beside Q8_0.
-    assert same >= (len(QUESTIONS) if weights != "Q8_0" else 5), same
+            apart += gaps(model, prompt, answer)
+    # llama.cpp rounds the other factor of a product to the type of the weights, too: to 8 bits beside Q8_0.
+    print(f"{weights}: {np.count_nonzero(apart)} of {len(apart)} tokens differ, by at most {max(apart)}")
+    assert max(apart) <= {"F16": 0.0, "BF16": 0.15, "Q8_0": 0.5}[weights]
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizers

@@ -95,6 +95,35 @@ def test_echoed_prompts_are_scored_as_lm_eval_reads_them(server):
     assert nothing["usage"]["completion_tokens"] == 0
 
 
+def test_answers_keep_to_the_format_that_is_asked_for(server):
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 22]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    schema["x-guidance"] = {"whitespace_flexible": False}
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "2+2?"}], "max_completion_tokens": 24}
+    formats = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+    for body, matches in (
+        ({"response_format": formats}, lambda text: json.loads(text)["n"] in (1, 22)),
+        ({"structured_outputs": {"json": json.dumps(schema)}}, lambda text: json.loads(text)["n"] in (1, 22)),
+        ({"guided_choice": ["yes", "no.", "(no)"]}, {"yes", "no.", "(no)"}.__contains__),
+        ({"structured_outputs": {"regex": "[ab]{3}"}}, lambda text: len(text) == 3 and set(text) <= set("ab")),
+        ({"guided_grammar": 'start: "x" | "yy"'}, {"x", "yy"}.__contains__),
+    ):
+        reply = server.client().chat.completions.create(**asked, n=4, logprobs=True, extra_body=body)
+        for choice in reply.choices:
+            assert choice.finish_reason == "stop"
+            assert matches(choice.message.content), choice.message.content
+            # Log-probabilities are the policy's own, of all tokens: no answer is certain.
+            assert sum(entry.logprob for entry in choice.logprobs.content) < -1
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 24, "response_format": {"type": "json_object"}}
+    for choice in server.post("/v1/completions", {**body, "n": 4}).json()["choices"]:
+        assert choice["text"].lstrip().startswith("{")
+    assert server.post("/v1/completions", {**body, "response_format": {"type": "text"}}).status_code == 200
+
+
 def test_a_chat_follows_the_template(server):
     messages = [
         {"role": "system", "content": "be brief"},
@@ -199,7 +228,11 @@ BAD = {
     "too many tokens": (chat(max_tokens=999), 400, "messages", "context_length_exceeded"),
     "an image": (chat(IMAGE), 400, "messages[0].content", "unsupported"),
     "penalties": (text(presence_penalty=1), 400, "presence_penalty", "unsupported"),
-    "a grammar": (chat(response_format={"type": "json_object"}), 400, "response_format", "unsupported"),
+    "an unknown format": (chat(response_format={"type": "xml"}), 400, "response_format", "unsupported"),
+    "a format without a schema": (chat(response_format={"type": "json_schema"}), 400, "response_format", "unsupported"),
+    "two formats": (chat(guided_regex="a", guided_choice=["a"]), 400, "structured_outputs", "unsupported"),
+    "an unknown output": (chat(structured_outputs={"tags": 1}), 400, "structured_outputs", "unsupported"),
+    "a broken grammar": (chat(guided_regex="[a"), 400, None, VALUE),
     "no messages": (chat(messages=[]), 400, "messages", VALUE),
     "an unknown role": (chat(role="king"), 400, "messages[0].role", VALUE),
     "a list": ((TEXT, [1]), 400, None, "invalid_json"),

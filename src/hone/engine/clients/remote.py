@@ -59,7 +59,12 @@ def _check_sampling_supported(samplings: Iterable[SamplingParams], abilities: Se
     for sampling in dict.fromkeys(samplings):
         if sampling.top_logprobs:
             faults.add(f"{abilities.server}: hone's clients ask for no top_logprobs, got {sampling.top_logprobs}")
-        if sampling.truncates:
+        if sampling.grammar is not None:
+            faults.add(
+                f"{abilities.server}: a grammar of answers needs the embedded engine, which records the tokens that it "
+                "left for the trainer; leave the grammar out, or rollout.runner"
+            )
+        elif sampling.truncates:
             faults.add(
                 f"{abilities.server} does not support top_k = {sampling.top_k}, top_p = {sampling.top_p}, min_p = "
                 f"{sampling.min_p}: it reports one log-probability, and truncated sampling needs two (the policy's and "

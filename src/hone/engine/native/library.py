@@ -103,7 +103,7 @@ class _NativePass(ctypes.Structure):
     _fields_ = [
         *((name, _Int) for name in ("tokens_count", "sequences", "most_pages", "draws", "top_width")),
         *((name, _At) for name in ("tokens", "positions", "sequence", "pages", "at", "given", "uniform")),
-        *((name, _At) for name in ("temperature", "top_k", "top_p", "min_p", "greedy", "top_logprobs")),
+        *((name, _At) for name in ("temperature", "top_k", "top_p", "min_p", "greedy", "top_logprobs", "allowed")),
         *((name, _At) for name in ("token", "logp", "sampled_logp", "kept", "top_token", "top_logp", "routing")),
     ]
 
@@ -245,7 +245,8 @@ class NativeEngine:
     def run(self, work: ForwardBatch) -> SamplerOutput:
         """Raises ValueError for a pass that does not hold together; nothing was run then."""
         draws, count = work.draws, len(work.draws.token_index)
-        truncates = bool((((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)) & ~draws.greedy).any())
+        cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0) | (draws.allowed is not None)
+        truncates = bool((cut & ~draws.greedy).any())
         token, logp, sampled = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.float32)
         kept = np.zeros((count, (self._vocab + 7) // 8), np.uint8) if truncates else None
         tokens = len(work.tokens)
@@ -272,10 +273,13 @@ class NativeEngine:
         asked, width = self._top_logprobs(draws.top_logprobs, count)
         top_tokens = None if asked is None else np.zeros((count, width), np.int32)
         top_logp = None if asked is None else np.zeros((count, width), np.float32)
-        optional = (asked, kept, top_tokens, top_logp, routes)
+        allowed = draws.allowed
+        if allowed is not None:
+            allowed = _flat(allowed, np.uint8, count * ((self._vocab + 7) // 8), "allowed")
+        optional = (asked, allowed, kept, top_tokens, top_logp, routes)
         behind = [None if array is None else array.ctypes.data for array in optional]
         question = _NativePass(
-            tokens, pages[0], pages[1], count, width, *pointers[:-3], behind[0], *pointers[-3:], *behind[1:]
+            tokens, pages[0], pages[1], count, width, *pointers[:-3], *behind[:2], *pointers[-3:], *behind[2:]
         )
         self._check(self._run(self._engine, ctypes.byref(question)))
         return SamplerOutput(

@@ -22,7 +22,7 @@ CUDA_CHUNK_ELEMENTS: Final = 1 << 27
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMask:
-    """The tokens that sampling left at each of N positions (top-k, top-p, min-p), one list after another.
+    """The tokens that sampling left at each of N positions (grammar, top-k, top-p, min-p), one list after another.
 
     Replayed by the trainer, so that both policies of a ratio choose from the same tokens, which keeps it unbiased (the
     sampling mask of DeepSeek-V3.2, 2025).
@@ -31,7 +31,8 @@ class SamplingMask:
     ids: Tensor
     """`[M]` int64."""
     offsets: Tensor
-    """`[N+1]` int64: position n kept `ids[offsets[n]:offsets[n+1]]`; none means that nothing was cut off there."""
+    """`[N+1]` int64: position n kept `ids[offsets[n]:offsets[n+1]]`, or all but these where the first of them is -1;
+    none means that nothing was cut off there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +184,13 @@ def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
 
 def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor) -> Tensor:
     bounds = kept.offsets[part.start : part.stop + 1]
-    counts = bounds.diff()
-    cut = (counts > 0)[:, None].expand(logits.shape).clone()
-    rows = torch.repeat_interleave(torch.arange(len(counts), device=cut.device), counts)
-    cut[rows, kept.ids[bounds[0] : bounds[-1]]] = False
+    counts, ids = bounds.diff(), kept.ids[bounds[0] : bounds[-1]]
+    rows = torch.repeat_interleave(torch.arange(len(counts), device=logits.device), counts)
+    lists_cut = torch.zeros(len(counts), dtype=torch.bool, device=logits.device)
+    lists_cut[rows[ids < 0]] = True
+    cut = ((counts > 0) & ~lists_cut)[:, None].expand(logits.shape).clone()
+    tokens = (ids >= 0) & (ids < logits.shape[1])  # the last byte of an engine's bits may reach beyond the vocabulary
+    cut[rows[tokens], ids[tokens]] = lists_cut[rows[tokens]]
     return cut
 
 

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Completion, GenerationEngine, Request
+from hone.core.generation import Completion, GenerationEngine, Request, SamplingParams
 from hone.engine.canary import WeightFingerprint
 from hone.engine.clients.http import ServerEngine
 from hone.engine.engine import DrawnToken, EmbeddedEngine
+from hone.engine.grammar import GrammarCompiler
 from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
 from hone.engine.protocol import RunnerKind
 from hone.engine.session import TokenizerRules
@@ -143,7 +144,14 @@ def tokenizer_rules(policy: TokenPolicy) -> TokenizerRules:
     """The tokenizer's part in an engine over the policy."""
     tokenizer = policy.tokenizer
     vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
-    return TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode)
+    grammars = GrammarCompiler(vocab, tokenizer.eos_ids, tokenizer.backend.to_str)
+    return TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode, grammars=grammars)
+
+
+def check_grammar(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError for a grammar that cannot be read, or that no token of the tokenizer begins."""
+    if sampling.grammar is not None:
+        GrammarCompiler(tokenizer.size, tokenizer.eos_ids, tokenizer.backend.to_str).start(sampling.grammar)
 
 
 def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> _PolicyEngine:

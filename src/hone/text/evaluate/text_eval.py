@@ -20,6 +20,7 @@ from hone.core.judging import Scorer
 from hone.core.strict_json import Json
 from hone.credit.self_correction import answer_turns, correction_metrics
 from hone.engine.clients.openai import OpenAiClient, OpenAiCompletion, OpenAiRequest
+from hone.engine.grammar import named_grammar
 from hone.estimators.means import Estimate, mean_interval
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
@@ -41,7 +42,13 @@ from hone.text.evaluate.dialogues import (
     said_turns,
     with_world_reward,
 )
-from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine, make_prompts
+from hone.text.evaluate.engine_actor import (
+    StreamingEngine,
+    StreamListener,
+    check_grammar,
+    make_engine,
+    make_prompts,
+)
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.search_config import SearchConfig
 from hone.text.tasks.chat_rows import chat_notes
@@ -68,6 +75,8 @@ class EvaluationConfig(Config):
     """Temperature of sampling; 0: greedy decoding."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Stop strings of an answer."""
+    grammar: str | None = Field(default=None, min_length=1)
+    """What an answer may be, as `rollout.grammar`."""
     max_concurrent: int = Field(default=64, ge=1)
     """Answers generated at the same time."""
     seed: int = Field(default=0, ge=0)
@@ -107,6 +116,7 @@ class EvaluationConfig(Config):
             temperature=self.temperature or 1.0,
             greedy=self.temperature == 0,
             stop=tuple(self.stop),
+            grammar=None if self.grammar is None else named_grammar(self.grammar),
         )
 
 
@@ -372,6 +382,7 @@ def prepare_evaluation(
     if examples is None:
         examples = config.task.examples() if dialogue is None else dialogue.examples()
     dialogues, with_tools = None, tokenizer
+    check_grammar(config.sampling(), tokenizer)
     if dialogue is not None:
         context = dialogue_context(config.context, context)
         lengths = DialogueLimits(max_tokens=config.max_tokens, context=context, history=config.history)

@@ -72,6 +72,7 @@ struct HonePass {
   const float *top_p, *min_p;
   const uint8_t* greedy;
   const int32_t* top_logprobs;  // [draws] likeliest tokens to report, at most top_width; null: none
+  const uint8_t* allowed;       // [draws, ceil(vocab_used / 8)] tokens that a grammar allows, or null: all
   int32_t* token;
   float *logp, *sampled_logp;
   uint8_t* kept;  // [draws, ceil(vocab_used / 8)], or null: nothing truncates

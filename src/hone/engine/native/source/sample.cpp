@@ -1,8 +1,8 @@
 // Drawing a token: a function of a row's own logits, settings and uniform number. Compiled once: no instruction set
 // here.
 //
-// Order: softmax of logits / temperature, then top-k, then top-p of what is left, then min-p. Ranks run from the
-// likeliest token on, ties from the smaller id.
+// Order: softmax of logits / temperature, then the tokens that a grammar allows, then top-k, then top-p of what is left,
+// then min-p. Ranks run from the likeliest token on, ties from the smaller id.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -120,6 +120,18 @@ void report_likeliest(const Row& row, double total, int count, int32_t* token, f
   }
 }
 
+bool has(const uint8_t* bits, int id) { return bits[id / 8] >> (id % 8) & 1; }
+
+// Weights of the allowed tokens alone, the likeliest of them 1: they may all be unlikely beside the others.
+void keep_allowed(const uint8_t* allowed, Row& row, float* scaled, float* weight) {
+  row.top = -std::numeric_limits<float>::infinity();
+  for (int id = 0; id < row.vocab; ++id) {
+    if (!has(allowed, id)) scaled[id] = -std::numeric_limits<float>::infinity();
+    row.top = std::max(row.top, scaled[id]);
+  }
+  for (int id = 0; id < row.vocab; ++id) weight[id] = has(allowed, id) ? std::exp(scaled[id] - row.top) : 0.0f;
+}
+
 }  // namespace
 
 void sample(const Engine& e, const float* logits, int draw, DrawScratch& scratch) {
@@ -134,15 +146,29 @@ void sample(const Engine& e, const float* logits, int draw, DrawScratch& scratch
     return;
   }
   const double total = accumulate(weight, vocab, scratch.cumulative);
-  if (const int top = pass.top_logprobs ? pass.top_logprobs[draw] : 0) {
+  if (const int count = pass.top_logprobs ? pass.top_logprobs[draw] : 0) {
     const int64_t at = int64_t(draw) * pass.top_width;
-    report_likeliest(row, total, top, pass.top_token + at, pass.top_logp + at, scratch);
+    report_likeliest(row, total, count, pass.top_token + at, pass.top_logp + at, scratch);
+  }
+  const float top = row.top, of_given = given >= 0 ? scaled[given] : 0;
+  const uint8_t* allowed = pass.allowed ? pass.allowed + size_t(draw) * ((vocab + 7) / 8) : nullptr;
+  if (allowed && std::all_of(allowed, allowed + vocab / 8, [](uint8_t bits) { return bits == 255; })) {
+    bool all = true;
+    for (int id = vocab / 8 * 8; id < vocab; ++id) all = all && has(allowed, id);
+    if (all) allowed = nullptr;  // no grammar: the same sums as without a mate that has one
+  }
+  double left = total;
+  if (allowed) {
+    keep_allowed(allowed, row, scaled, weight);
+    left = accumulate(weight, vocab, scratch.cumulative);
   }
   const bool likeliest = pass.greedy[draw];  // such a draw leaves nothing out
   Cut cut;
   if (!likeliest) cut = top_p_cut(row, pass.top_p[draw], top_k_cut(row, pass.top_k[draw], scratch), scratch);
   const float least = likeliest ? 0.0f : std::min(pass.min_p[draw], 1.0f);  // the likeliest stays always
-  const auto stays = [&](int id) { return weight[id] >= least && cut.keeps(scaled[id], id); };
+  const auto stays = [&](int id) {
+    return weight[id] >= least && cut.keeps(scaled[id], id) && (!allowed || has(allowed, id));
+  };
   int token = given;
   bool reachable = true;
   if (likeliest) {
@@ -152,7 +178,6 @@ void sample(const Engine& e, const float* logits, int draw, DrawScratch& scratch
   } else if (given >= 0) {
     reachable = stays(given);
   }
-  double left = total;
   if (kept || pass.top_k[draw] > 0 || pass.top_p[draw] < 1 || least > 0) {
     for (int id = 0; id < vocab; ++id) {
       if (!stays(id))
@@ -165,7 +190,7 @@ void sample(const Engine& e, const float* logits, int draw, DrawScratch& scratch
   if (token < 0) token = draw_token(weight, vocab, scratch.cumulative, pass.uniform[draw]);
   const double below = double(scaled[token]) - double(row.top);
   pass.token[draw] = token;
-  pass.logp[draw] = float(below - std::log(total));
+  pass.logp[draw] = float(double(given >= 0 ? of_given : scaled[token]) - double(top) - std::log(total));
   const float of_kept = likeliest ? 0.0f : float(below - std::log(left));
   pass.sampled_logp[draw] = reachable ? of_kept : -std::numeric_limits<float>::infinity();
 }

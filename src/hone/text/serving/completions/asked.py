@@ -304,6 +304,7 @@ def _sampling(fields: SamplingFields, most: int, top: int | None) -> SamplingPar
         min_p=float(fields.min_p or 0.0),
         stop=fields.stops,
         top_logprobs=top or 0,
+        grammar=fields.grammar(),
     )
 
 

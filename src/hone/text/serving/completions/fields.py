@@ -5,12 +5,15 @@ served is refused as soon as it asks for something. Of a list's entries only the
 (`fail_fast`): as many faults as a body has room for take seconds to write.
 """
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hone.core.errors import ConfigError, DataError, DivergedError, HoneError
+from hone.core.generation import Grammar
 from hone.core.strict_json import strict_json
 
 # ----------------------------------------------------------------------------------------------------------- api errors
@@ -161,6 +164,14 @@ class SamplingFields(_Body):
     logit_bias: dict[str, Any] | None = None
     """Refused as soon as it asks for something, so its values are not looked at."""
     response_format: dict[str, Any] | None = None
+    """OpenAI's: `text`, `json_object`, or `json_schema`."""
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's: one of `json`, `regex`, `choice` and `grammar`."""
+    guided_json: dict[str, Any] | str | None = None
+    """vLLM's older names of the same."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # Without any effect on an answer: labels, storage and billing of OpenAI's own service.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -181,13 +192,58 @@ class SamplingFields(_Body):
         ]
         if self.logit_bias:
             faults.append(("logit_bias", "logit_bias is not served: answers are drawn from the policy itself"))
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            faults.append(("response_format", 'response_format is not served but for {"type": "text"}'))
+        try:
+            self.grammar()
+        except ValueError as error:
+            faults.append(("response_format" if self.response_format else "structured_outputs", str(error)))
         return faults
+
+    def grammar(self) -> Grammar | None:
+        """What an answer may be. Raises ValueError where it is not told in one of the known ways, or in two."""
+        asked: dict[str, tuple[str, object]] = {
+            f"guided_{name}": (name, value)
+            for name, value in (
+                ("json", self.guided_json),
+                ("regex", self.guided_regex),
+                ("choice", self.guided_choice),
+                ("grammar", self.guided_grammar),
+            )
+            if value is not None
+        }
+        for name, value in (self.structured_outputs or {}).items():
+            if value is not None:
+                asked[f"structured_outputs.{name}"] = (name, value)
+        response = self.response_format or {"type": "text"}
+        kind, schema = response.get("type"), response.get("json_schema")
+        if kind == "json_schema":
+            value = cast("Mapping[str, object]", schema).get("schema") if isinstance(schema, Mapping) else None
+            if not isinstance(value, Mapping):
+                raise ValueError("response_format.json_schema.schema must be an object, the schema of an answer")
+            asked["response_format"] = ("json", value)
+        elif kind == "json_object":
+            asked["response_format"] = ("json", {"type": "object"})
+        elif kind != "text":
+            raise ValueError(f"response_format.type {kind!r} is not known; known: text, json_object, json_schema")
+        if len(asked) > 1:
+            raise ValueError(f"{' and '.join(asked)} all tell what an answer may be; give one")
+        for where, (name, value) in asked.items():
+            return _grammar_of(where, name, value)
+        return None
 
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+def _grammar_of(where: str, name: str, value: object) -> Grammar:
+    """The grammar that a field `where` asks for. Raises ValueError."""
+    if name == "json" and isinstance(value, str | Mapping | bool):
+        return Grammar(kind="json_schema", text=value if isinstance(value, str) else json.dumps(value))
+    if name == "choice" and isinstance(value, list) and value:
+        return Grammar(kind="regex", text="|".join(re.escape(str(one)) for one in cast("list[object]", value)))
+    if name in ("regex", "grammar") and isinstance(value, str):
+        return Grammar(kind="regex" if name == "regex" else "lark", text=value)
+    raise ValueError(f"{where} = {value!r} is not served; known: json (a schema), regex, choice (texts), grammar")
 
 
 class TextFields(SamplingFields):
