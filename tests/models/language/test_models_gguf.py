@@ -494,7 +494,14 @@ def test_what_llama_cpp_cannot_hold_is_refused_before_a_byte_is_written(tmp_path
     own = {
         "llama3": replace(LLAMA3, original_max_positions=4096),
         "yarn": RopeConfig(kind="yarn", factor=2.0, beta_fast=16.0),
+        "dynamic": RopeConfig(kind="dynamic", factor=2.0),
     }
+    windowed = replace(CONFIGS["mistral"], extra={"sliding_window": 8})
+    with pytest.raises(DataError, match="attention windows are not written"):
+        write_gguf(drawn(windowed), byte_tokenizer(), target, "F16", name="tiny")
+    other = ModelConfig(family="granite", **SIZES)
+    with pytest.raises(DataError, match="family 'granite' are not written as GGUF; known: llama, mistral"):
+        write_gguf(drawn(other), byte_tokenizer(), target, "F16", name="tiny")
     for rope in own.values():
         with pytest.raises(DataError, match="rope"):
             write_gguf(drawn(replace(CONFIGS["llama"], rope=rope)), byte_tokenizer(), target, "F16", name="tiny")

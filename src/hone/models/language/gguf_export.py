@@ -58,7 +58,13 @@ def write_gguf(model: Decoder, tokenizer: Tokenizer, file: Path, weights: GgufWe
     Raises DataError with every fault: settings that llama.cpp has no field for, numbers beyond F16; ResourceError
     without the package `gguf`.
     """
-    library, config, parameters = gguf_library(), model.config, model.stored_tensors()
+    library, config = gguf_library(), model.config
+    if config.family not in ARCHITECTURES:
+        raise DataError(
+            f"models of the family {config.family!r} are not written as GGUF; known: {', '.join(ARCHITECTURES)}. fix: "
+            "export the Hugging Face folder, and convert it with llama.cpp's own tools"
+        )
+    parameters = model.stored_tensors()
     tokens, stored = gguf_tokens(tokenizer, config.vocab_size), dict[str, list[CheckpointPiece]]()
     for piece, stored_name, _ in stored_pieces(config):
         stored.setdefault(stored_name, []).append(piece)  # one piece, or those of all experts
@@ -131,6 +137,10 @@ def _numbers(
 def _config_faults(config: ModelConfig) -> Iterator[str]:
     """Settings that a file has no field for."""
     rope = config.rope
+    if any(width is not None for width in config.switches.windows):
+        yield "attention windows are not written as GGUF: llama.cpp's architectures of these families have none"
+    if rope.kind not in ("default", "linear", "llama3", "yarn"):
+        yield f"rope {rope.kind} is not written as GGUF; known: default, linear, llama3, yarn"
     scaling = (rope.low_freq_factor, rope.high_freq_factor, rope.original_max_positions)
     if rope.kind == "llama3" and scaling != LLAMA3:
         yield f"rope llama3 with low and high factor and original context {scaling}; readers of GGUF assume {LLAMA3}"
