@@ -352,16 +352,6 @@ def _sampling_tensors(draws: SamplerInput, device: torch.device) -> _SamplingTen
     )
 
 
-def _keep_allowed(logp: Tensor, allowed: Tensor | None) -> Tensor:
-    """Log-probabilities `[n, vocab]` of the tokens that a grammar allows, which sum to 1; rows that allow all tokens
-    stay as they are, to the bit."""
-    if allowed is None:
-        return logp
-    allowed = allowed[:, : logp.shape[1]]
-    left = torch.log_softmax(logp.masked_fill(~allowed, -torch.inf), dim=-1)
-    return torch.where(allowed.all(dim=-1, keepdim=True), logp, left)
-
-
 def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     """Inverse-CDF sampling: the first token at which the cumulative probability exceeds `uniform` `[n]`, in [0, 1).
 
@@ -371,7 +361,11 @@ def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     settings = _sampling_tensors(draws, logits.device)
     uniform = torch.from_numpy(draws.uniform).to(logits.device)
     logp = torch.log_softmax(logits / settings.temperature[:, None].to(logits.dtype), dim=-1)
-    allowed, kept = _keep_allowed(logp, settings.allowed), None
+    allowed, kept = logp, None
+    if settings.allowed is not None:  # what a grammar leaves sums to 1; rows without one stay as they are, to the bit
+        mask = settings.allowed[:, : logp.shape[1]]
+        left = torch.log_softmax(logp.masked_fill(~mask, -torch.inf), dim=-1)
+        allowed = torch.where(mask.all(dim=-1, keepdim=True), logp, left)
     drawn_from = allowed
     if settings.truncates:
         cut = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)

@@ -547,6 +547,12 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
             f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is {eos!r} now)"
         )
     faults.raise_if_any()
+    template = _json_of(files, folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        named = [cast(Json, entry) for entry in cast("list[object]", template) if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+    if "chat_template.jinja" in files:
+        template = files["chat_template.jinja"].decode()
     pad = backend.token_to_id(special["pad_token"]) if "pad_token" in special else None
     unknown = backend.token_to_id(special["unk_token"]) if "unk_token" in special else None
     tokenizer = Tokenizer(
@@ -554,7 +560,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         eos_ids=eos_ids,
         pad_id=eos_ids[0] if pad is None else pad,
         unknown_id=unknown,
-        chat_template=_chat_template(files, folder),
+        chat_template=template if isinstance(template, str) else None,
         special=special,
         files=files,
     )
@@ -611,16 +617,6 @@ def _end_faults(folder: Path, backend: hf.Tokenizer, eos: str | None, stated: Ma
             if is_known:
                 continue
             yield f"{folder / name}: eos_token_id {token!r} is not the id of a token of tokenizer.json"
-
-
-def _chat_template(files: Mapping[str, bytes], folder: Path) -> str | None:
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    template = _json_of(files, folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = [cast(Json, entry) for entry in cast("list[object]", template) if isinstance(entry, dict)]
-        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- vocabulary
