@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,8 +19,6 @@ from torch import Tensor
 from hone.core.errors import DataError, ErrorCollector, did_you_mean, one_line
 from hone.models.language.config import Json, ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder, torch_dtype
-from hone.models.language.gguf_file import SUFFIX as GGUF
-from hone.models.language.gguf_file import GgufFile, read_gguf
 from hone.models.language.lora import LoraAdapter, LoraConfig, new_adapter, weights_sha256
 from hone.models.language.peft_folder import (
     PeftFolder,
@@ -35,6 +33,10 @@ from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 from hone.process.hub import hub_folder, is_hub_name
 from hone.process.user_files import file_fault
 
+if TYPE_CHECKING:
+    from hone.models.language.gguf_file import GgufFile
+
+GGUF: Final = ".gguf"
 WEIGHTS_FILE: Final = "model.safetensors"
 SCALAR_HEAD: Final = "score.weight"
 """Tensor `[1, hidden_size]` of a folder with a scalar head."""
@@ -56,7 +58,13 @@ def read_config(folder: Path | str) -> ModelConfig:
 
 def config_json(folder: Path) -> Json:
     """Content of a model's `config.json`; that which would describe a GGUF file. Raises DataError."""
-    return read_gguf(folder).config if folder.suffix == GGUF else read_json(folder / "config.json")
+    return _gguf(folder).config if folder.suffix == GGUF else read_json(folder / "config.json")
+
+
+def _gguf(file: Path) -> "GgufFile":
+    from hone.models.language.gguf_file import read_gguf  # noqa: PLC0415 - needs an extra
+
+    return read_gguf(file)
 
 
 def model_folder(folder: Path | str) -> Path:
@@ -348,7 +356,7 @@ def _read_file(
 ) -> None:
     """Copy the wanted tensors of a file into their parameters."""
     try:
-        with nullcontext(read_gguf(file)) if file.suffix == GGUF else safe_open(file, framework="pt") as tensors:
+        with nullcontext(_gguf(file)) if file.suffix == GGUF else safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
             faults.extend(
                 f"{file}: tensor {name} is in {file_of[name].name} too; keep it in one file"

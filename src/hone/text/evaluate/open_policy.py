@@ -18,8 +18,6 @@ from hone.models.language.config import (
     ModelFamily,
 )
 from hone.models.language.decoder import Decoder
-from hone.models.language.gguf_file import GGUF_WEIGHTS, GgufWeights
-from hone.models.language.gguf_file import SUFFIX as GGUF_SUFFIX
 from hone.models.language.hf_checkpoint import (
     load_model,
     load_with_adapter,
@@ -333,7 +331,9 @@ def export_policy(policy: Path, target: Path, *, adapter: bool, gguf: str = "", 
             from hone.models.language.gguf_export import write_gguf  # noqa: PLC0415 - needs an extra
 
             opened = open_policy(source, seed=0, device="cpu", temperature=1.0)
-            write_gguf(opened.decoder, opened.tokenizer, part, cast(GgufWeights, gguf), name=target.stem)
+            write_gguf(
+                opened.decoder, opened.tokenizer, part, cast(Literal["F16", "BF16", "Q8_0"], gguf), name=target.stem
+            )
         elif (is_adapter(policy) and not adapter) or policy.is_file():
             open_policy(source, seed=0, device="cpu", temperature=1.0).save_merged(part)
         else:
@@ -364,10 +364,10 @@ def _check_target(policy: Path, target: Path, *, adapter: bool, gguf: str) -> No
         raise ConfigError(f"{target} exists; name a new file")
     if not gguf and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not an empty folder; name a new one")
-    if gguf and gguf not in GGUF_WEIGHTS:
-        raise ConfigError(f"--gguf {gguf}: no such type of weights; known: {', '.join(GGUF_WEIGHTS)}")
-    if gguf and target.suffix != GGUF_SUFFIX:
-        raise ConfigError(f"--gguf writes one file; name it {target}{GGUF_SUFFIX}")
+    if gguf not in ("", "F16", "BF16", "Q8_0"):
+        raise ConfigError(f"--gguf {gguf}: no such type of weights; known: F16, BF16, Q8_0")
+    if gguf and target.suffix != ".gguf":
+        raise ConfigError(f"--gguf writes one file; name it {target}.gguf")
     if gguf and adapter:
         raise ConfigError("--gguf writes the whole model, the adapter merged; leave --adapter out")
     if adapter and not is_adapter(policy):
