@@ -117,7 +117,9 @@ def gradient_probes(
             name=phase.name,
             policy=double,
             objective=phase.objective,
-            parameters=[parameter for name, parameter in double.named_parameters() if name in names],
+            # The double of a model that transformers computes is another, and has other names: all of it is checked.
+            parameters=[parameter for name, parameter in double.named_parameters() if name in names]
+            or [*double.parameters()],
             rows=rows,
             laid=laid,
             finish=finish,

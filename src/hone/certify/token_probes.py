@@ -228,7 +228,11 @@ def shrunken_model_config(config: ModelConfig) -> ModelConfig:
     if experts is not None:
         few = _shrunken_experts(experts.count, experts.per_token)
         experts = replace(experts, **few, width=sizes["intermediate_size"])
-    return replace(config, **sizes, experts=experts)
+    if config.by_texts:  # what is checked are the rules of a run, and they do not depend on its network
+        return replace(config, family="llama", extra={}, **sizes)
+    # Factors of LongRoPE are one for each pair of features.
+    rope = replace(config.rope, kind="default") if config.rope.kind == "longrope" else config.rope
+    return replace(config, **sizes, experts=experts, rope=rope)
 
 
 def shrunken_new_model(new: NewModelConfig) -> NewModelConfig:
