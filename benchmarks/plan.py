@@ -39,7 +39,7 @@ from hone.models.native.library import available_kernels, uses_amx_tiles, widens
 from hone.parallel.group import RankMeeting, joined, open_meeting
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks
-from hone.planner.run_memory import GenerationSettings, RunDimensions, run_memory
+from hone.planner.run_memory import HOLES, GenerationSettings, RunDimensions, run_memory
 from hone.planner.run_settings import adapter_copies, adapter_sizes
 from hone.planner.training_step import NumberType, StepSettings, step_memory
 from hone.process.machine_memory import resident_bytes
@@ -183,7 +183,8 @@ def ranks() -> list[Row]:
         for each, (real, taken) in enumerate(told):
             run = ranked_run(recipe, rank, tensor, each)
             fake = take_recipe_step(recipe_config(recipe, rank), run, clock=SystemClock())
-            closed = run_memory(replace(run, generation=None)).phases["learn"]
+            memory = run_memory(replace(run, generation=None))
+            closed = memory.phases["learn"] - memory.components.get(HOLES, 0)
             row = {
                 "shape": f"{name}, rank {each} of 2", "path": run.step.path, "tracker_mib": real / 2**20,
                 "closed_off": closed / real - 1, "allocator_off": real / taken - 1,

@@ -5,6 +5,10 @@
 SmolLM2-135M-Instruct's (`hone fetch smollm2`). Templates are read and rendered, never copied. A template is given the
 special tokens that it names, as its model's folder would, and the stop tokens that are known under those names.
 
+`--memory` measures the plan of runs on that model in place of the templates: each in a process of its own, one after
+another, of at most 5 GB, with the memory that it took beside its plan (`--quick`: the first of each kind). Weights are
+those of the package; SFT, DPO, GRPO and a dialogue with a tool, of all weights in float32 and bfloat16, and an adapter.
+
 Prints one JSON line for each row, with its bar, and a line for each template that is refused.
 """
 
@@ -12,6 +16,7 @@ import argparse
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -337,13 +342,128 @@ def measure(folder: Path, *, conversations: int) -> Iterator[Row]:
     )  # fmt: skip
 
 
+# --------------------------------------------------------------------------------------------------------------- memory
+
+LAYERS = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+ANSWERS = (
+    "recipe=grpo", "task.source=sums.jsonl", "rewards.functions=[{use='exact_match'}]",
+    "rollout={prompts_per_step=2, samples_per_prompt=2, max_tokens=64, context=512}",
+)  # fmt: skip
+KINDS = {
+    "SFT": ("recipe=sft", "batch=3", "task.source=chats.jsonl"),
+    "DPO": ("recipe=dpo", "batch=1", "task.source=pairs.jsonl", "algorithm.loss={kind='dpo', beta=0.1}"),
+    "GRPO": ANSWERS,
+    "a dialogue with a tool": (*ANSWERS, "task.tools.use=['hone:calculator']"),
+}
+"""Settings of each kind of run."""
+MEMORY_BAR = 3.0
+"""Percent."""
+
+
+def model_folder(folder: Path) -> Path:
+    """SmolLM2 as a Hugging Face folder of bfloat16 numbers, from the GGUF of its package; made once."""
+    place = folder / "smollm2"
+    if (place / "tokenizer.json").is_file():
+        return place
+    sys.path.insert(0, str(folder / "site"))
+    import gguf  # noqa: PLC0415 - needs the path
+    import torch  # noqa: PLC0415 - for this row only
+    from safetensors.torch import save_file  # noqa: PLC0415 - as above
+    from transformers import AutoConfig, AutoTokenizer  # noqa: PLC0415 - as above
+
+    file = next(folder.rglob("*.gguf"))
+    config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    names = {"token_embd": "model.embed_tokens.weight", "output_norm": "model.norm.weight"}
+    tensors: dict[str, torch.Tensor] = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        numbers = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        kind = tensor.name.split(".")[-2]
+        if kind in heads:  # rotary halves lie side by side
+            numbers = numbers.reshape(heads[kind], -1, 2, numbers.shape[1]).swapaxes(1, 2).reshape(numbers.shape)
+        layer = f"model.layers.{tensor.name.split('.')[1]}.{LAYERS.get(kind)}.weight"
+        tensors[names.get(kind, layer)] = numbers.bfloat16().contiguous()
+    place.mkdir(exist_ok=True)
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(place)
+    AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(place)
+    return place
+
+
+def write_rows(folder: Path) -> None:
+    """Conversations, pairs and sums of drawn words."""
+    chance = random.Random(0)
+
+    def said(count: int) -> str:
+        return " ".join(chance.choices([word for word in WORDS if word.isalpha()], k=count))
+
+    def sum_row() -> dict[str, Any]:
+        left, right = chance.randint(1, 9), chance.randint(1, 9)
+        return {"prompt": [user(f"{said(40)} What is {left}+{right}?")], "answer": str(left + right)}
+
+    rows = {
+        "chats": lambda: {"messages": [user(said(30)), assistant(said(300))]},
+        "pairs": lambda: {
+            "prompt": [user(said(30))], "chosen": [assistant(said(200))], "rejected": [assistant(said(200))],
+        },
+        "sums": sum_row,
+    }  # fmt: skip
+    for name, make in rows.items():
+        text = "".join(json.dumps(make()) + "\n" for _ in range(16))
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def memory_rows(folder: Path, *, quick: bool) -> Iterator[Row]:
+    """Distance of the planned peak from the memory that each run took beyond its start."""
+    model, root = model_folder(folder), folder / "memory"
+    root.mkdir(exist_ok=True)
+    write_rows(root)
+    kinds = [(f"{kind}, {weights}", (*words, f"model.weights={weights}"))
+             for kind, words in KINDS.items() for weights in ("float32", "bfloat16")]  # fmt: skip
+    kinds += [
+        (f"SFT of an adapter of rank 16, products in {products}",
+         (*KINDS["SFT"], "model.lora.rank=16", f"model.compute={products}"))
+        for products in ("float32", "bfloat16")
+    ]  # fmt: skip
+    for name, words in kinds[::2] if quick else kinds:
+        file, run = root / "run.toml", root / "runs" / "run"
+        recipe, *others = words
+        file.write_text(
+            f'recipe = "{recipe.removeprefix("recipe=")}"\nname = "run"\nsteps = 2\nmodel.path = "{model.resolve()}"\n'
+            "learner.lr = 1e-4\nrun.threads = 1\n", encoding="utf-8",
+        )  # fmt: skip
+        shutil.rmtree(run, ignore_errors=True)
+        command = [sys.executable, "-m", "hone", "train", file.name, *others]
+        subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
+        use = json.loads((run / "memory.json").read_text(encoding="utf-8"))
+        shutil.rmtree(run)
+        taken = use["peak_bytes"] - use["before_bytes"]
+        value = 100.0 * abs(use["planned_bytes"] / taken - 1.0)
+        yield Row(
+            row=f"plan against the memory of a run, SmolLM2-135M: {name}; planned {use['planned_bytes'] / 1e9:.2f} GB, "
+            f"taken {taken / 1e9:.2f} GB", value=value, unit="%", bar=f"<= {MEMORY_BAR:g}", met=value <= MEMORY_BAR,
+        )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 random conversations a template, not 20")
+    parser.add_argument(
+        "--quick", action="store_true", help="2 random conversations a template, not 20; half of the runs"
+    )
+    parser.add_argument("--memory", action="store_true", help="only the plans of runs on the model")
     parser.add_argument("--folder", type=Path, default=PEERS_FOLDER / "real_model", help="where the downloads lie")
     asked = parser.parse_args()
     download(asked.folder)
-    for row in measure(asked.folder, conversations=2 if asked.quick else 20):
+    rows = (
+        memory_rows(asked.folder, quick=asked.quick)
+        if asked.memory
+        else measure(asked.folder, conversations=2 if asked.quick else 20)
+    )
+    for row in rows:
         print(json.dumps(asdict(row)), flush=True)
 
 

@@ -1,14 +1,18 @@
 """Memory of a run: by hand, what fits, the ladder of fixes, devices, and the least time."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import ConfigError
 from hone.engine.native.runner import NativeRunner
+from hone.learner.adam import Adam
+from hone.learner.flat_parameters import FlatParameters
 from hone.models.language.decoder import Decoder
 from hone.models.native.library import available_kernels
 from hone.planner.devices import DEVICES, GIB, cpu_device, find_device
@@ -28,8 +32,9 @@ from hone.planner.run_memory import (
     on_device,
     page_bytes,
     run_memory,
+    saved_copies,
 )
-from hone.planner.training_step import StepSettings, step_memory
+from hone.planner.training_step import NumberType, StepSettings, step_memory
 from hone.run.memory_plan import MemoryPlan, planned_words, readable_bytes
 from hone.text.tracked_step import decoder_config
 
@@ -67,6 +72,35 @@ def test_a_run_of_grpo_by_hand() -> None:
     assert found.peak_phase == "learn"
     assert found.largest == "activations"
     assert found.phases["learn"] == sum(found.components.values())
+    assert found.phases["save"] == found.phases["update"], "the copies of a GPU's run are in the host's memory"
+
+
+@pytest.mark.parametrize(("weights", "number"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize("adapter", [None, 1000])
+def test_copies_of_a_checkpoint_by_hand(weights: NumberType, number: int, adapter: int | None) -> None:
+    """Two moments of 4 bytes for each trained number, and what is written of the weights; a large model's in files of
+    5 GB."""
+    step = StepSettings(tokens=64, text_tokens=16, weights=weights, compute=weights)
+    run = RunDimensions(shape=CODED, step=step, trained_parameters=adapter)
+    trained = adapter or CODED.parameters
+    memory = run_memory(run)
+    assert saved_copies(run) == (8 + number) * trained
+    assert memory.phases["save"] - memory.phases["update"] == int(1.08 * (8 + number) * trained)
+    assert memory.phases["learn"] - memory.phases["update"] == memory.step.peak + int(0.27 * memory.step.peak)
+    large = replace(run, shape=QWEN3_17B)
+    copied = 8 * (adapter or QWEN3_17B.parameters) + min(5_000_000_000, number * (adapter or QWEN3_17B.parameters))
+    assert saved_copies(large) == copied
+
+
+def test_a_state_to_be_saved_has_a_copy_of_each_moment() -> None:
+    parameters = FlatParameters([torch.nn.Parameter(torch.zeros(1 << 18)) for _ in range(3)])
+    adam = Adam(parameters)
+    tracemalloc.start()
+    state = adam.state()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert state
+    assert 2 * 3 * (1 << 20) <= taken < 2 * 3 * (1 << 20) + (1 << 14)
 
 
 def test_keys_and_values_by_hand() -> None:

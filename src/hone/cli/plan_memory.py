@@ -204,7 +204,9 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], Ru
     placed = _placed(plan, plan.run, request)
     run, memory, spec = placed.run, placed.memory, placed.spec
     rows = {} if run is plan.run else {"memory": replace(plan, parts=network_parts(run)).rows()["memory"]}
-    where = _MOMENTS[memory.step.moment] if memory.peak_phase == "learn" else "keys, values and logits"
+    where = {"generate": "keys, values and logits", "save": "the copies that a checkpoint is written from"}.get(
+        memory.peak_phase, _MOMENTS[memory.step.moment]
+    )
     saved = saved_per_token(run.shape.part(run.own_step.tensor), run.step)
     device = ""
     if spec is not None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from hone.core.errors import ConfigError
 from hone.planner.devices import DeviceSpec
+from hone.planner.run_memory import PASS_HOLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,12 @@ class MachineCalibration:
 
 
 def calibrated(spec: DeviceSpec, measured: MachineCalibration) -> DeviceSpec:
-    """The device with its measured figures; its usable share is what the allocator leaves of it."""
+    """The device with its measured figures; its usable share is what the allocator leaves of it beyond the
+    holes that are planned."""
     return replace(
         spec, context_bytes=measured.context_bytes, float32_flops=measured.float32_flops,
         bfloat16_flops=measured.bfloat16_flops, bandwidth_bytes=measured.bandwidth_bytes,
-        usable=min(spec.usable, 1.0 / measured.allocator_ratio),
+        usable=min(spec.usable, (1.0 + PASS_HOLES) / measured.allocator_ratio),
     )  # fmt: skip
 
 

@@ -69,11 +69,11 @@ DEVICES: Final[Mapping[str, DeviceSpec]] = {
 
 
 def cpu_device(memory_bytes: int) -> DeviceSpec:
-    """A machine without a GPU; its rates are not known before they are measured. The C library's allocator takes 1.2 to
-    1.5 times the tensors of a step."""
+    """A machine without a GPU; its rates are not known before they are measured. A part of the
+    memory is left to other processes, and to what a plan does not see."""
     return DeviceSpec(
         name="cpu", memory_bytes=memory_bytes, bfloat16_flops=0.0, float32_flops=0.0, bandwidth_bytes=0.0, is_gpu=False,
-        context_bytes=GIB // 2, usable=0.7,
+        context_bytes=GIB // 2, usable=0.8,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from hone.models.native.library import available_kernels, uses_amx_tiles, widens
 from hone.models.tensor_memory import TensorMemory, without_numbers
 from hone.planner.known_models import known_model
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
-from hone.planner.run_memory import GenerationSettings, RunDimensions, run_memory
+from hone.planner.run_memory import HOLES, GenerationSettings, RunDimensions, run_memory
 from hone.planner.run_settings import adapter_copies, adapter_sizes
 from hone.planner.training_step import StepSettings
 from hone.recipes.recipe_step import take_recipe_step
@@ -198,7 +198,8 @@ def lines_of(run: RunDimensions) -> dict[str, int]:
     """Bytes of each line, by the planner's formulas."""
     lines = dict.fromkeys(_LINES, 0)
     for name, size in run_memory(run).components.items():
-        lines[_COMPONENTS.get(name, name)] += size
+        if name != HOLES:  # no tensors
+            lines[_COMPONENTS.get(name, name)] += size
     return lines
 
 
