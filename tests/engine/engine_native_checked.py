@@ -45,6 +45,8 @@ def tensors_of(
     def new(size: int, *, there: bool = True) -> NativeTensor:
         return tensor(rng, held, size=size, half=part.half) if there else none
 
+    if shape.bits:
+        return coded_tensors_of(rng, shape, held, part)
     d, qkv = shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     copies = max(1, shape.experts)
     tensors = [new(shape.vocab * d), new(d), new(shape.vocab * d, there=not part.tied)]
@@ -62,11 +64,44 @@ def tensors_of(
         tensors += [new(copies * 2 * shape.intermediate * d), new(2 * shape.intermediate, there=bias)]
         tensors += [new(copies * d * shape.intermediate), new(d, there=bias)]
         tensors += [new(shape.experts * d, there=shape.experts > 0), none]
-        tensors += [new(d, there=part.after), new(d, there=part.after)]
+        tensors += [new(d, there=part.after), new(d, there=part.after), *[none] * 8]
     return tensors
 
 
-def engine(library: RunnerLibrary, rng: np.random.Generator, isa: str) -> tuple[NativeEngine, NativeShape]:
+def coded_tensors_of(
+    rng: np.random.Generator, shape: NativeShape, held: list[np.ndarray], part: ModelPart
+) -> list[NativeTensor]:
+    """The same in blocks of codes, with low-rank updates of some layers."""
+    none = NativeTensor(None, 0, 0)
+
+    def new(size: int, *, there: bool = True) -> NativeTensor:
+        return tensor(rng, held, size=size, half=False) if there else none
+
+    def blocks(outputs: int, inputs: int, *, there: bool = True) -> NativeTensor:
+        codes = rng.integers(0, 256, (-(-outputs // 32), inputs // 32, 128 * shape.bits), np.uint8)
+        scales = (0.01 * rng.standard_normal((*codes.shape[:2], 32))).astype(np.float16).view(np.uint8)
+        held.append(np.concatenate((codes, scales), axis=2))
+        return NativeTensor(held[-1].ctypes.data, held[-1].size, 0) if there else none
+
+    d, queries, inner = shape.hidden, shape.heads * shape.head_dim, shape.intermediate
+    qkv = queries + 2 * shape.kv_heads * shape.head_dim
+    tensors = [blocks(shape.vocab, d), new(d), blocks(shape.vocab, d, there=not part.tied), new(shape.head_dim // 2)]
+    for _ in range(shape.layers):
+        tensors += [new(d), blocks(qkv, d), new(qkv, there=part.bias)]
+        tensors += [new(shape.head_dim, there=part.norms), new(shape.head_dim, there=part.norms)]
+        tensors += [blocks(d, queries), new(d, there=part.bias), new(d)]
+        tensors += [blocks(2 * inner, d), new(2 * inner, there=part.bias)]
+        tensors += [blocks(d, inner), new(d, there=part.bias), none, none]
+        for outputs, inputs in ((qkv, d), (d, queries), (2 * inner, d), (d, inner)):
+            rank, there = int(rng.integers(1, 40)), rng.random() < 0.7
+            tensors += [new(rank * inputs, there=there), new(outputs * rank, there=there)]
+    return tensors
+
+
+def engine(
+    library: RunnerLibrary, rng: np.random.Generator, isa: str
+) -> tuple[NativeEngine, NativeShape, list[np.ndarray]]:
+    """An engine, its shape, and its blocks, which it reads in place."""
     heads_of_key, kv_heads = int(rng.integers(1, 8)), int(rng.integers(1, 4))
     shape = NativeShape(
         layers=int(rng.integers(1, 3)),
@@ -85,13 +120,17 @@ def engine(library: RunnerLibrary, rng: np.random.Generator, isa: str) -> tuple[
         shape.centred, shape.parallel, shape.gelu = (int(coin) for coin in rng.random(3) < 0.5)
         shape.query_original, shape.query_beta, shape.score_cap, shape.logit_cap = 9, 0.5, 5.0, 3.0
         shape.embedding_factor, shape.residual_factor = 2.0, 0.5
+    if rng.random() < 0.3:
+        shape.bits = int(rng.choice([4, 8]))
+        shape.hidden, shape.intermediate = 32 * int(rng.integers(1, 4)), 32 * int(rng.integers(1, 4))
+        shape.head_dim = 32 * int(rng.integers(1, 3))
     shape.vocab_used = int(rng.integers(3, shape.vocab + 1))
     part = ModelPart(*(bool(coin) for coin in rng.random(5) < 0.5), tables=int(rng.integers(1, 4)))
     held: list[np.ndarray] = []
     tensors = tensors_of(rng, shape, held, part)
     native = library.open(shape, isa=isa, threads=int(rng.integers(1, 4)))
     native.publish(tensors)
-    return native, shape
+    return native, shape, held if shape.bits else []
 
 
 def work_of(rng: np.random.Generator, shape: NativeShape, *, most: int, pages: int) -> ForwardBatch:
@@ -129,7 +168,7 @@ def main() -> None:
         isa = ISA_NAMES[number % len(ISA_NAMES)]
         if isa not in library.instruction_sets():
             continue
-        native, shape = engine(library, rng, isa)
+        native, shape, blocks = engine(library, rng, isa)
         native.reserve(40)
         for _ in range(3):
             work = work_of(rng, shape, most=int(rng.integers(1, 7)), pages=40)
@@ -137,6 +176,7 @@ def main() -> None:
             assert ((drawn.token >= 0) & (drawn.token < shape.vocab_used)).all()
             native.copy(np.asarray([0, 39], np.int32), np.asarray([39, 5], np.int32))
         native.close()
+        del blocks  # they were read until now
     print("ok")
 
 

@@ -99,7 +99,9 @@ def _lengths(recipe: PlannedRecipe, settings: PlannedSettings, context: int, lon
 
 
 def _check_weights(settings: PlannedSettings) -> None:
-    """Add what training refuses beside weights in bfloat16."""
+    """Add what training refuses beside weights in bfloat16 or codes."""
+    if settings.code_bits() and not settings.given("model.lora"):
+        settings.faults.add("model.weights in codes is for a base that is not trained: add model.lora.rank")
     if settings.weights() == "float32":
         return
     beside = 'with model.weights = "bfloat16"'

@@ -62,6 +62,8 @@ def choose_runner(
         return RunnerChoice(runner=whole, own_weights=copy_weights, dtype=whole.dtype, note=note)
     if kind == "torch_compiled" and model.config.experts is not None:
         raise ConfigError('runner = "torch_compiled" has no mixtures of experts; set runner = "torch" or "auto"')
+    if kind == "torch_compiled" and model.code_bits:
+        raise ConfigError('runner = "torch_compiled" has no weights in codes; set runner = "auto"')
     if kind == "torch_compiled" and model.exactness == "bitwise":
         raise ConfigError('model.exactness = "bitwise" takes runner = "torch": a compiler adds up in ways of its own')
     if kind.startswith("torch") or reason is not None:
@@ -105,6 +107,8 @@ def _unfit(model: GenerationModel) -> str | None:
     """Return the reason why compiled code cannot run this model, if any."""
     if model.exactness == "bitwise":
         return 'model.exactness = "bitwise" takes the torch runner, whose arithmetic the trainer shares'
+    if model.code_bits and model.config.head_dim % 32:
+        return f"it reads codes of heads with a multiple of 32 features, and the model's have {model.config.head_dim}"
     if model.device.type != "cpu":
         return f"it runs on a CPU, and the model is on {model.device}"
     if model.config.uncompiled is not None:

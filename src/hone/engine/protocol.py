@@ -116,6 +116,11 @@ class GenerationModel(Protocol):
         ...
 
     @property
+    def code_bits(self) -> int:
+        """Bits of the codes that the weights are kept in; 0: numbers."""
+        ...
+
+    @property
     def output_weight(self) -> Tensor:
         """`[vocab_size, hidden_size]` of the output layer."""
         ...

@@ -96,6 +96,10 @@ class FreeRows:
         return self.model.compute
 
     @property
+    def code_bits(self) -> int:
+        return self.model.code_bits
+
+    @property
     def output_weight(self) -> Tensor:
         return self.model.output_weight
 

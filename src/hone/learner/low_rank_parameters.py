@@ -22,8 +22,8 @@ B = TypeVar("B", bound=TensorBatch)
 
 class LowRankParameters:
     """Parameter store of one process: as soon as a backward pass has the gradient of a merged weight, it becomes that
-    of A and B (models/language/lora.py), and is freed. The optimizer's state is that of A and B alone. Call
-    `adapter.merge` after a step."""
+    of A and B (models/language/lora.py), and is freed; beside a base in codes, A and B get theirs themselves. The
+    optimizer's state is that of A and B alone. Call `adapter.merge` after a step."""
 
     def __init__(self, adapter: LoraAdapter, whole: Mapping[str, nn.Parameter] = {}) -> None:
         """`whole`: further parameters, which are trained as they are: a head."""
@@ -35,7 +35,8 @@ class LowRankParameters:
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
-        return (*self.adapter.weights.values(), *self.whole)
+        beside = [] if self.adapter.weights else [factor for _, factor in self.adapter.factors()]
+        return (*self.adapter.weights.values(), *beside, *self.whole)
 
     @property
     def owned(self) -> Sequence[Tensor]:

@@ -208,7 +208,7 @@ def _checkpointing(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFi
 
 
 def _rounded_again(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:
-    if run.step.compute != run.step.weights and not run.step.rounds_again:
+    if run.step.rounded_bytes:
         changed = replace(run, step=replace(run.step, rounds_again=True))
         words = "weights rounded again in the backward pass"
         yield _fix(changed, "model.round_weights_again=true", words, "1 to 2%", "bits")

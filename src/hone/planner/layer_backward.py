@@ -107,8 +107,10 @@ def _weight_gradient(outputs: int, inputs: int, settings: StepSettings) -> int:
     """Bytes of the gradient of a weight `[outputs, inputs]` while it is made, apart from where it stays: the first step
     of a run adds it to zeros, and only later ones write it there. Where bfloat16 is widened, the gradient of the inputs
     takes as much before it, for the weight itself, and what the weight was rounded to again; and a gradient that is
-    rounded stands beside itself in float32."""
+    rounded stands beside itself in float32. A weight in codes has no gradient, and is decoded in its place."""
     numbers = outputs * inputs
+    if settings.code_bits:
+        return settings.product_bytes * numbers
     if settings.widens_products:
         again = 2 * numbers if settings.mixed and settings.rounds_again else 0
         rounds = 0 if settings.mixed else 2 * numbers

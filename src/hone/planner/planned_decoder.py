@@ -4,7 +4,7 @@ Read from a Hugging Face `config.json` without the rules of `hone.models`: a fam
 planned too, and is said to be a guess.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -107,6 +107,27 @@ class PlannedDecoder:
         biases = self.query_width + 2 * self.key_width if self.qkv_bias else 0
         layer = self.layer_weights + norms + biases + self.hidden * self.experts
         return self.layers * layer + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
+
+    def coded_bytes(self, bits: int) -> int:
+        """Bytes of the weights with linear layers, embedding and head in codes of `bits`: a scale of 16 bits for 32
+        inputs, outputs in blocks of 32; the rest in float32."""
+        outputs = [(self.query_width + 2 * self.key_width, self.hidden), (self.hidden, self.query_width)]
+        outputs = [*outputs, (2 * self.intermediate, self.hidden), (self.hidden, self.intermediate)] * self.layers
+        outputs += [(self.vocab, self.hidden)] * (1 if self.tied else 2)
+        coded = sum(-(-rows // 32) * columns * (4 * bits + 2) for rows, columns in outputs)
+        return coded + 4 * (self.parameters - sum(rows * columns for rows, columns in outputs))
+
+    def update_numbers(self, rank: int, layers: Collection[str], *, multiples: tuple[int, int] = (1, 1)) -> int:
+        """Numbers of a layer's low-rank updates beside codes, A and B of the linear layers with one input together,
+        with the zeros between them. `multiples`: paddings of A's and B's ranks."""
+        joint, gates = self.query_width + 2 * self.key_width, 2 * self.intermediate
+        stacks = (
+            (("q_proj", "k_proj", "v_proj"), self.hidden, joint), (("o_proj",), self.query_width, self.hidden),
+            (("gate_proj", "up_proj"), self.hidden, gates), (("down_proj",), self.intermediate, self.hidden),
+        )  # fmt: skip
+        ranks = ((rank * len({*names} & {*layers}), inputs, outputs) for names, inputs, outputs in stacks)
+        of_a, of_b = multiples
+        return sum(-(-r // of_a) * of_a * inputs + -(-r // of_b) * of_b * outputs for r, inputs, outputs in ranks)
 
     @property
     def active_parameters(self) -> int:

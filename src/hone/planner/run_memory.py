@@ -57,6 +57,8 @@ class GenerationSettings:
     """Largest number of tokens of an answer, all turns of a dialogue included."""
     weights_bytes: int
     """Bytes per parameter of the engine's own copy; 0: it reads the trainer's weights, or is another machine."""
+    update_bytes: int = 0
+    """Bytes of a packed adapter beside weights in codes, which are the trainer's."""
     layout: WeightLayout = "plain"
     cache: CacheType = "float32"
     """Type of keys and values."""
@@ -157,7 +159,7 @@ def engine_copy_bytes_of(shape: PlannedDecoder, generation: GenerationSettings, 
         head = 2 * shape.vocabulary_weights + _CODED_HEAD_OUTPUT_BYTES * shape.vocab
         return layers + head + NUMBER_BYTES[weights] * shape.vocabulary_weights
     twice = shape.vocabulary_weights if generation.layout == "packed" and shape.tied else 0
-    return generation.weights_bytes * (shape.parameters + twice)
+    return generation.weights_bytes * (shape.parameters + twice) + generation.update_bytes
 
 
 def page_bytes(shape: PlannedDecoder, generation: GenerationSettings) -> int:
@@ -235,7 +237,7 @@ def resident_parts(run: RunDimensions) -> dict[str, int]:
         )  # fmt: skip
         return held | copies
     return {
-        "weights": shape.parameters * size,
+        "weights": shape.coded_bytes(bits) if (bits := run.step.code_bits) else shape.parameters * size,
         "gradients": trained * size if run.trained_parameters is None else 0,
         "optimizer": run.moments * trained * run.moment_bytes,
         **copies,

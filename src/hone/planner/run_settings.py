@@ -36,6 +36,8 @@ _ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP_LAYERS: Final = ("gate_proj", "up_proj", "down_proj")
 _LAYER_GROUPS: Final = {"all": (*_ATTENTION_LAYERS, *_MLP_LAYERS), "attention": _ATTENTION_LAYERS, "mlp": _MLP_LAYERS}
 TYPES: Final = ("float32", "bfloat16")
+CODE_BITS: Final = {"int8": 8, "int4": 4}
+"""Bits of weights in codes (`hone.models.language.quantised_linear`); tests hold the two to be equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +154,13 @@ class PlannedSettings:
         return "cuda" if str(self.words("run.device")).startswith("cuda") else "cpu"
 
     def weights(self) -> NumberType:
-        """Type of the weights."""
-        return cast("NumberType", self.choice("model.weights", TYPES))
+        """Type of the weights; beside codes, of all else."""
+        chosen = self.choice("model.weights", (*TYPES, *CODE_BITS))
+        return "float32" if chosen in CODE_BITS else cast("NumberType", chosen)
+
+    def code_bits(self) -> int:
+        """Bits of the weights' codes; 0: numbers."""
+        return CODE_BITS.get(self.choice("model.weights", (*TYPES, *CODE_BITS)), 0)
 
     def replays(self) -> bool:
         """Answers of a recorded run are drawn again."""
@@ -210,13 +217,14 @@ def describe_run(
         compute = "bfloat16" if half else "float32"
     compiled = processor.compiled and not settings.is_bitwise() and shape.fits_kernels
     path: KernelPath = "compiled" if compiled and whole <= COMPILED_TEXT_TOKENS else "torch"
-    adapter = None
+    adapter, bits, rank = None, settings.code_bits(), settings.count("model.lora.rank")
+    adapted = _adapted_layers(settings.words("model.lora.layers"))
     if settings.given("model.lora"):
-        adapter = adapter_sizes(shape, settings.count("model.lora.rank"), settings.words("model.lora.layers"))
+        adapter = adapter_sizes(shape, rank, settings.words("model.lora.layers"))
     per_parameter = _copies(recipe, settings, loads_reference=adapter is None or adapts_adapter)
     copies = {name: shape.parameters * size for name, size in per_parameter.items() if size} | dict(others or {})
     if adapter is not None:
-        copies |= adapter_copies(*adapter, weights)
+        copies |= adapter_copies(adapter[0], 0 if bits else adapter[1], weights)
     rows, writes = step_rows(recipe, settings), recipe.writes
     activations = settings.choice("model.activations", ("keep", "recompute", "offload"))
     return RunDimensions(
@@ -228,6 +236,9 @@ def describe_run(
             text_tokens=whole,
             chosen_tokens=whole - lengths.prompt if writes else 0,
             weights=weights,
+            code_bits=bits,
+            update_rank=rank * len(adapted) if bits else 0,
+            update_numbers=shape.update_numbers(rank, adapted) if bits else 0,
             compute=cast("NumberType", compute),
             path=path if on_cpu else "fused",
             checkpointing=activations == "recompute",
@@ -239,7 +250,7 @@ def describe_run(
             tile_scratch=on_cpu and processor.tiles,
             widens=on_cpu and processor.widens,
         ),
-        generation=_generation(recipe, settings, lengths) if writes and not _answers_apart(settings) else None,
+        generation=_generation(recipe, settings, shape, lengths) if writes and not _answers_apart(settings) else None,
         trained_parameters=None if adapter is None else adapter[0],
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
@@ -284,7 +295,9 @@ def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference
     }
 
 
-def _generation(recipe: PlannedRecipe, settings: PlannedSettings, lengths: TextLengths) -> GenerationSettings | None:
+def _generation(
+    recipe: PlannedRecipe, settings: PlannedSettings, shape: PlannedDecoder, lengths: TextLengths
+) -> GenerationSettings | None:
     """The embedded engine; None where a server writes."""
     runner = settings.words("rollout.runner") if settings.given("rollout.runner") else "auto"
     if not isinstance(runner, str) or settings.given("rollout.runner.kind"):
@@ -297,11 +310,17 @@ def _generation(recipe: PlannedRecipe, settings: PlannedSettings, lengths: TextL
     answers = settings.count("rollout.prompts_per_step") * (
         settings.count("rollout.samples_per_prompt") + recipe.greedy
     )
+    beside = 0  # codes of the trainer's, which are read in place
+    if settings.code_bits() and not _reads_plain_weights(settings, runner):
+        adapted = _adapted_layers(settings.words("model.lora.layers"))
+        packed = shape.update_numbers(settings.count("model.lora.rank"), adapted, multiples=(32, 16))
+        layout, beside = "plain", 4 * shape.layers * packed
     return GenerationSettings(
         concurrent=min(settings.count("rollout.max_concurrent"), answers * (_staleness(settings) + 1)),
         prompt_tokens=lengths.prompt,
         answer_tokens=lengths.whole - lengths.prompt,
         weights_bytes=_engine_weight_bytes(settings, runner, is_stale=_staleness(settings) > 0),
+        update_bytes=beside,
         layout="plain" if _reads_plain_weights(settings, runner) else layout,
         cache=cast("CacheType", cache),
         page_tokens=_GPU_PAGE if on_gpu else _CPU_PAGE,
@@ -321,6 +340,8 @@ def _engine_weight_bytes(settings: PlannedSettings, runner: str, *, is_stale: bo
     the layers 1.
     """
     weights = settings.weights()
+    if settings.code_bits():
+        return 0
     if _reads_plain_weights(settings, runner):
         rounds = weights == "float32" and settings.choice("model.compute", ("auto", *TYPES)) != "float32"
         rounded = rounds and runner != "torch_compiled" and settings.runs_on() != "cpu"
@@ -328,10 +349,14 @@ def _engine_weight_bytes(settings: PlannedSettings, runner: str, *, is_stale: bo
     return 2 if runner in ("native_bfloat16", "native_int8") else NUMBER_BYTES[weights]
 
 
+def _adapted_layers(layers: str | Sequence[str]) -> set[str]:
+    return set(_LAYER_GROUPS.get(layers, ()) if isinstance(layers, str) else layers)
+
+
 def adapter_sizes(shape: PlannedDecoder, rank: int, layers: str | Sequence[str]) -> tuple[int, int]:
     """Trained numbers of a low-rank adapter, rank x (inputs + outputs) of each layer; and the weights of the decoder's
     parameters that hold adapted layers: queries, keys and values are one, and so are gate and up. Experts have none."""
-    wanted = set(_LAYER_GROUPS.get(layers, ()) if isinstance(layers, str) else layers)
+    wanted = _adapted_layers(layers)
     hidden, query, key, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
     sides = {
         "q_proj": query + hidden, "k_proj": key + hidden, "v_proj": key + hidden, "o_proj": query + hidden,
@@ -348,4 +373,5 @@ def adapter_copies(trained: int, adapted: int, weights: NumberType) -> dict[str,
     """Bytes of what is held beside the merged weights: those that they are merged from, and the factors with their
     gradients."""
     size = NUMBER_BYTES[weights]
-    return {"base of the adapted weights": adapted * size, "adapter with its gradients": 2 * trained * size}
+    parts = {"base of the adapted weights": adapted * size, "adapter with its gradients": 2 * trained * size}
+    return {name: held for name, held in parts.items() if held}

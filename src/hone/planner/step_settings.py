@@ -22,6 +22,13 @@ class StepSettings:
     text_tokens: int
     """Tokens of its longest text, S; only `torch` attention depends on it."""
     weights: NumberType = "float32"
+    code_bits: int = 0
+    """Bits of the codes that linear layers, embedding and head are kept in, beside an adapter: 0: numbers. `weights` is
+    then the type of all else."""
+    update_rank: int = 0
+    """Beside codes, ranks of all low-rank updates of a layer."""
+    update_numbers: int = 0
+    """Beside codes, numbers of a layer's low-rank updates, put together."""
     compute: NumberType = "float32"
     path: KernelPath = "compiled"
     checkpointing: bool = False
@@ -90,7 +97,7 @@ class StepSettings:
     def rounded_bytes(self) -> int:
         """Bytes of the copy that products keep of each weight, rounded: in mixed precision, unless it is rounded
         again."""
-        return 2 if self.mixed and not self.rounds_again else 0
+        return 2 if self.mixed and not self.rounds_again and not self.code_bits else 0
 
     @property
     def by_hone(self) -> bool:

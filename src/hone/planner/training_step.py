@@ -153,7 +153,7 @@ def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
         scores += w * a * d if settings.fused_attention and settings.path == "torch" else 0  # its result
         normed = b * (a + 2 * g) * d + 4 * (a + g) if shape.qk_norm else 0
         attention = (w * (a + 2 * g) + b * a) * d + normed + scores
-    return common + attention + inner_bytes(shape, b)
+    return common + attention + inner_bytes(shape, b) + b * settings.update_rank
 
 
 def _table_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
@@ -186,6 +186,7 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     logits = 0
     if settings.predicts_tokens:
         logits = _logit_bytes(shape, settings) + s * h * settings.decisions + vocabulary
+        logits += s * shape.vocabulary_weights if settings.code_bits else 0  # decoded for both passes
     layer = layer_backward(shape, settings) + waiting
     if settings.path == "torch" and not settings.fused_attention:
         layer = max(layer, attention_forward(shape, settings) + (waiting if settings.checkpointing else 0))
@@ -246,7 +247,10 @@ def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> GatheredW
 
 def _kept_weights(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes of copies of a layer's weights that products keep: rounded ones, but for those of experts, which round
-    theirs one after another in both passes; and a router in bfloat16, whose product is of float32 numbers."""
+    theirs one after another in both passes; and a router in bfloat16, whose product is of float32 numbers. Beside codes
+    they are the low-rank updates, put together, and rounded."""
+    if settings.code_bits:
+        return (settings.stream_bytes + (2 if settings.mixed else 0)) * settings.update_numbers
     if not settings.mixed:
         return 4 * shape.experts * shape.hidden if settings.weights == "bfloat16" else 0
     weights = shape.attention_weights if shape.experts else shape.layer_weights

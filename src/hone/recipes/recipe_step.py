@@ -152,7 +152,8 @@ def _learner(config: TakenConfig, run: RunDimensions, lora: LoraSettings | None)
 
 def _decoder(run: RunDimensions) -> Decoder:
     settings = run.step
-    decoder = Decoder(decoder_config(run.shape), dtype=settings.weights, checkpoint_activations=settings.checkpointing)
+    dtype = f"int{settings.code_bits}" if settings.code_bits else settings.weights
+    decoder = Decoder(decoder_config(run.shape), dtype=dtype, checkpoint_activations=settings.checkpointing)
     decoder.set_compute_dtype(settings.compute)
     decoder.rounds_weights_again = settings.rounds_again
     return decoder

@@ -75,9 +75,9 @@ def text_memory(
     Raises DataError for a damaged folder, ConfigError for settings that the device has no use for.
     """
     device = str(settings.words("run.device")) if settings.given("run.device") else "cpu"
-    model.require_own_memory(device)
+    model.require_device(device)
     config = model_config(model, tokenizer)
-    shape, size = planned_decoder(config), NUMBER_BYTES[model.weights]
+    shape, size = planned_decoder(config), NUMBER_BYTES[settings.weights()]
     processor = ProcessorTraits(
         compiled=available_kernels() is not None,
         bfloat16=has_fast_bfloat16(device),

@@ -326,7 +326,7 @@ def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]
         checks["fits"] = lambda: inputs.prepared[1]
         checks["template"] = partial(_template_warnings, inputs)
     if known and inputs.config.model.lora is not None:
-        checks["lora"] = partial(_adapter_warnings, inputs.config.model)
+        checks["lora"] = partial(_adapter_warnings, inputs.config)
     if known and inputs.config.model.optimizer:
         checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
     return checks
@@ -471,11 +471,18 @@ def _weight_warnings(path: str) -> list[str]:
     return []
 
 
-def _adapter_warnings(source: ModelSource) -> list[str]:
-    """One on dropout. Raises ConfigError for an adapter that does not fit the model of `model.path`."""
+def _adapter_warnings(config: TextDataConfig) -> list[str]:
+    """One on dropout. Raises ConfigError for an adapter that does not fit the model of `model.path` or for ranks,
+    and DataError for a model that cannot be kept in codes."""
+    source = config.model
+    if config.run.ranks > 1 or config.run.virtual_ranks:
+        try:
+            source.refuse_codes("codes are not shared out among run.ranks")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     assert source.path is not None and source.lora is not None
     folder = policy_folder(Path(source.path))
-    check_adapter(folder, source.lora)
+    check_adapter(folder, source.lora, source.weights)
     dropout = read_peft_folder(folder).dropout if is_adapter(folder) else 0.0
     return [f"{folder}: lora_dropout = {dropout:g} is not applied: hone trains adapters without"] if dropout else []
 

@@ -31,6 +31,7 @@ from hone.credit.kl_reward import (
     k3,
 )
 from hone.learner.share import shared_network, shared_question
+from hone.models.language.quantised_linear import BITS
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_sum
@@ -124,7 +125,9 @@ def text_policies(config: TextDataConfig, policy: TokenPolicy, *, micro_batch_to
         """Another folder, or the policy that the run started from: the base of a new adapter, or loaded once more."""
         if path is None and policy.adapter is not None and policy.adapter.starts_at_base:
             return policy.base_policy()
-        other = {} if path is None else {"path": path, "new": None}
+        other: dict[str, str | None] = {} if path is None else {"path": path, "new": None}
+        if config.model.weights in BITS:  # codes are the base of an adapter
+            other["weights"] = "float32"
         source = config.model.model_copy(update={"lora": None, **other})
         same = policy.tokenizer if path is None else None
         return open_policy(

@@ -118,6 +118,8 @@ class TextRunConfig(DataRunConfig):
         require_own_engine(self.rollout, self.cluster)
         if self.rollout.grammar is not None and self.cluster is not None:
             raise ValueError("rollout.grammar is for the embedded engine, and [cluster] has replicas; leave it out")
+        if self.cluster is not None:
+            self.model.refuse_codes("weights are not sent to replicas in codes")
         if self.rollout.sleep and self.cluster is not None:
             raise ValueError("rollout.sleep is for the embedded engine, and [cluster] has replicas; leave it out")
         if (self.task.is_dialogue or self.task.is_captured) and self.second_answer() is not None:

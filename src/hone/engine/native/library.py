@@ -84,7 +84,7 @@ class NativeShape(ctypes.Structure):
 
     _fields_ = [
         *((name, _Int) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
-        *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16", "int8", "cache")),
+        *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16", "int8", "bits", "cache")),
         ("norm_eps", ctypes.c_float),
         *((name, _Int) for name in ("norm_whole", "experts", "per_token", "normalise_gates")),
         *((name, _Int) for name in ("centred", "parallel", "gelu", "query_original")),

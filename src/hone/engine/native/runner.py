@@ -41,7 +41,7 @@ class _DecoderSizes(ModelShape, Protocol):
 
 
 class _ProjectionWeights(Protocol):
-    """`weight` `[out, in]`, `bias` `[out]` or None."""
+    """`weight` `[out, in]`, or the bytes of blocks of codes; `bias` `[out]` or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -52,6 +52,8 @@ class DecoderWeights(Protocol):
 
     embedding: _ProjectionWeights
     head: _ProjectionWeights | None
+    code_bits: int
+    """Bits of the codes that `weight` holds blocks of; 0: numbers."""
 
     def rotary_tables(self) -> tuple[Tensor, Tensor]:
         """`[tables, head_dim / 2]` radians per position of each pair, and the lengths of the turns."""
@@ -73,14 +75,22 @@ class DecoderWeights(Protocol):
 _LAYER: Final = (
     "attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "out_bias", "mlp_norm", "gate_up", "gate_up_bias",
     "down", "down_bias", "router", "selection_bias", "attention_after", "mlp_after",
+    "qkv_low", "qkv_low_out", "out_low", "out_low_out", "gate_up_low", "gate_up_low_out", "down_low", "down_low_out",
 )  # fmt: skip
 """Tensors of a layer, in the order of abi.h."""
 
 
 def _native_shape(
-    config: _DecoderSizes, *, vocab_used: int, kind: library.NumberKind, cache: library.CacheKind, half_embedding: bool
+    config: _DecoderSizes,
+    *,
+    vocab_used: int,
+    kind: library.NumberKind,
+    cache: library.CacheKind,
+    half_embedding: bool,
+    bits: int,
 ) -> library.NativeShape:
-    """Sizes of a model as the library's struct. `half_embedding`: with `int8`, the embedding is kept in bfloat16."""
+    """Sizes of a model as the library's struct. `half_embedding`: with `int8`, the embedding is kept in bfloat16.
+    `bits` of weights in codes; 0: numbers."""
     experts = config.experts
     return library.NativeShape(
         layers=config.layers,
@@ -93,6 +103,7 @@ def _native_shape(
         vocab_used=vocab_used,
         bfloat16=int(kind == "bfloat16" or (kind == "int8" and half_embedding)),
         int8=int(kind == "int8"),
+        bits=bits,
         cache=library.CACHES.index(cache),
         norm_eps=config.norm_eps,
         norm_whole=int(config.qk_norm_whole),
@@ -119,7 +130,7 @@ def _pointer(tensor: Tensor | None) -> library.NativeTensor:
     """Address for the library. Raises ConfigError for a tensor that it cannot read in place."""
     if tensor is None:
         return library.NativeTensor(None, 0, 0)
-    if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.uint8) or tensor.device.type != "cpu":
         raise ConfigError(
             f"the compiled runner reads float32 and bfloat16 weights on a CPU, got {tensor.dtype} on {tensor.device}; "
             'set runner = "torch"'
@@ -154,11 +165,14 @@ class NativeRunner:
 
         `dtype` of the packed weights and the inputs of linear layers; None: the model's. `int8`: codes of 8 bits with a
         scale of each output and of each token; the head's are of 16 bits, and the embedding is the model's. Sums,
-        norms, the softmax and the residual stream are always float32. `cache`: of keys and values; None: `dtype`, and
-        bfloat16 for `int8`. Raises ConfigError for a cache of more bits than `dtype`.
+        norms, the softmax and the residual stream are always float32. Weights that are codes themselves are read in
+        place, and meet activations in codes of 16 bits with a scale of each 32, or of 8 bits for `int8`. `cache`: of
+        keys and values; None: `dtype`, and bfloat16 for `int8`. Raises ConfigError for a cache of more bits than
+        `dtype`.
         """
         self._model, self._vocab, self._threads, self._wanted = model, vocab_used, threads, isa
         self._half = model.embedding.weight.dtype == torch.bfloat16
+        self._bits = model.code_bits
         own: NumberKind = "bfloat16" if self._half else "float32"
         self._kind: NumberKind = dtype or own
         self._cache: CacheKind = cache or ("bfloat16" if self._kind == "int8" else self._kind)
@@ -170,12 +184,13 @@ class NativeRunner:
     def name(self) -> str:
         usual = "bfloat16" if self._kind == "int8" else self._kind
         cache = "" if self._cache == usual else f", cache {self._cache}"
-        return f"native {self._kind}{cache} ({self.isa})"
+        weights = f"weights int{self._bits}, " if self._bits else ""
+        return f"native {weights}{self._kind}{cache} ({self.isa})"
 
     @property
     def isa(self) -> str:
         """The instruction set in use. Builds the library if need be; raises ResourceError where that fails."""
-        return self._library().choose(self._wanted, kind=self._kind)
+        return self._library().choose(self._wanted, kind="int8" if self._bits else self._kind)
 
     @property
     def page_tokens(self) -> int:
@@ -220,6 +235,7 @@ class NativeRunner:
                 kind=self._kind,
                 cache=self._cache,
                 half_embedding=self._half,
+                bits=self._bits,
             )
             self._native = self._library().open(shape, isa=self.isa, threads=self._threads)
             weakref.finalize(self, self._native.close)

@@ -42,11 +42,13 @@ from hone.models.language.decoder_layer import (
     RoutingRecord,
     TensorGroup,
     check_routing_shape,
+    linear_projection,
     native_add_normed,
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
+from hone.models.language.quantised_linear import BITS
 from hone.models.language.rope import RopeConfig
 from hone.models.language.token_logprobs import (
     LogprobQuery,
@@ -215,8 +217,17 @@ class Decoder(nn.Module):
     """A causal language model over packed rows. Fill it by `new_model` or `load_model`; it starts as zeros."""
 
     def __init__(self, config: ModelConfig, *, dtype: str = "float32", checkpoint_activations: bool = False) -> None:
+        """`dtype` of the weights; "int8" and "int4": linear layers, embedding and head in codes, which no gradient
+        moves, and all else in float32. Raises DataError for a model that cannot be kept in codes."""
         super().__init__()
-        kind = torch_dtype(dtype)
+        bits = BITS.get(dtype)
+        self.code_bits = bits or 0
+        """Bits of the weights' codes (quantised_linear.py), beside which only an adapter can be trained; 0: numbers."""
+        if bits is not None and config.experts is not None:
+            raise DataError(
+                f'model.weights = "{dtype}": a mixture of experts cannot be kept in codes; leave model.weights out'
+            )
+        kind = torch.float32 if bits else torch_dtype(dtype)
         self.compute = kind
         """Dtype of the matrix products in `hidden`; see `set_compute_dtype`."""
         self.exactness: Exactness = "parity"
@@ -239,15 +250,12 @@ class Decoder(nn.Module):
 
     def build(self, dtype: torch.dtype) -> None:
         """Make the parameters."""
-        config, kind = self.config, dtype
-        self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
-        self.layers = nn.ModuleList(DecoderLayer(config, number, kind) for number in range(config.layers))
+        config, kind, bits = self.config, dtype, self.code_bits or None
+        project = partial(linear_projection, config.hidden_size, config.vocab_size, bias=False, dtype=kind, bits=bits)
+        self.embedding = project()
+        self.layers = nn.ModuleList(DecoderLayer(config, number, kind, bits) for number in range(config.layers))
         self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind, kind=config.design.norm)
-        self.head = (
-            None
-            if config.tie_embeddings
-            else LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
-        )
+        self.head = None if config.tie_embeddings else project()
         self.frequencies = nn.Buffer(self._tables(), persistent=False)
         """`[tables, head_dim / 2]` radians per position; layer l has the table `config.rope_tables[l]`."""
 
@@ -303,18 +311,23 @@ class Decoder(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """`[vocab_size, hidden_size]`; the embedding's own when they are tied."""
-        return self.embedding.weight if self.head is None else self.head.weight
+        """`[vocab_size, hidden_size]`; the embedding's own when they are tied. Codes are decoded to the type that
+        `token_logprobs` multiplies."""
+        projection = self.embedding if self.head is None else self.head
+        if isinstance(projection, LinearProjection):
+            return projection.weight
+        half = uses_half_products(self.device, self.compute)
+        return projection.decode(torch.bfloat16 if half else self.dtype)
 
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return self.embedding.weight.device
+        return self.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
-        return self.embedding.weight.dtype
+        return self.norm.weight.dtype
 
     @property
     def parts(self) -> int:
@@ -389,7 +402,11 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """`[T, hidden_size]`, the stream that enters the first layer."""
-        x, factor = functional.embedding(tokens, self.embedding.weight), self.config.switches.embedding_factor
+        factor, embedding = self.config.switches.embedding_factor, self.embedding
+        if isinstance(embedding, LinearProjection):
+            x = functional.embedding(tokens, embedding.weight)
+        else:
+            x = embedding.decode_rows(tokens, self.dtype)
         return x if factor == 1 else x * torch.tensor(factor, dtype=x.dtype, device=x.device)
 
     def _arithmetic(self, linear: LinearFn, kind: torch.dtype, *, native: bool = False) -> ForwardArithmetic:

@@ -22,15 +22,14 @@ from hone.core.errors import DataError
 from hone.models.gradient_buffers import write_gradient
 from hone.models.language.config import ExpertsConfig, ModelConfig
 from hone.models.language.families import NormKind
-from hone.models.language.fused_ops import apply_rotary, gated_gelu, gated_silu, rms_norm
+from hone.models.language.fused_ops import any_matmul, apply_rotary, gated_gelu, gated_silu, rms_norm
 from hone.models.language.packed_attention import LayerAttention
+from hone.models.language.quantised_linear import QuantisedProjection
 from hone.models.language.token_logprobs import at_least_float32
 from hone.models.native.library import (
     NativeAttention,
     native_add_norm,
     native_gated_silu,
-    rounded_matmul,
-    tiled_matmul,
     weight_gradient,
 )
 
@@ -198,14 +197,12 @@ class _ExpertLinear(torch.autograd.Function):
         dx = None
         if to_x:
             parts = zip(weights, g.split(counts), strict=True)
-            dx = torch.cat([_product(rows, weight.to(rows.dtype)) for weight, rows in parts if len(rows)]).to(ctx.kind)
+            dx = torch.cat([any_matmul(rows, weight.to(rows.dtype)) for weight, rows in parts if len(rows)]).to(
+                ctx.kind
+            )
         write = partial(_write_gradients, g, x, counts)
         dw = write_gradient(ctx.weight, write, partial(_stacked_gradients, g, x, counts, stack)) if to_weight else None
         return dx, dw, None, None
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    return tiled_matmul(left, right) if left.dtype == torch.float32 else rounded_matmul(left, right)
 
 
 def _stacked_gradients(g: Tensor, x: Tensor, counts: list[int], stack: Tensor) -> Tensor:
@@ -224,7 +221,7 @@ def _write_gradients(g: Tensor, x: Tensor, counts: list[int], place: Tensor) -> 
         if not len(rows):
             part.zero_()
         elif not (by_kernel and weight_gradient(above, rows, part) is not None):
-            part.copy_(_product(above.t(), rows))
+            part.copy_(any_matmul(above.t(), rows))
     return True
 
 
@@ -341,6 +338,25 @@ class LinearProjection(nn.Module):
         self.weight = nn.Parameter(torch.zeros(features_out, features_in, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
 
+    def product(self, x: Tensor, linear: LinearFn) -> Tensor:
+        """`[N, out]` for `x` `[N, in]`."""
+        return linear(x, self.weight, self.bias)
+
+    def low_rank_factors(self) -> None:
+        """None: an update is merged into the weight."""
+
+
+AnyProjection: TypeAlias = LinearProjection | QuantisedProjection
+
+
+def linear_projection(
+    features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype, bits: int | None, gated: bool = False
+) -> AnyProjection:
+    """A linear layer with numbers of `dtype`, or a frozen one with codes of `bits`."""
+    if bits is None:
+        return LinearProjection(features_in, features_out, bias=bias, dtype=dtype)
+    return QuantisedProjection(features_in, features_out, bias=bias, bits=bits, gated=gated)
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardArithmetic:
@@ -356,15 +372,15 @@ class ForwardArithmetic:
     group: TensorGroup | None = None
     """Ranks that the heads and the columns of the MLP are cut among; None: all are here."""
 
-    def into_part(self, x: Tensor, projection: LinearProjection) -> Tensor:
+    def into_part(self, x: Tensor, projection: AnyProjection) -> Tensor:
         """Product whose outputs are cut among the ranks: those of this rank."""
         x = x if self.group is None else _SharedInput.apply(x, self.group)
-        return self.linear(x, projection.weight, projection.bias)
+        return projection.product(x, self.linear)
 
-    def out_of_part(self, x: Tensor, projection: LinearProjection) -> Tensor:
+    def out_of_part(self, x: Tensor, projection: AnyProjection) -> Tensor:
         """Product whose inputs are cut among the ranks: its whole output, on every rank."""
         if self.group is None:
-            return self.linear(x, projection.weight, projection.bias)
+            return projection.product(x, self.linear)
         return _SummedOutput.apply(self.linear(x, projection.weight, None), projection.bias, self.group)
 
 
@@ -398,8 +414,9 @@ class RmsNorm(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and gated MLP, each added to the stream, with norms before or after them, or both."""
 
-    def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype, bits: int | None = None) -> None:
         super().__init__()
+        project = partial(linear_projection, dtype=dtype, bits=bits)
         c, width, experts = config, config.heads * config.head_dim, config.experts
         design = c.design
         self.number, self.head_dim = number, c.head_dim
@@ -412,18 +429,18 @@ class DecoderLayer(nn.Module):
             )
 
         self.attention_norm, self.attention_after = norm(0), norm(1)
-        self.qkv = LinearProjection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
+        self.qkv = project(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias)
         self.norm_whole = c.qk_norm_whole
         q_shape, k_shape = query_key_norm_shapes(c)
         self.q_norm = RmsNorm(*q_shape, eps=c.norm_eps, dtype=dtype, kind=design.norm) if c.qk_norm else None
         self.k_norm = RmsNorm(*k_shape, eps=c.norm_eps, dtype=dtype, kind=design.norm) if c.qk_norm else None
-        self.out = LinearProjection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
+        self.out = project(width, c.hidden_size, bias=c.output_bias)
         self.mlp_norm, self.mlp_after = norm(2), norm(3)
         self.experts, count = experts, 1 if experts is None else experts.count
         self.router = None if experts is None else LinearProjection(c.hidden_size, count, bias=False, dtype=dtype)
         # With experts, those of one expert after those of another.
-        self.gate_up = LinearProjection(c.hidden_size, count * 2 * c.mlp_width, bias=c.mlp_bias, dtype=dtype)
-        self.down = LinearProjection(c.mlp_width, count * c.hidden_size, bias=c.mlp_bias, dtype=dtype)
+        self.gate_up = project(c.hidden_size, count * 2 * c.mlp_width, bias=c.mlp_bias, gated=True)
+        self.down = project(c.mlp_width, count * c.hidden_size, bias=c.mlp_bias)
         self.selection_bias: Tensor | None
         self.register_buffer("selection_bias", torch.zeros(count) if experts and experts.selection_bias else None)
 
@@ -483,10 +500,13 @@ class DecoderLayer(nn.Module):
             "mlp_norm": self.mlp_norm, "attention_after": self.attention_after, "mlp_after": self.mlp_after,
         }  # fmt: skip
         products = {"qkv": self.qkv, "out": self.out, "gate_up": self.gate_up, "down": self.down}
+        updates = {name: product.low_rank_factors() or (None, None) for name, product in products.items()}
         return {
             **{name: None if norm is None else norm.factor() for name, norm in norms.items()},
             **{name: product.weight for name, product in products.items()},
             **{f"{name}_bias": product.bias for name, product in products.items()},
+            **{f"{name}_low": factors[0] for name, factors in updates.items()},
+            **{f"{name}_low_out": factors[1] for name, factors in updates.items()},
             "router": None if self.router is None else self.router.weight,
             "selection_bias": self.selection_bias,
         }

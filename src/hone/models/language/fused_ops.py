@@ -215,6 +215,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = N
     return _RmsNorm.apply(x, weight, eps, kind)
 
 
+def any_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` in the dtype of both, by the products of the processor. No gradients."""
+    return tiled_matmul(left, right) if left.dtype == torch.float32 else rounded_matmul(left, right)
+
+
 def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]` bfloat16, for float32 master weights.
 

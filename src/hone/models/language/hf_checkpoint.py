@@ -8,6 +8,7 @@ Pickled weights and remote code are not supported.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hone.core.errors import DataError, ErrorCollector, did_you_mean, one_line
+from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean, one_line
 from hone.models.language.config import Json, ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder, torch_dtype
 from hone.models.language.lora import LoraAdapter, LoraConfig, new_adapter, weights_sha256
@@ -27,6 +28,7 @@ from hone.models.language.peft_folder import (
     read_peft_folder,
     require_same_adapter,
 )
+from hone.models.language.quantised_linear import BITS, QuantisedProjection
 from hone.models.language.tokenizers import read_json, tokenizer_files
 from hone.models.language.transformers_decoder import TransformersDecoder, make_decoder
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
@@ -77,7 +79,8 @@ def model_folder(folder: Path | str) -> Path:
 def load_model(
     folder: Path | str, *, device: str = "cpu", dtype: str = "float32", checkpoint_activations: bool = False
 ) -> Decoder:
-    """The Decoder of a Hugging Face folder (see `config.FAMILIES`; one file or sharded), or of an adapter's.
+    """The Decoder of a Hugging Face folder (see `config.FAMILIES`; one file or sharded), or of an adapter's; for "int8"
+    and "int4" the folder's weights are rounded to codes, tensor by tensor.
 
     Raises DataError, with every fault at once, naming file and tensor: no such folder, no or damaged weights, missing,
     unexpected or misshapen tensors, numbers that are not finite, an architecture that hone does not know.
@@ -85,10 +88,11 @@ def load_model(
     config = read_config(folder)
     model = make_decoder(config, dtype=dtype, checkpoint_activations=checkpoint_activations)
     if is_adapter(Path(folder)):
-        merged = _load_with_adapter(read_peft_folder(Path(folder)))
+        adapter = _load_with_adapter(read_peft_folder(Path(folder)))
+        merged = adapter.dense_decoder() if adapter.decoder.code_bits else adapter.decoder
         if isinstance(model, TransformersDecoder):
-            return merged.decoder.to(device=device, dtype=torch_dtype(dtype))
-        model.load_state_dict(merged.decoder.state_dict())
+            return merged.to(device=device, dtype=torch_dtype(dtype))
+        model.load_state_dict(merged.state_dict())
     else:
         load_weights(model, folder)
     return model.to(device)
@@ -100,36 +104,49 @@ def load_with_adapter(
     *,
     seed: int,
     device: str = "cpu",
+    dtype: str = "float32",
     checkpoint_activations: bool = False,
     base_name: str = "",
 ) -> LoraAdapter:
-    """A float32 Decoder with an adapter to train: a new one for a model's folder, of which the adapter will say
-    `base_name`, or that of an adapter's folder as it is.
+    """A Decoder, in float32 or codes, with an adapter to train: a new one for a model's folder, of which the adapter
+    will say `base_name`, or that of an adapter's folder as it is.
 
     Raises DataError as `load_model`, and ConfigError where `lora` is not what an adapter's folder holds.
     """
     folder = _existing(Path(folder))
-    check_adapter(folder, lora)
+    check_adapter(folder, lora, dtype)
     if is_adapter(folder):
-        return _load_with_adapter(read_peft_folder(folder), device, checkpoint_activations=checkpoint_activations)
-    decoder = load_model(folder, device=device, checkpoint_activations=checkpoint_activations)
+        saved = replace(read_peft_folder(folder), base_dtype=dtype)
+        return _load_with_adapter(saved, device, checkpoint_activations=checkpoint_activations)
+    decoder = load_model(folder, device=device, dtype=dtype, checkpoint_activations=checkpoint_activations)
     return new_adapter(decoder, lora, folder, seed=seed, base_name=base_name)
 
 
-def check_adapter(folder: Path, lora: LoraConfig) -> None:
-    """Check an adapter for the model of a folder, whose weights are not read.
+def check_adapter(folder: Path, lora: LoraConfig, dtype: str) -> None:
+    """Check an adapter for the model of a folder, whose weights are not read and are to be kept in `dtype`.
 
-    Raises ConfigError for a rank that is too high, and where an adapter's folder holds another adapter.
+    Raises ConfigError for a rank that is too high, and where an adapter's folder holds another adapter, or one that was
+    trained on a base in another type; DataError for a model that cannot be kept in codes.
     """
     wanted = lora.settings(read_config(folder))
+    if dtype in BITS:
+        with torch.device("meta"):
+            make_decoder(read_config(folder), dtype=dtype)
     if is_adapter(folder):
-        saved = read_peft_folder(folder).settings(read_config(folder))
-        require_same_adapter(folder, wanted, saved)
+        saved = read_peft_folder(folder)
+        require_same_adapter(folder, wanted, saved.settings(read_config(folder)))
+        if saved.base_sha256 is not None and saved.base_dtype != dtype:
+            raise ConfigError(
+                f"the adapter in {folder} was trained on a base in {saved.base_dtype}; set model.weights = "
+                f'"{saved.base_dtype}", not "{dtype}"'
+            )
 
 
 def _load_with_adapter(folder: PeftFolder, device: str = "cpu", *, checkpoint_activations: bool = False) -> LoraAdapter:
     """The base of an adapter's folder, with the adapter merged."""
-    decoder = load_model(folder.base, device=device, checkpoint_activations=checkpoint_activations)
+    decoder = load_model(
+        folder.base, device=device, dtype=folder.base_dtype, checkpoint_activations=checkpoint_activations
+    )
     settings = folder.settings(decoder.config)
     adapter = LoraAdapter(
         decoder,
@@ -148,11 +165,18 @@ def load_weights(model: Decoder, folder: Path | str) -> None:
     if isinstance(model, TransformersDecoder):
         model.load_folder(_existing(Path(folder)))
         return
-    load_pieces(model.stored_tensors(), checkpoint_pieces(model.config), model.config, folder)
+    weights: dict[str, Tensor | QuantisedProjection] = {**model.stored_tensors()}
+    for name, module in model.named_modules():
+        if isinstance(module, QuantisedProjection):
+            weights[f"{name}.weight"] = module
+    load_pieces(weights, checkpoint_pieces(model.config), model.config, folder)
 
 
 def load_pieces(
-    parameters: Mapping[str, Tensor], pieces: Iterable[CheckpointPiece], config: ModelConfig, folder: Path | str
+    parameters: Mapping[str, Tensor | QuantisedProjection],
+    pieces: Iterable[CheckpointPiece],
+    config: ModelConfig,
+    folder: Path | str,
 ) -> None:
     """Load exactly the tensors `pieces` of a folder into `parameters`. Raises as `load_weights`."""
     folder = _existing(Path(folder))
@@ -350,7 +374,7 @@ def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
 def _read_file(
     file: Path,
     wanted: Mapping[str, CheckpointPiece],
-    parameters: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor | QuantisedProjection],
     file_of: dict[str, Path],
     faults: ErrorCollector,
 ) -> None:
@@ -376,23 +400,30 @@ def _read_file(
 
 
 def _fill(
-    piece: CheckpointPiece, file: "safe_open | GgufFile", parameters: Mapping[str, Tensor]
+    piece: CheckpointPiece, file: "safe_open | GgufFile", parameters: Mapping[str, Tensor | QuantisedProjection]
 ) -> Iterator[tuple[str, str]]:
-    """Copy a tensor of a file into its parameter; yields the kind of its fault, and the fault. Of a parameter without
-    numbers only the header is checked."""
-    target, stored = _rows(parameters, piece), file.get_slice(piece.checkpoint_name)
-    shape = tuple(stored.get_shape())
-    if shape != target.shape:
-        yield "shape", f"has shape {shape}; config.json asks for {tuple(target.shape)}"
+    """Copy a tensor of a file into its parameter, or round it to codes; yields the kind of its fault, and the fault. Of
+    a parameter without numbers only the header is checked."""
+    target, stored = parameters[piece.parameter_name], file.get_slice(piece.checkpoint_name)
+    coded = target if isinstance(target, QuantisedProjection) else None
+    held, shape = target.weight if isinstance(target, QuantisedProjection) else target, tuple(stored.get_shape())
+    wanted = (piece.rows, *held.shape[1:]) if coded is None else (piece.rows, coded.features_in)
+    if shape != wanted:
+        yield "shape", f"has shape {shape}; config.json asks for {wanted}"
     elif (dtype := stored[:0].dtype) not in _STORED_DTYPES:
         yield "type", f"holds {dtype}; quantised weights are not supported"
-    elif target.is_meta:
+    elif held.is_meta:
         return
     elif not bool(torch.isfinite(tensor := file.get_tensor(piece.checkpoint_name)).all()):
         count = int((~torch.isfinite(tensor)).sum())
         yield "number", f"holds {count} NaN or infinite numbers; the checkpoint is broken"
+    elif coded is None:
+        _rows({piece.parameter_name: held}, piece).copy_(piece.from_checkpoint(tensor))
     else:
-        target.copy_(piece.from_checkpoint(tensor))
+        try:
+            coded.encode_rows(piece.start, piece.from_checkpoint(tensor))
+        except DataError as error:
+            yield "range", str(error)
 
 
 def _surplus_fault(file: Path, name: str, config: ModelConfig) -> str:

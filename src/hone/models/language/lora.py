@@ -3,6 +3,9 @@
 Only A `[rank, in]` and B `[out, rank]` are trained. Their gradients follow from that of the merged weight W by the
 chain rule, so that the decoder, its kernels and the generation engine know nothing of adapters. W is computed from W0,
 A and B after each step, never added to, so that rounding does not add up. Folders are in peft_folder.py.
+
+A W0 in codes is not merged, since W would have to be rounded to codes: there A and B are parameters of its linear
+layers (quantised_linear.py), multiplied beside it, and get their gradients from autograd.
 """
 
 import math
@@ -24,6 +27,7 @@ from hone.core.random import generator
 from hone.core.state import State, array
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.quantised_linear import QuantisedProjection
 from hone.models.language.transformers_decoder import TransformersDecoder, make_decoder
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 
@@ -210,12 +214,14 @@ class LoraAdapter:
         """Whether the adapter began as 0, so that the run's initial policy is the base."""
         pieces, parameters = adaptable_layers(decoder.config), dict(decoder.named_parameters())
         held = {pieces[name].parameter_name for name in settings.layers}
-        self.weights = {name: parameter for name, parameter in parameters.items() if name in held}
-        """The decoder's parameters that hold adapted layers, by name."""
+        self.weights = {
+            name: parameter for name, parameter in parameters.items() if name in held and not decoder.code_bits
+        }
+        """The decoder's parameters that hold adapted layers merged, by name."""
         self.base = {name: parameter.detach().clone() for name, parameter in self.weights.items()}
         """W0 of each of `weights`."""
         for name, parameter in parameters.items():
-            parameter.requires_grad = name in held
+            parameter.requires_grad = name in self.weights
         self.updates = {name: self._update(pieces[name]) for name in settings.layers}
         """The update of each adapted layer, by its full name."""
         self.layers_of = {
@@ -224,6 +230,8 @@ class LoraAdapter:
         """Adapted layers that each of `weights` holds, by its name."""
 
     def _update(self, piece: CheckpointPiece) -> _LowRankUpdate:
+        if self.decoder.code_bits:
+            return self._update_beside_codes(piece)
         base = self.base[piece.parameter_name][piece.start : piece.start + piece.rows]
         return _LowRankUpdate(
             piece=piece,
@@ -235,6 +243,16 @@ class LoraAdapter:
             a=nn.Parameter(base.new_zeros(self.settings.rank, base.shape[1])),
             b=nn.Parameter(base.new_zeros(base.shape[0], self.settings.rank)),
         )
+
+    def _update_beside_codes(self, piece: CheckpointPiece) -> _LowRankUpdate:
+        projection = self.decoder.get_submodule(piece.parameter_name.removesuffix(".weight"))
+        assert isinstance(projection, QuantisedProjection)
+        rows, codes = slice(piece.start, piece.start + piece.rows), projection.weight
+        a = nn.Parameter(torch.zeros(self.settings.rank, projection.features_in, device=codes.device))
+        b = nn.Parameter(torch.zeros(piece.rows, self.settings.rank, device=codes.device))
+        projection.adapt(rows, a, b, self.settings.scale)
+        whole = slice(None)
+        return _LowRankUpdate(piece=piece, base=codes, merged=codes, rows=rows, a=a, b=b, b_rows=whole, a_columns=whole)
 
     @torch.no_grad()
     def hold(self, parts: Mapping[str, HeldPart]) -> None:
@@ -264,12 +282,12 @@ class LoraAdapter:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Write W = W0 + scale B A into the decoder.
+        """Write W = W0 + scale B A into the decoder; nothing where W0 is in codes.
 
         The product is of copies, and the sum of single additions: the bits of W are a function of W0, A and B, and not
         of where they lie in memory.
         """
-        for update in self.updates.values():
+        for update in self.updates.values() if self.weights else ():
             product = (update.b[update.b_rows] * self.settings.scale) @ update.a[:, update.a_columns].clone()
             torch.add(update.base, product, out=update.merged.detach()[update.rows])
 
@@ -309,12 +327,29 @@ class LoraAdapter:
         self.merge()
 
     def base_decoder(self) -> Decoder:
-        """The model without its adapter: a decoder that shares W0 with it, and all other weights with `decoder`."""
+        """The model without its adapter: a decoder that shares W0 and all other weights with `decoder`."""
         memo: dict[int, nn.Parameter] = {}
         for name, parameter in self.decoder.named_parameters():
             data = self.base[name] if name in self.base else parameter.detach()
             memo[id(parameter)] = nn.Parameter(data, requires_grad=False)
-        return deepcopy(self.decoder, memo)  # pyright: ignore[reportArgumentType] - the memo is a dict of anything
+        base = deepcopy(self.decoder, memo)  # pyright: ignore[reportArgumentType] - the memo is a dict of anything
+        for module in base.modules():
+            if isinstance(module, QuantisedProjection):
+                module.forget_updates()
+        return base
+
+    @torch.no_grad()
+    def dense_decoder(self) -> Decoder:
+        """A float32 decoder with W0, decoded, and the adapter merged. W0 is in codes."""
+        dense = Decoder(self.decoder.config)
+        parameters = dict(self.decoder.named_parameters())
+        for name, target in dense.named_parameters():
+            projection = self.decoder.get_submodule(name.rpartition(".")[0])
+            if isinstance(projection, QuantisedProjection) and name.endswith(".weight"):
+                target.copy_(projection.merged())
+            else:
+                target.copy_(parameters[name])
+        return dense
 
 
 def _run(places: Tensor) -> slice:
@@ -325,7 +360,7 @@ def _run(places: Tensor) -> slice:
 def new_adapter(
     decoder: Decoder, lora: LoraConfig, base_folder: Path, *, seed: int, base_name: str = ""
 ) -> LoraAdapter:
-    """An adapter that changes nothing yet, of a float32 decoder that was read from `base_folder`.
+    """An adapter that changes nothing yet, of a decoder in float32 or codes that was read from `base_folder`.
 
     Raises ConfigError for one that does not fit.
     """

@@ -1,8 +1,8 @@
 """Adapter folders of PEFT: `adapter_config.json` and `adapter_model.safetensors`, read and written.
 
 The base model is the folder that `base_model_name_or_path` names. hone also writes `adapter_base.json`: the fingerprint
-of the base's weights, so that another base is refused, and its place as seen from the adapter, for folders that were
-moved together.
+of the base's weights, so that another base is refused, its place as seen from the adapter, for folders that were moved
+together, and the codes that the base was kept in, since the adapter makes up for their errors.
 """
 
 import json
@@ -27,7 +27,7 @@ ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 ADAPTER_BASE: Final = "adapter_base.json"
 _PREFIX: Final = "base_model.model."
-_FINGERPRINT, _PLACE, _ABSOLUTE = "sha256", "path", "absolute_path"
+_FINGERPRINT, _PLACE, _ABSOLUTE, _DTYPE = "sha256", "path", "absolute_path", "weights"
 _UNSUPPORTED: Final = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -69,6 +69,8 @@ class PeftFolder:
     """Shapes of the tensors by their names, without PEFT's prefix."""
     base_sha256: str | None
     """Fingerprint of the base; None in a folder that another program wrote."""
+    base_dtype: str = "float32"
+    """Type that the base's weights are kept in: `float32`, or the codes that the adapter was trained on."""
 
     def settings(self, config: ModelConfig) -> LoraSettings:
         """The adapter on its base. Raises DataError, with every tensor that does not belong to such a model."""
@@ -119,7 +121,8 @@ def read_peft_folder(folder: Path) -> PeftFolder:
     base = _base_folder(config, where, faults)
     shapes = _read_header(folder / ADAPTER_WEIGHTS, faults)
     faults.raise_if_any()
-    fingerprint = read_json(folder / ADAPTER_BASE, required=False).get(_FINGERPRINT)
+    noted = read_json(folder / ADAPTER_BASE, required=False)
+    fingerprint = noted.get(_FINGERPRINT)
     rank, alpha, dropout = config["r"], config["lora_alpha"], config.get("lora_dropout")
     assert isinstance(rank, int) and isinstance(alpha, int | float)
     return PeftFolder(
@@ -132,6 +135,7 @@ def read_peft_folder(folder: Path) -> PeftFolder:
         dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
         shapes=shapes,
         base_sha256=None if fingerprint is None else str(fingerprint),
+        base_dtype=str(noted.get(_DTYPE, "float32")),
     )
 
 
@@ -196,6 +200,8 @@ def save_adapter(adapter: LoraAdapter, folder: Path) -> None:
         _PLACE: os.path.relpath(adapter.base_folder, folder.resolve()),
         _ABSOLUTE: str(adapter.base_folder),
     }
+    if adapter.decoder.code_bits:
+        base[_DTYPE] = f"int{adapter.decoder.code_bits}"
     for name, content in ((ADAPTER_CONFIG, _peft_config(adapter)), (ADAPTER_BASE, base)):
         (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

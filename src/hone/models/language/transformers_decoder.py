@@ -19,6 +19,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder, LinearFn, RoutingRecord, torch_dtype
 from hone.models.language.decoder_layer import CompiledLayerHalves
 from hone.models.language.packed_attention import LayerAttention
+from hone.models.language.quantised_linear import BITS
 from hone.models.language.token_logprobs import at_least_float32
 from hone.models.language.weight_names import CheckpointPiece
 from hone.models.packing import PackedBatch, index_numbers, packed_text_slots
@@ -141,6 +142,12 @@ def make_decoder(
 ) -> Decoder:  # fmt: skip
     """A decoder of hone's, or, for a model that it does not know, transformers' module. Raises DataError for a dtype
     that is not supported."""
-    torch_dtype(dtype)
+    if dtype not in BITS:
+        torch_dtype(dtype)
+    elif config.by_texts:
+        raise DataError(
+            f'model.weights = "{dtype}": {config.family} runs through transformers, whose weights cannot be kept in '
+            "codes; leave model.weights out"
+        )
     kind = TransformersDecoder if config.by_texts else Decoder
     return kind(config, dtype=dtype, checkpoint_activations=checkpoint_activations)

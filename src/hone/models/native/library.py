@@ -100,6 +100,14 @@ class _HoneProduct(ctypes.Structure):
     ]
 
 
+class _HoneBlocks(ctypes.Structure):
+    _fields_ = [
+        *((name, _Long) for name in ("rows", "groups")),
+        *((name, _Int) for name in ("bits", "type", "threads")),
+        *((name, _At) for name in ("blocks", "place", "out")),
+    ]
+
+
 _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
     "hone_use": (None, [_Int, _At]),
@@ -110,6 +118,7 @@ _SIGNATURES: Final = {
     "hone_gate_back": (None, [ctypes.POINTER(_HoneGate)]),
     "hone_attend": (None, [ctypes.POINTER(_HoneAttention)]),
     "hone_attend_back": (None, [ctypes.POINTER(_HoneAttention)]),
+    "hone_decode": (None, [ctypes.POINTER(_HoneBlocks)]),
     "hone_has_tiles": (_Int, []),
     "hone_slope": (None, [ctypes.POINTER(_HoneSlope)]),
     "hone_product": (None, [ctypes.POINTER(_HoneProduct)]),
@@ -323,6 +332,18 @@ def native_add_norm(
 def native_gated_silu(gate_up: Tensor) -> Tensor:
     """`[T, 2 n]` -> silu of the first half times the second, `[T, n]` (Shazeer, 2020)."""
     return _NativeGateFunction.apply(gate_up)
+
+
+def decode_blocks(blocks: Tensor, place: Tensor, bits: int, dtype: torch.dtype) -> Tensor | None:
+    """Rows `[n, in]` of a quantised weight (models/language/quantised_linear.py) at `place` `[n]` int64 of its `blocks`
+    `[out / 32, in / 32, bytes]`; None without kernels, and for a dtype that they do not write."""
+    if dtype not in DTYPE_CODES or blocks.device.type != "cpu" or available_kernels() is None:
+        return None
+    out = torch.empty(len(place), 32 * blocks.shape[1], dtype=dtype)
+    sizes = len(place), blocks.shape[1], bits, DTYPE_CODES[dtype], torch.get_num_threads()
+    pointers = (_address_of(tensor) for tensor in (blocks, place.contiguous(), out))
+    _call_kernel("hone_decode", _HoneBlocks(*sizes, *pointers))
+    return out
 
 
 # ------------------------------------------------------------------------------------------------------------ attention

@@ -40,10 +40,15 @@ def require_longer_than_warmup(config: recipe.TextRunConfig) -> None:
         )
 
 
+def require_trained_weights(config: recipe.TextRunConfig) -> None:
+    """The critic starts as the policy, and all of its weights are trained."""
+    config.model.refuse_codes("the critic trains all of its weights")
+
+
 class PpoTextConfig(recipe.TextGradientRunConfig):
     """PPO of a language model with a critic; groups of one answer are allowed."""
 
-    requires = (require_longer_than_warmup,)
+    requires = (require_longer_than_warmup, require_trained_weights)
     algorithm: PpoTextAlgorithm = PpoTextAlgorithm()
     """Advantages, critic and loss."""
 

@@ -29,6 +29,7 @@ from hone.models.language.hf_checkpoint import (
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraConfig, new_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
+from hone.models.language.quantised_linear import BITS
 from hone.models.language.scalar_head import (
     ScalarHeadModel,
     ScoredTokens,
@@ -128,8 +129,9 @@ class ModelSource(Config):
     optimizer: bool = False
     """Also start from the optimizer's state of the checkpoint `path`, saved by a recipe with the same optimizer; the
     learning-rate schedule begins anew."""
-    weights: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the weights. In bfloat16 an update at a usual learning rate rounds to zero for most of them."""
+    weights: Literal["float32", "bfloat16", "int8", "int4"] = "float32"
+    """Data type of the weights. In bfloat16 an update at a usual learning rate rounds to zero for most of them. `int8`
+    and `int4`: the frozen base of an adapter in codes of 8 or 4 bits, with a scale of 16 bits for 32 of them."""
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the trainer's matrix products, accumulated in float32; `auto` is bfloat16 if the processor has
     instructions for it. The weights keep their type."""
@@ -160,17 +162,29 @@ class ModelSource(Config):
                 'model.lora with model.weights = "bfloat16": merging would round the adapter away; keep model.weights '
                 '= "float32" (model.compute = "bfloat16" is as fast)'
             )
+        if self.weights in BITS and self.lora is None:
+            raise ValueError(
+                f'model.weights = "{self.weights}" is for a base that is not trained: add model.lora, such as '
+                'model.lora = { rank = 16 }, or keep model.weights = "float32"'
+            )
         if self.weights == "bfloat16" and self.compute == "float32":
             raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
-        low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]
+        low = {"weights": self.weights, "compute": self.compute}
+        low = [f'model.{key} = "{value}"' for key, value in low.items() if value not in ("auto", "float32")]
         if self.exactness == "bitwise" and low:
-            raise ValueError(
-                f'model.exactness = "bitwise" is computed in float32; remove {" and ".join(low)} = "bfloat16"'
-            )
+            raise ValueError(f'model.exactness = "bitwise" is computed in float32; remove {" and ".join(low)}')
         return self
 
-    def require_own_memory(self, device: str) -> None:
-        """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
+    def refuse_codes(self, why: str) -> None:
+        """Raise ValueError, which says `why`, for a base in codes."""
+        if self.weights in BITS:
+            raise ValueError(f'model.weights = "{self.weights}": {why}; keep model.weights = "float32"')
+
+    def require_device(self, device: str) -> None:
+        """Raise ConfigError for activations that are to leave a device which has no memory of its own, and for codes
+        on a GPU."""
+        if self.weights in BITS and not device.startswith("cpu"):
+            raise ConfigError(f'model.weights = "{self.weights}" is for a CPU, not run.device = {device!r}; remove it')
         if self.activations == "offload" and not device.startswith("cuda"):
             raise ConfigError(
                 f'model.activations = "offload" needs a GPU; with run.device = {device!r} activations are in the '
@@ -212,7 +226,13 @@ def open_policy(
             # A run stands for its newest checkpoint, which another program does not know.
             name = source.path if is_hub_name(source.path) or folder == Path(source.path) else str(folder.absolute())
             adapter = load_with_adapter(
-                folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute, base_name=name
+                folder,
+                source.lora,
+                seed=seed,
+                device=device,
+                dtype=source.weights,
+                checkpoint_activations=recompute,
+                base_name=name,
             )
             decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
@@ -227,8 +247,8 @@ def open_policy(
 
 
 def _set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
-    """Give a decoder the products' type and the memory settings of its config. Raises as `require_own_memory`."""
-    source.require_own_memory(device)
+    """Give a decoder the products' type and the memory settings of its config. Raises as `require_device`."""
+    source.require_device(device)
     decoder.set_compute_dtype(source.resolved_compute(device))
     decoder.rounds_weights_again = source.round_weights_again
     decoder.offloads_activations = source.activations == "offload"

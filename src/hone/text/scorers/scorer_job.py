@@ -134,6 +134,7 @@ class ScorerRunConfig(LanguageRunConfig):
         require_whole_minibatches(self.learner, self.batch, "batch")
         if self.model.exactness == "bitwise":
             raise ValueError('model.exactness = "bitwise" is for policies whose answers are sampled; remove it')
+        self.model.refuse_codes("a scorer is saved with its adapter merged")
         return self
 
     @abstractmethod

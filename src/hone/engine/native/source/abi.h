@@ -10,6 +10,8 @@ struct HoneShape {
   int32_t vocab_used;  // ids from there on have probability 0
   int32_t bfloat16;    // 0: float32 weights and activations; 1: bfloat16, with a float32 residual stream
   int32_t int8;        // 1: linear layers multiply codes of 8 bits, the head codes of 16; `bfloat16` is the embedding's
+  int32_t bits;        // 4 or 8: the trainer's weights are blocks of codes (blocks.h), and float32 are the activations;
+                       // `int8` then: these are multiplied in 8 bits, not in 16, with a scale of each 32; 0: numbers
   int32_t cache;       // keys and values: CACHE_FLOAT32 ...
   float norm_eps;
   int32_t norm_whole;  // 1: queries and keys are normalised over all heads at once
@@ -32,8 +34,8 @@ enum { CACHE_FLOAT32, CACHE_BFLOAT16, CACHE_INT8 };
 // A contiguous tensor of the trainer's; `data` is null where the model has none.
 struct HoneTensor {
   const void* data;
-  int64_t size;      // elements
-  int32_t bfloat16;  // 0: float32
+  int64_t size;      // elements; bytes of blocks
+  int32_t bfloat16;  // 0: float32, or blocks
 };
 
 // Tensors of a model, in the order of hone_publish: these, then LAYER_TENSORS for each layer.
@@ -57,6 +59,14 @@ enum {
   SELECTION_BIAS,  // of the router's choice
   ATTENTION_AFTER,  // norms of the outputs of attention and MLP
   MLP_AFTER,
+  QKV_LOW,         // beside blocks, a low-rank update: A [rank, inputs] of each layer, and after it B [outputs, rank]
+  QKV_LOW_OUT,
+  OUT_LOW,
+  OUT_LOW_OUT,
+  GATE_UP_LOW,
+  GATE_UP_LOW_OUT,
+  DOWN_LOW,
+  DOWN_LOW_OUT,
   LAYER_TENSORS
 };
 

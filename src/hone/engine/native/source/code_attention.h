@@ -5,7 +5,7 @@
 // [16 / 4][head][4]; their scales [16]. A word holds four features of a key, or four positions of a value.
 #pragma once
 #include "attention.h"
-#include "codes.h"
+#include "code_blocks.h"
 
 namespace hone {
 namespace HONE_ISA {
@@ -270,9 +270,9 @@ static void attend_codes(Engine& e, int layer, int token, int kv_head, int threa
 }
 
 #if defined(HONE_WIDENS_CODES)
-constexpr CodeKernels CODE_KERNELS = {wide_code_tile, MOST_TILE_ROWS, attend_codes};
+constexpr CodeKernels CODE_KERNELS = {wide_code_tile, MOST_TILE_ROWS, multiply_blocks, BLOCK_ROWS, attend_codes};
 #else
-constexpr CodeKernels CODE_KERNELS = {any_code_tile<CODE_ROWS>, CODE_ROWS, attend_codes};
+constexpr CodeKernels CODE_KERNELS = {any_code_tile<CODE_ROWS>, CODE_ROWS, multiply_blocks, BLOCK_ROWS, attend_codes};
 #endif
 
 }  // namespace HONE_ISA

@@ -65,7 +65,8 @@ Dims dims_of(const HoneShape& shape) {
   d.logits = round_up(shape.vocab_used, PANEL);
   const int widest = d.hidden > d.mixed ? d.hidden : d.mixed;
   d.codes = round_up(widest > d.inner ? widest : d.inner, CODE_DEEP);
-  d.number = shape.bfloat16 && !shape.int8 ? 2 : 4;
+  d.number = shape.bfloat16 && !shape.int8 && !shape.bits ? 2 : 4;
+  d.low = 0;
   const size_t numbers = size_t(2) * d.head * PAGE_TOKENS;
   const size_t scales = size_t(2) * PAGE_TOKENS * sizeof(float);
   d.block = shape.cache == CACHE_INT8 ? numbers + scales : numbers * (shape.cache == CACHE_BFLOAT16 ? 2 : 4);
@@ -179,7 +180,11 @@ bool know_turns(Engine& e, int positions) {
 }
 
 bool make_room_for_codes(Engine& e, size_t rows) {
-  return !e.dims.shape.int8 || (e.codes.ensure(2 * rows * e.dims.codes) && e.code_scale.ensure(rows * sizeof(float)));
+  const HoneShape& s = e.dims.shape;
+  if (!s.int8 && !s.bits) return true;
+  const size_t scales = s.bits ? size_t(e.dims.codes) / PANEL : 1;
+  return e.codes.ensure(2 * rows * e.dims.codes) && e.code_scale.ensure(rows * scales * sizeof(float)) &&
+         (!s.bits || (e.code_sum.ensure(rows * scales * sizeof(int32_t)) && e.low.ensure(rows * e.dims.low * 4)));
 }
 
 bool make_room_for_experts(Engine& e, int tokens) {

@@ -54,6 +54,11 @@ struct Source {
   bool gated;                    // panels of 16 gate and 16 up features
 };
 
+// Numbers between which all of a panel's inputs of other than zero weight lie.
+struct Range {
+  int32_t first, last;
+};
+
 // A weight in panels of 32 output features: [panel][k][32] float32, [panel][k / 2][32][2] bfloat16, or codes
 // [plane][panel][k / 4][32][4]: of 8 bits in one plane, or the upper and the lower 8 bits of 16 in two (codes.h).
 struct Linear {
@@ -62,10 +67,19 @@ struct Linear {
   Buffer weight, bias;  // bias: [panels * 32] float32, empty where there is none
   Buffer scale;         // [panels * 32] float32: what a code of a feature counts
   Buffer offset;        // [planes][panels * 32] int32: what the 128 of each activation adds to a feature's sum
+  const uint8_t* blocks = nullptr;  // [panels][k / 32] blocks of the trainer's, which are read in place of `weight`
+  std::vector<Range> ranges;        // [panels] of a layer that ends a low-rank update
+};
+
+// y = x A^T B^T: an update beside a weight in blocks.
+struct LowRank {
+  bool present = false;
+  Linear in, out;
 };
 
 struct Layer {
   Linear qkv, out, gate_up, down;
+  LowRank qkv_low, out_low, gate_up_low, down_low;
   std::vector<Linear> expert_gate_up, expert_down;  // in place of the last two
   Buffer router;                                    // [experts, hidden] float32
   Buffer selection_bias;                            // [experts] float32, or empty
@@ -85,6 +99,7 @@ struct Dims {
   int inner;     // intermediate, padded to 32
   int logits;    // row stride of logits
   int codes;     // row stride of coded activations
+  int low;       // row stride of the middle of a low-rank update
   int number;    // bytes of an activation
   size_t block;  // bytes of one (page, layer, key head): keys, then values; see attention.h and code_attention.h
   size_t page;   // bytes of a page
@@ -144,9 +159,24 @@ using TileBf16 = void (*)(const bf16* a, int64_t stride, int rows, const bf16* p
 using TileCodes = void (*)(const uint8_t* a, int64_t stride, int rows, const int8_t* panel, int k, int32_t* c,
                            const Ahead& ahead);
 
+// Activations in codes of 8 bits, or of 16 in two planes, all of them signed; each 32 have a scale.
+struct BlockRows {
+  const uint8_t* codes;  // [planes][rows][stride]
+  int64_t stride, plane;
+  const float* scale;  // [rows][stride / 32]
+  const int32_t* sum;  // [rows][stride / 32] of 32 codes
+  int planes;
+};
+
+// `count` rows from `from` on, times a panel of `groups` blocks, to c [count, 32].
+using TileBlocks = void (*)(const BlockRows& rows, int from, int count, const uint8_t* panel, int groups, int bits,
+                            float* c, const Ahead& ahead);
+
 struct CodeKernels {
   TileCodes tile;
   int tile_rows;
+  TileBlocks blocks;
+  int block_rows;
   void (*attend)(Engine& engine, int layer, int token, int kv_head, int thread);  // over a cache of codes
 };
 
@@ -172,6 +202,7 @@ struct Engine {
 
   bool published = false;
   Buffer embedding;  // [vocab, hidden] float32 or bfloat16
+  const uint8_t* embedding_blocks = nullptr;  // the trainer's, in its place
   Buffer final_norm;
   std::vector<float> frequencies, turn_lengths;  // [tables][head_dim / 2]
   int tables = 1;
@@ -186,6 +217,8 @@ struct Engine {
   Work work;
   Buffer x, normed, qkv, mixed, inner, logits;
   Buffer codes, code_scale;     // activations of the next product [2][rows][dims.codes], and what a row's codes count
+  Buffer code_sum;              // beside blocks [rows][dims.codes / 32], as is `code_scale` then
+  Buffer low;                   // [rows][dims.low] a low-rank update in its middle
   Buffer gathered, expert_out;  // rows sorted by expert: inputs, and outputs in float32
   Buffer branch;                // [rows, hidden] float32: an output that is normalised before it is added
   std::vector<Scratch> scratch;

@@ -59,6 +59,18 @@ HONE_INLINE void copy_row(const T* from, float* to, int count, float factor) {
   for (int i = 0; i < count; i += LANES) store(to + i, load(from + i) * spread(factor));
 }
 
+// A row of an embedding in blocks.
+HONE_INLINE void copy_block_row(const Engine& e, int row, float* to, float factor) {
+  const int groups = e.dims.hidden / PANEL, bits = e.dims.shape.bits;
+  const int64_t bytes = bits == 4 ? BlockOf<4>::BYTES : BlockOf<8>::BYTES;
+  const uint8_t* block = e.embedding_blocks + row / PANEL * groups * bytes;
+  for (int group = 0; group < groups; ++group, block += bytes) {
+    float* part = to + group * GROUP;
+    bits == 4 ? decode_group<4>(block, row % PANEL, part) : decode_group<8>(block, row % PANEL, part);
+  }
+  copy_row(to, to, e.dims.hidden, factor);
+}
+
 // Queries and keys are normalised (Qwen3) and turned to their position; keys and values go to their page.
 template <class KV>
 static __attribute__((noinline)) void place(Engine& e, const Layer& layer, int number, int token) {
@@ -109,25 +121,35 @@ static void run_layer(Engine& e, int number, int thread) {
   const int rows = e.work.pass->tokens_count;
   float* x = e.x.as<float>();
   A* normed = e.normed.as<A>();
+  const int planes = d.shape.int8 ? 1 : 2;  // of codes beside blocks
   const auto norm = [&](const Buffer& weight) {
     for_rows(e, rows, [&](int t) {
       A* to = normed + int64_t(t) * d.hidden;
       normalise(e, x + int64_t(t) * d.hidden, weight, thread, to);
-      if (d.shape.int8) encode_at(e, to, d.hidden, t, rows, false);
+      if (d.shape.bits)
+        encode_blocks_at(e, to, d.hidden, t, rows, planes);
+      else if (d.shape.int8)
+        encode_at(e, to, d.hidden, t, rows, false);
     });
   };
-  const auto product = [&](const Linear& linear, const A* a, int width, const auto& finish) {
+  const auto product = [&](const Linear& linear, const LowRank& update, const A* a, int width, const auto& finish) {
+    if constexpr (MAY_BE_CODED<A>)
+      if (d.shape.bits) {
+        if (a != normed) for_rows(e, rows, [&](int t) { encode_blocks_at(e, a + int64_t(t) * width, width, t, rows, planes); });
+        if (update.present) multiply(e, update.in, Rows<A>{a, width}, rows, Store{e.low.as<float>(), d.low});
+        return multiply(e, linear, blocks_of(e, rows, planes, &update), rows, finish);
+      }
     if constexpr (MAY_BE_CODED<A>)
       if (d.shape.int8)
         return multiply(e, linear, a == normed ? codes_of(e, rows) : encoded(e, a, width, rows), rows, finish);
     multiply(e, linear, Rows<A>{a, width}, rows, finish);
   };
   // What attention and MLP add to the stream: normalised before, where they have a norm for it.
-  const auto leave = [&](const Linear& linear, const A* a, int width, const Buffer& after) {
+  const auto leave = [&](const Linear& linear, const LowRank& update, const A* a, int width, const Buffer& after) {
     const float factor = d.shape.residual_factor;
-    if (!after.data) return product(linear, a, width, Add{x, d.hidden, factor});
+    if (!after.data) return product(linear, update, a, width, Add{x, d.hidden, factor});
     float* branch = e.branch.as<float>();
-    product(linear, a, width, Store{branch, d.hidden});
+    product(linear, update, a, width, Store{branch, d.hidden});
     for_rows(e, rows, [&](int t) {
       float *from = branch + int64_t(t) * d.hidden, *to = x + int64_t(t) * d.hidden;
       normalise(e, from, after, thread, from);
@@ -136,13 +158,13 @@ static void run_layer(Engine& e, int number, int thread) {
   };
   const auto mlp = [&] {
     if (d.shape.gelu)
-      product(layer.gate_up, normed, d.hidden, GatedGelu<A>{e.inner.as<A>(), d.inner});
+      product(layer.gate_up, layer.gate_up_low, normed, d.hidden, GatedGelu<A>{e.inner.as<A>(), d.inner});
     else
-      product(layer.gate_up, normed, d.hidden, GatedSilu<A>{e.inner.as<A>(), d.inner});
-    leave(layer.down, e.inner.as<A>(), d.inner, layer.mlp_after);
+      product(layer.gate_up, layer.gate_up_low, normed, d.hidden, GatedSilu<A>{e.inner.as<A>(), d.inner});
+    leave(layer.down, layer.down_low, e.inner.as<A>(), d.inner, layer.mlp_after);
   };
   norm(layer.attention_norm);
-  product(layer.qkv, normed, d.hidden, Store{e.qkv.as<float>(), d.qkv});
+  product(layer.qkv, layer.qkv_low, normed, d.hidden, Store{e.qkv.as<float>(), d.qkv});
   if (d.shape.parallel) mlp();
   for_rows(e, rows, [&](int t) { place<KV>(e, layer, number, t); });
   const int heads = d.shape.kv_heads, tasks = rows * heads;
@@ -150,7 +172,7 @@ static void run_layer(Engine& e, int number, int thread) {
   for (int task = pool_take(e.pool, taken); task < tasks; task = pool_take(e.pool, taken))
     for (int i = task; i < task + taken; ++i) attend_one<A, KV>(e, number, i / heads, i % heads, thread);
   pool_barrier(e.pool);
-  leave(layer.out, e.mixed.as<A>(), d.mixed, layer.attention_after);
+  leave(layer.out, layer.out_low, e.mixed.as<A>(), d.mixed, layer.attention_after);
   if (d.shape.parallel) return;
   norm(layer.mlp_norm);
   if (d.shape.experts)
@@ -170,10 +192,15 @@ static void run_draws(Engine& e, int thread) {
       const float* x = e.x.as<float>() + int64_t(work.at[chunk.first + r]) * d.hidden;
       A* to = normed + int64_t(r) * d.hidden;
       normalise(e, x, e.final_norm, thread, to);
-      if (d.shape.int8) encode_at(e, to, d.hidden, r, rows, true);
+      if (d.shape.bits)
+        encode_blocks_at(e, to, d.hidden, r, rows, 2);
+      else if (d.shape.int8)
+        encode_at(e, to, d.hidden, r, rows, true);
     });
     const Store finish = {e.logits.as<float>(), d.logits};
-    if (MAY_BE_CODED<A> && d.shape.int8)
+    if (MAY_BE_CODED<A> && d.shape.bits)
+      multiply(e, e.head, blocks_of(e, rows, 2, nullptr), rows, finish);
+    else if (MAY_BE_CODED<A> && d.shape.int8)
       multiply(e, e.head, codes_of(e, rows), rows, finish);
     else
       multiply(e, e.head, Rows<A>{normed, d.hidden}, rows, finish);
@@ -193,7 +220,9 @@ static void run_pass(Engine& e, int thread) {
   for_rows(e, pass.tokens_count, [&](int t) {
     const int64_t from = int64_t(pass.tokens[t]) * hidden;
     float* to = e.x.as<float>() + int64_t(t) * hidden;
-    if (e.dims.shape.bfloat16)
+    if (e.dims.shape.bits)
+      copy_block_row(e, pass.tokens[t], to, factor);
+    else if (e.dims.shape.bfloat16)
       copy_row(e.embedding.as<bf16>() + from, to, hidden, factor);
     else
       copy_row(e.embedding.as<float>() + from, to, hidden, factor);

@@ -102,17 +102,18 @@ static void any_tile(const A* a, int64_t stride, int rows, const A* panel, int k
   }
 }
 
+template <int MOST>
+static void add_rows(const float* a, int64_t stride, int rows, const float* panel, int k, float* c,
+                     const Ahead& ahead) {
+  if constexpr (MOST > 1)
+    if (rows < MOST) return add_rows<MOST - 1>(a, stride, rows, panel, k, c, ahead);
+  tile<MOST, true>(a, stride, panel, k, c, ahead);
+}
+
 #if HONE_LANES == 8
 #define HONE_WIDE_TILES 1
 constexpr int WIDE_TILE_ROWS = 64;  // with 64 inputs: 16 KiB of rows, 8 of a panel and 8 of sums fill the first cache
 constexpr int MOST_ROWS = WIDE_TILE_ROWS;
-
-template <int MOST>
-static void add_rows(const float* a, int rows, const float* panel, int k, float* c, const Ahead& ahead) {
-  if constexpr (MOST > 1)
-    if (rows < MOST) return add_rows<MOST - 1>(a, rows, panel, k, c, ahead);
-  tile<MOST, true>(a, WIDENED, panel, k, c, ahead);
-}
 
 // With six rows in the registers, widening a panel for each of them takes a quarter of the time: here it is widened in
 // the first cache, WIDENED inputs at once, for all rows of a larger tile. Sums are those of `tile`, to the bit.
@@ -137,7 +138,7 @@ static void wide_tile(const bf16* a, int64_t stride, int rows, const bf16* panel
     }
     for (int part = 0; part < parts; ++part) {
       const int first = rows * part / parts, last = rows * (part + 1) / parts;
-      add_rows<TILE_ROWS>(left[first], last - first, right[0], count, c + first * PANEL, nothing);
+      add_rows<TILE_ROWS>(left[first], WIDENED, last - first, right[0], count, c + first * PANEL, nothing);
     }
   }
 }
@@ -161,6 +162,10 @@ struct Rows {
   int64_t stride;
   static constexpr int BYTES = sizeof(A);  // of a weight
 
+  static int64_t panel_bytes(const Engine&, const Linear& linear) { return int64_t(linear.k) * PANEL * BYTES; }
+  static const char* weights(const Linear& linear) { return linear.weight.as<char>(); }
+  static int64_t asks(const Linear& linear) { return int64_t(linear.k) * BYTES / 4; }  // for what comes next
+
   Rows below(int row) const { return {at + row * stride, stride}; }
   int tile_rows(const Engine& e) const {
     return sizeof(A) == sizeof(float) ? TILE_ROWS : e.kernels->tile_bf16_rows;
@@ -180,6 +185,10 @@ struct Codes {
   const float* scale;  // what a code of each row counts
   int64_t stride, plane;
   static constexpr int BYTES = 1;
+
+  static int64_t panel_bytes(const Engine&, const Linear& linear) { return int64_t(linear.k) * PANEL * BYTES; }
+  static const char* weights(const Linear& linear) { return linear.weight.as<char>(); }
+  static int64_t asks(const Linear& linear) { return int64_t(linear.k) * BYTES / 4; }  // for what comes next
 
   Codes below(int row) const { return {at + row * stride, scale + row, stride, plane}; }
   int tile_rows(const Engine& e) const { return e.kernels->codes.tile_rows; }
@@ -212,6 +221,36 @@ struct Codes {
         store(c + place, bias ? sum + load(bias + i) : sum);
       }
   }
+};
+
+// Codes of activations that meet a weight in blocks, and the middle of the low-rank update beside it.
+struct Blocks {
+  BlockRows rows;
+  const LowRank* update;  // or null
+  const float* low;       // [rows][low_stride]
+  int64_t low_stride;
+
+  int tile_rows(const Engine& e) const { return e.kernels->codes.block_rows; }
+  void sums(const Engine& e, const Linear& linear, int panel, int from, int count, float* c, const Ahead& ahead) const {
+    const int groups = linear.k / PANEL, bits = e.dims.shape.bits;
+    const uint8_t* blocks = linear.blocks + panel * panel_bytes(e, linear);
+    e.kernels->codes.blocks(rows, from, count, blocks, groups, bits, c, ahead);
+    if (update) {
+      const Range& range = update->out.ranges[panel];
+      const float* b = update->out.weight.as<float>() + (size_t(panel) * update->out.k + range.first) * PANEL;
+      const Ahead nothing = {reinterpret_cast<const char*>(c), 0};
+      add_rows<TILE_ROWS>(low + from * low_stride + range.first, low_stride, count, b, range.last - range.first, c,
+                          nothing);
+    }
+    if (!linear.bias.data) return;
+    const float* bias = linear.bias.as<float>() + panel * PANEL;
+    for (int i = 0; i < count * PANEL; i += LANES) store(c + i, load(c + i) + load(bias + i % PANEL));
+  }
+  int64_t panel_bytes(const Engine& e, const Linear& linear) const {
+    return linear.k / PANEL * int64_t(PANEL * PANEL * e.dims.shape.bits / 8 + 2 * PANEL);
+  }
+  static const char* weights(const Linear& linear) { return reinterpret_cast<const char*>(linear.blocks); }
+  static int64_t asks(const Linear& linear) { return linear.k / 4; }
 };
 
 // What becomes of a tile of sums `c` [rows][32], of the features from 32 * panel on.
@@ -283,6 +322,19 @@ HONE_INLINE void encode_at(Engine&, const bf16*, int, int, int64_t, bool) {}
 HONE_INLINE Codes codes_of(const Engine& e, int64_t rows) {
   return {e.codes.as<uint8_t>(), e.code_scale.as<float>(), e.dims.codes, rows * e.dims.codes};
 }
+// The same beside blocks.
+HONE_INLINE void encode_blocks_at(Engine& e, const float* x, int count, int row, int64_t rows, int planes) {
+  const int64_t stride = e.dims.codes, groups = stride / PANEL;
+  uint8_t* codes = e.codes.as<uint8_t>() + row * stride;
+  encode_blocks(x, count, planes, codes, codes + rows * stride, e.code_scale.as<float>() + row * groups,
+                e.code_sum.as<int32_t>() + row * groups);
+}
+HONE_INLINE void encode_blocks_at(Engine&, const bf16*, int, int, int64_t, int) {}
+HONE_INLINE Blocks blocks_of(const Engine& e, int64_t rows, int planes, const LowRank* update) {
+  const BlockRows coded = {e.codes.as<uint8_t>(), e.dims.codes, rows * e.dims.codes, e.code_scale.as<float>(),
+                           e.code_sum.as<int32_t>(), planes};
+  return {coded, update && update->present ? update : nullptr, e.low.as<float>(), e.dims.low};
+}
 template <class A>
 static Codes encoded(Engine& e, const A* a, int width, int rows) {
   for_rows(e, rows, [&](int row) { encode_at(e, a + int64_t(row) * width, width, row, rows, false); });
@@ -304,12 +356,12 @@ HONE_INLINE void multiply_task(Engine& e, const Linear& linear, const Left& left
   alignas(64) float c[MOST_ROWS * PANEL];
   const int panel = task / blocks, block = task % blocks;
   const int first = int64_t(rows) * block / blocks, last = int64_t(rows) * (block + 1) / blocks;
-  const int64_t panel_bytes = int64_t(linear.k) * PANEL * Left::BYTES;
+  const int64_t panel_bytes = left.panel_bytes(e, linear);
   const int tiles = (last - first + most - 1) / most, likely = panel + (threads + blocks - 1) / blocks;
   // A tile asks for its share of the panel that comes next, a little with every product.
   const int share = tiles > 2 ? (4 * PANEL + tiles - 1) / tiles : 64;
-  const int64_t asks = int64_t(linear.k) * Left::BYTES / 4;
-  const char *weights = linear.weight.as<char>(), *next = weights + likely * panel_bytes;
+  const int64_t asks = left.asks(linear);
+  const char *weights = left.weights(linear), *next = weights + likely * panel_bytes;
   const bool known = likely < linear.panels;
   for (int t = 0; t < tiles; ++t) {
     const int from = first + (last - first) * t / tiles, to = first + (last - first) * (t + 1) / tiles;

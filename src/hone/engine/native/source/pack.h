@@ -120,18 +120,33 @@ static void pack_bias(Linear& linear, const Source& source, int panel) {
   }
 }
 
+// Where a panel of a low-rank update has other numbers than zeros: layers that share one input have columns of their own.
+static void find_range(Linear& linear, int panel) {
+  const float* weight = linear.weight.as<float>() + size_t(panel) * linear.k * PANEL;
+  Range range = {linear.k, 0};
+  for (int k = 0; k < linear.k; ++k)
+    for (int j = 0; j < PANEL; ++j)
+      if (weight[k * PANEL + j] != 0.0f) {
+        range.first = k < range.first ? k : range.first;
+        range.last = k + 1;
+      }
+  linear.ranges[panel] = range.first < range.last ? range : Range{0, 0};
+}
+
 static void pack(Engine& e, Linear& linear, const Source& source, int panel) {
+  if (linear.blocks) return pack_bias(linear, source, panel);
   const size_t element = linear.planes ? linear.planes : e.dims.number;
   HONE_CHECK(panel < linear.panels && size_t(linear.panels) * linear.k * PANEL * element <= linear.weight.bytes);
   if (linear.bias.data) pack_bias(linear, source, panel);
   if (linear.planes)
     source.weight->bfloat16 ? pack_codes<bf16>(linear, source, panel) : pack_codes<float>(linear, source, panel);
-  else if (e.dims.shape.bfloat16)
+  else if (e.dims.number == sizeof(bf16))
     source.weight->bfloat16 ? pack_panel<bf16, bf16>(linear, source, panel)
                             : pack_panel<float, bf16>(linear, source, panel);
   else
     source.weight->bfloat16 ? pack_panel<bf16, float>(linear, source, panel)
                             : pack_panel<float, float>(linear, source, panel);
+  if (!linear.ranges.empty()) find_range(linear, panel);
 }
 
 }  // namespace HONE_ISA

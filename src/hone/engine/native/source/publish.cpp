@@ -76,7 +76,7 @@ void pack_on_thread(void* context, int) {
   constexpr int ROWS = 16;
   Packing& packing = *static_cast<Packing*>(context);
   Engine& e = *packing.engine;
-  const int panels = int(packing.panels.size()), rows = e.dims.shape.vocab;
+  const int panels = int(packing.panels.size()), rows = e.dims.shape.bits ? 0 : e.dims.shape.vocab;
   for (int i = pool_take(e.pool, 1); i < panels; i = pool_take(e.pool, 1))
     e.kernels->pack(e, *packing.panels[i].linear, *packing.panels[i].source, packing.panels[i].number);
   pool_barrier(e.pool);
@@ -93,8 +93,9 @@ class Plan {
     return {&weight, &bias, rows, columns, rows, rows, columns, columns, false};
   }
 
-  // `planes` of codes, where the engine multiplies codes.
+  // `planes` of codes, where the engine multiplies codes; 0: numbers in any case.
   void add(Linear& linear, const Source& source, int outputs, int inputs, int planes = 1) {
+    if (e_.dims.shape.bits && planes) return add_blocks(linear, source, outputs);
     linear.planes = e_.dims.shape.int8 ? planes : 0;
     const size_t element = linear.planes ? planes : e_.dims.number;
     if (linear.planes) {
@@ -121,6 +122,40 @@ class Plan {
     packing_.sources.push_back(source);
   }
 
+  // Blocks are read where they lie.
+  void add_blocks(Linear& linear, const Source& source, int outputs) {
+    const int64_t block = PANEL * PANEL * e_.dims.shape.bits / 8 + 2 * PANEL, groups = source.columns / PANEL;
+    if (source.columns % PANEL || source.weight->size % (groups * block) || !source.weight->data ||
+        source.weight->size / (groups * block) < outputs / PANEL)
+      fault = "a weight has " + std::to_string(source.weight->size) + " bytes of codes, too few for " +
+              std::to_string(outputs) + " x " + std::to_string(source.columns);
+    linear.blocks = static_cast<const uint8_t*>(source.weight->data);
+    linear.panels = outputs / PANEL;
+    linear.k = source.columns;
+    if (!source.bias->data) return;
+    if (!linear.bias.ensure(size_t(outputs) * sizeof(float))) fault = "out of memory for a bias";
+    packing_.linears.push_back(&linear);
+    packing_.sources.push_back(source);
+  }
+
+  // The update of a layer with `outputs` from `columns` inputs: `low` is its A, and B lies after it.
+  void add_low_rank(LowRank& update, const HoneTensor* low, int outputs, int columns, bool gated) {
+    update.present = low->data;
+    if (!update.present) return;
+    const int rank = int(low[0].size / columns), width = round_up(rank, PANEL);
+    if (low[0].size != int64_t(rank) * columns || low[1].size != int64_t(outputs) * rank || !low[1].data) {
+      fault = "a low-rank update has " + std::to_string(low[0].size) + " and " + std::to_string(low[1].size) +
+              " elements";
+      return;
+    }
+    if (width > e_.dims.low) e_.dims.low = width;
+    Source out = plain(low[1], none_, outputs, rank);
+    out.gated = gated;
+    add(update.in, padded(plain(low[0], none_, rank, columns)), width, columns, 0);
+    add(update.out, padded(out), outputs, round_up(rank, 16), 0);
+    update.out.ranges.assign(size_t(update.out.panels), {0, 0});
+  }
+
   void add_layer(Layer& layer, const HoneTensor* t) {
     const Dims& d = e_.dims;
     const HoneShape& s = d.shape;
@@ -140,6 +175,11 @@ class Plan {
       add_experts(layer, t);
     else
       add_mlp(layer.gate_up, layer.down, t[GATE_UP], t[DOWN], t);
+    const int width = s.heads * s.head_dim, joint = width + 2 * s.kv_heads * s.head_dim;
+    add_low_rank(layer.qkv_low, t + QKV_LOW, joint, s.hidden, false);
+    add_low_rank(layer.out_low, t + OUT_LOW, s.hidden, width, false);
+    add_low_rank(layer.gate_up_low, t + GATE_UP_LOW, 2 * s.intermediate, s.hidden, true);
+    add_low_rank(layer.down_low, t + DOWN_LOW, s.hidden, s.intermediate, false);
     const bool taken = take_vector(layer.attention_norm, t[ATTENTION_NORM], s.hidden, d.hidden) &&
                        take_vector(layer.mlp_norm, t[MLP_NORM], s.hidden, d.hidden) &&
                        take_vector(layer.attention_after, t[ATTENTION_AFTER], s.hidden, d.hidden) &&
@@ -194,6 +234,7 @@ class Plan {
  private:
   Engine& e_;
   Packing& packing_;
+  const HoneTensor none_ = {nullptr, 0, 0};
 };
 
 }  // namespace
@@ -205,12 +246,16 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
   if (s.cache == CACHE_INT8 && e.dims.head > MOST_CODED_HEAD)
     return "keys in INT8 have at most " + std::to_string(MOST_CODED_HEAD) + " features of a head, got " +
            std::to_string(s.head_dim);
+  if (s.bits && (s.experts || s.head_dim % PANEL))
+    return "blocks of codes are for dense models whose heads have a multiple of 32 features, got " +
+           std::to_string(s.head_dim);
+  e.dims.low = 0;
   Packing packing = {&e, tensors[EMBEDDING], {}, {}, {}, {}};
   Plan plan(e, packing);
   const HoneTensor& head = tensors[HEAD].data ? tensors[HEAD] : tensors[EMBEDDING];
   const HoneTensor none = {nullptr, 0, 0};
   HoneTensor used = head;
-  used.size = int64_t(s.vocab_used) * s.hidden;
+  if (!s.bits) used.size = int64_t(s.vocab_used) * s.hidden;
   plan.add(e.head, plan.padded(plan.plain(used, none, s.vocab_used, s.hidden)), e.dims.logits, e.dims.hidden, 2);
   e.layers.resize(size_t(s.layers));
   for (int layer = 0; layer < s.layers; ++layer)
@@ -218,9 +263,12 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
   if (!take_vector(e.final_norm, tensors[FINAL_NORM], s.hidden, e.dims.hidden))
     plan.fault = "the last norm has the wrong size";
   const size_t element = s.bfloat16 ? 2 : 4;
-  if (tensors[EMBEDDING].size != int64_t(s.vocab) * s.hidden || head.size != tensors[EMBEDDING].size)
+  const int64_t block = PANEL * PANEL * s.bits / 8 + 2 * PANEL, blocks = int64_t(round_up(s.vocab, PANEL)) / PANEL *
+                                                                       (s.hidden / PANEL) * block;
+  if (tensors[EMBEDDING].size != (s.bits ? blocks : int64_t(s.vocab) * s.hidden) || head.size != tensors[EMBEDDING].size)
     plan.fault = "the embedding or the head does not have " + std::to_string(s.vocab) + " rows";
-  if (!e.embedding.ensure(size_t(s.vocab) * e.dims.hidden * element)) plan.fault = "out of memory for the embedding";
+  e.embedding_blocks = s.bits ? static_cast<const uint8_t*>(tensors[EMBEDDING].data) : nullptr;
+  if (!s.bits && !e.embedding.ensure(size_t(s.vocab) * e.dims.hidden * element)) plan.fault = "out of memory for the embedding";
   if (!plan.fault.empty()) return plan.fault;
   for (size_t i = 0; i < packing.linears.size(); ++i)
     for (int panel = 0; panel < packing.linears[i]->panels; ++panel)

@@ -101,6 +101,7 @@ HONE_OUT void hone_gate(const HoneGate* a) { hone::kernels->gate(*a); }
 HONE_OUT void hone_gate_back(const HoneGate* a) { hone::kernels->gate_back(*a); }
 HONE_OUT void hone_attend(const HoneAttention* a) { hone::kernels->attend(*a); }
 HONE_OUT void hone_attend_back(const HoneAttention* a) { hone::kernels->attend_back(*a); }
+HONE_OUT void hone_decode(const HoneBlocks* a) { hone::kernels->decode(*a); }
 
 // Whether there are hone_slope and hone_product in the set that is in use.
 HONE_OUT int32_t hone_has_tiles() { return hone::has_tiles; }

@@ -83,6 +83,15 @@ struct HoneProduct {
   float* out;         // [rows, columns]
 };
 
+// Rows of a weight in codes (models/language/quantised_linear.py), as numbers.
+struct HoneBlocks {
+  int64_t rows, groups;         // groups of 32 inputs
+  int32_t bits, type, threads;  // `type`: of `out`
+  const uint8_t* blocks;
+  const int64_t* place;  // [rows] outputs by their places in the blocks
+  void* out;             // [rows, 32 groups]
+};
+
 }  // extern "C"
 
 namespace hone {
@@ -98,6 +107,7 @@ struct Kernels {
   void (*gate_back)(const HoneGate&);
   void (*attend)(const HoneAttention&);
   void (*attend_back)(const HoneAttention&);
+  void (*decode)(const HoneBlocks&);
 };
 
 // Calls task(context, number) for each number below `count`, on up to `threads` threads. No order is promised.
