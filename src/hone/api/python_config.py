@@ -165,7 +165,8 @@ class _ObjectWriter:
                     f"a function that gives rows is called without arguments, and this one needs "
                     f"{', '.join(required)}: give functools.partial(function, ...); a world is given by its class"
                 )
-            value = chain.from_iterable(make() for make in (value,))  # called where its faults are told
+            make = cast("Callable[[], Iterable[object]]", value)
+            value = chain.from_iterable(one() for one in (make,))  # called where its faults are told
         if not isinstance(value, Iterable):
             return value
         rows = cast("Iterable[object]", value)

@@ -56,7 +56,8 @@ class GradientTdAlgorithm(TabularAlgorithm):
 class GradientTdConfig(PredictionRunConfig):
     """Values linear in features, learned off policy in a finite world."""
 
-    finite = new_default(FiniteConfig(world=BairdWorld(kind="baird")))
+    finite: FiniteConfig = FiniteConfig(world=BairdWorld(kind="baird"))
+    """The world."""
     rollout_steps = new_default(10)
     follow: list[float] = Field(default=[0.0, 1.0], min_length=1)
     """Probability of each action under the target policy, the same in every state."""
