@@ -383,7 +383,7 @@ head_dim = 8
 intermediate_size = 24
 """,
         never=("hone.control", "hone.decide"),
-        modules=271,
+        modules=272,
     ),
     "decisions": Wing(
         config="""recipe = "epsilon_greedy"

@@ -9,6 +9,7 @@ from metrics_page import plain, written_by
 OTHER_STRINGS = {
     "application/json": "a media type",
     "1/100": "a factor between units",
+    "1/1000": "the same",
     "proc/meminfo": "a file of Linux",
     "infos/{}": "a group in Minari's files",
     "{}/{}": "a random stream, or a name inside a file",

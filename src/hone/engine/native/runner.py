@@ -31,7 +31,7 @@ class _DecoderSizes(ModelShape, Protocol):
     def norm_eps(self) -> float: ...
     @property
     def rope_tables(self) -> Sequence[int]:
-        """Of each layer: its table of rotary positions."""
+        """Each layer's table of rotary positions."""
         ...
 
     @property

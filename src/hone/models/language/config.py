@@ -454,7 +454,7 @@ class ModelConfig:
 
     @property
     def rope_tables(self) -> tuple[int, ...]:
-        """Of each layer: its table among `ropes`."""
+        """Each layer's table among `ropes`."""
         order = list(dict.fromkeys(self.switches.turns))
         return tuple(order.index(name) for name in self.switches.turns)
 

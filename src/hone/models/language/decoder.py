@@ -518,7 +518,7 @@ class Decoder(nn.Module):
         )  # fmt: skip
 
     def _row_lengths(self, packed: PackedBatch) -> Tensor | None:
-        """Of each token the length of its row, to its longest branch's end; None where rotations do not ask."""
+        """Length of each token's row, to its longest branch's end; None where rotations do not ask."""
         if not self.config.by_length or self.rope_length is not None or not len(packed.tokens):
             return None
         counts = torch.from_numpy(np.diff(packed.offsets)).to(packed.positions.device)

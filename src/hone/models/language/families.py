@@ -230,9 +230,9 @@ class LayerSwitches:
     """What the keys of one model switch, beside its sizes."""
 
     windows: tuple[int | None, ...]
-    """Of each layer: a token sees itself and so many tokens before it, less one; None: all."""
+    """Each layer's window: a token sees itself and so many tokens before it, less one; None: all."""
     turns: tuple[Literal["main", "local", "none"], ...]
-    """Of each layer: its rotary positions."""
+    """Each layer's rotary positions."""
     score_scale: float
     """Factor on the products of queries and keys."""
     score_cap: float | None = None
@@ -283,14 +283,14 @@ def _turns(
 
 
 def _rotary_layers(keys: Mapping[str, object], layers: int) -> list[bool]:
-    """Of each layer of a SmolLM3: whether it has rotary positions."""
+    """Whether each layer of a SmolLM3 has rotary positions."""
     flags = cast("list[int] | None", keys.get("no_rope_layers"))
     every = cast(int, keys.get("no_rope_layer_interval", 4))
     return [bool((number + 1) % every) if flags is None else bool(flags[number]) for number in range(layers)]
 
 
 def _sliding_layers(design: FamilyDesign, keys: Mapping[str, object], layers: int) -> list[bool]:
-    """Of each layer: whether it has a window, where the model has one."""
+    """Whether each layer has a window, where the model has one."""
     window, kinds = keys.get("sliding_window"), keys.get("layer_types")
     if design.reads_layer_types and kinds is not None:
         return [kind == SLIDING for kind in cast("list[str]", kinds)[:layers]]

@@ -38,7 +38,7 @@ class AttentionLimits:
     """What attention sees, and how far its scores go."""
 
     windows: tuple[int | None, ...] = ()
-    """Of each layer: a token sees itself and so many tokens before it, less one; None, or no entry: all."""
+    """Each layer's window: a token sees itself and so many tokens before it, less one; None, or no entry: all."""
     score_cap: float | None = None
     """Scores s become `cap tanh(s / cap)`."""
 
