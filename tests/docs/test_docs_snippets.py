@@ -35,6 +35,7 @@ LONGEST = {
 its system are not slow."""
 WITHOUT_CODE = (
     "docs/control/index.md",
+    "docs/language/models.md",
     "docs/production/index.md",
     "docs/project/one_grpo_step.md",
     "docs/project/one_ppo_step.md",

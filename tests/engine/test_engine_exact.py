@@ -150,7 +150,8 @@ def test_what_was_kept_is_what_could_have_been_drawn(model, alone):
         assert len(done.sampling_mask.offsets) == len(done.tokens) + 1
         for place, token in enumerate(done.tokens):
             ids = done.sampling_mask.values[done.sampling_mask.offsets[place] : done.sampling_mask.offsets[place + 1]]
-            assert token in ids, name
+            cut = ids[:1].tolist() == [-1]  # where more than half could be drawn, the others are named
+            assert (token in ids) is not cut, name
             assert (np.diff(ids) > 0).all()
     top3 = [done for name, done in alone.items() if name[0] == "p3"]
     assert all(np.diff(done.sampling_mask.offsets).max() <= 3 for done in top3)

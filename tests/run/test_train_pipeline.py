@@ -198,7 +198,7 @@ def test_the_commands_judge_and_hear_it(
     for named in (str(end_of(done)), str(end_of(done) / "policy"), str(done / "runs" / "both" / "improve")):
         assert hone("eval", named, "--problems", "9") == 0
         out = capsys.readouterr().out
-        assert "eval/score" in out and "tokens/s" in out and "of 64, over" in out, "the default slots"
+        assert "eval/score" in out and "tokens/s" in out and "of 9, over" in out, "a slot for each problem"
         assert hone("sample", named, "--prompt", "1+2=", "--count", "3") == 0
         assert capsys.readouterr().out.count("1+2=") == 3
     assert hone("sample", str(end_of(done)), "--count", "4", "--temperature", "0") == 0

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from recipe_runs import MODEL, files, job_of, lay_out, restored, saved, scores_of, settings, text_recipes
 
-from hone.core.errors import ConfigError, HoneError
+from hone.core.errors import DataError, HoneError
 from hone.models.language.hf_checkpoint import load_model
 from hone.models.language.lora import weights_sha256
 from hone.models.language.scalar_head import TokenScorer
@@ -173,7 +173,7 @@ def test_an_adapter_is_continued_and_its_reference_is_where_it_began(place: Path
     assert list(job.recipe.learner.fingerprints.values()) == [start]
     job.save_policy(place / "more")
     now, before = (json.loads((place / one / "adapter_config.json").read_text()) for one in ("more", "adapter"))
-    assert now == before and Path(now["base_model_name_or_path"]) == place / "base"
+    assert now == before and now["base_model_name_or_path"] == "base"  # as model.path named it
     assert weights_sha256(load_model(place / "more")) == policy_of(job).fingerprint() != start
 
 
@@ -264,7 +264,7 @@ def test_a_trust_region_refuses_an_adapter() -> None:
 
 def test_faults_are_told_before_a_model_is_loaded(place: Path) -> None:
     (place / "base" / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"model.lora.rank = 9 is above the smaller side of k_proj \(8 x 16\)"):
+    with pytest.raises(DataError, match=r"model.lora.rank = 9 is above the smaller side of k_proj \(8 x 16\)"):
         opened(tables_of("grpo", model=model(lora={"rank": 9})))
 
 

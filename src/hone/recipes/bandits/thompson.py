@@ -62,9 +62,9 @@ class ThompsonConfig(BanditRunConfig):
     """Prior of the posterior distribution over the arms' rewards."""
 
     def open(self) -> OpenedRun:
-        """The prior of the arms. Raises ConfigError as `_make_posterior`, DataError for a damaged log."""
+        """The prior of the arms. Raises ConfigError as `make_posterior`, DataError for a damaged log."""
         logged = None if self.log is None else read_decisions(self.log, steps=self.steps)
-        return opened_run(_OpenedThompson(posterior=_make_posterior(self, logged), logged=logged), _build)
+        return opened_run(_OpenedThompson(posterior=make_posterior(self, logged), logged=logged), _build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def _build(config: ThompsonConfig, opened: _OpenedThompson) -> TrainingJob[Bandi
     return arms_job(world, actor=ThompsonActor(policy, posterior, actions), learner=learner)
 
 
-def _make_posterior(config: ThompsonConfig, logged: LoggedDecisions | None) -> ThompsonPosterior:
+def make_posterior(config: ThompsonConfig, logged: LoggedDecisions | None) -> ThompsonPosterior:
     """Prior of the arms: Beta-Bernoulli or linear-Gaussian, as the config says. Raises ConfigError where the model does
     not fit the arms' rewards."""
     model, arms = config.model, config.arms
