@@ -102,31 +102,33 @@ def _negate(a: Interval) -> Interval:
 
 
 def _multiply(a: Interval, b: Interval, *, exact: bool = False) -> Interval:
+    first, second = _corners(a, b)
     if not exact:
-        products = [first * second for first in (a.low, a.high) for second in (b.low, b.high)]
-        products = [np.where(np.isnan(one), 0.0, one) for one in products]  # 0 times an end at infinity
-        return _outward(_least(products), -_least([-one for one in products]))
-    ends = [_product(first, second) for first in (a.low, a.high) for second in (b.low, b.high)]
-    lows, highs = [_down(*end) for end in ends], [_up(*end) for end in ends]
-    return Interval(_least(lows), -_least([-one for one in highs]))
+        products = first * second
+        products = np.where(np.isnan(products), 0.0, products)  # 0 times an end at infinity
+        return _outward(products.min(axis=0), products.max(axis=0))
+    value, error = _product(first, second)
+    return Interval(_down(value, error).min(axis=0), _up(value, error).max(axis=0))
 
 
-def _least(four: Sequence[Floats]) -> Floats:
-    return np.minimum(np.minimum(four[0], four[1]), np.minimum(four[2], four[3]))
+def _corners(a: Interval, b: Interval) -> tuple[Floats, Floats]:
+    """The four pairs of ends of two intervals, `[4, ...]` each: one operation for all of them."""
+    shape = np.broadcast_shapes(a.low.shape, a.high.shape, b.low.shape, b.high.shape)
+    first, second = np.empty((4, *shape)), np.empty((4, *shape))
+    first[:2], first[2:] = a.low, a.high
+    second[::2], second[1::2] = b.low, b.high
+    return first, second
 
 
 def _divide(a: Interval, b: Interval, *, exact: bool = False) -> Interval:
     """Quotients for all divisors but 0."""
-    quotients: list[tuple[Floats, Floats]] = []
-    for first in (a.low, a.high):
-        for second in (b.low, b.high):
-            value = np.where(first == 0, 0.0, first / second)
-            rest = np.full(1, np.nan)
-            if exact:
-                product, error = _product(value, second)
-                rest = np.where(first == 0, 0.0, ((first - product) - error) * np.sign(second))
-            quotients.append((value, rest))
-    low, high = _least([_down(*end) for end in quotients]), -_least([-_up(*end) for end in quotients])
+    first, second = _corners(a, b)
+    value = np.where(first == 0, 0.0, first / second)
+    rest = np.full(1, np.nan)
+    if exact:
+        product, error = _product(value, second)
+        rest = np.where(first == 0, 0.0, ((first - product) - error) * np.sign(second))
+    low, high = _down(value, rest).min(axis=0), _up(value, rest).max(axis=0)
     if not ((b.low <= 0) & (b.high >= 0)).any():
         return Interval(low, high)
     # a divisor that ends at 0: quotients reach infinity on one side
