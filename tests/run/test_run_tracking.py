@@ -113,6 +113,20 @@ def test_a_follower_reads_on_where_it_stopped_and_waits_for_whole_steps(folder: 
     assert follower.sent_step == 7
 
 
+def test_answers_of_steps_without_a_line_are_sent_before_the_next_line(folder: Path) -> None:
+    (folder / "metrics.jsonl").unlink()
+    writer = open_metrics(folder / "metrics.jsonl").writer
+    for step in (3, 6):  # run.log_every = 3; answers of 2 and 5
+        writer.append(step, {"reward/mean": step / 8, "time/at_s": 1e9 + step})
+    writer.close()
+    follower = RunFollower(folder=folder, config=TrackConfig(to=own("Recording")))
+    follower.send(5)
+    assert calls(folder) == ["start", "answers of 2", 3]
+    follower.send(6)
+    assert calls(folder)[3:] == ["answers of 5", 6]
+    assert recorded(folder)[1]["at_s"] == 1e9 + 3
+
+
 def test_the_tail_of_a_file_leaves_a_torn_line_for_later_and_begins_again_in_a_shorter_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "a": 1.5}\nnot json\n{"step": 2, "a": null, "non_finite": ["a"]}\n{"step": 3, "a')

@@ -18,7 +18,7 @@ PLANNED_FAMILIES: Final = (
 QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe")
 """Families that normalise queries and keys."""
 _WHOLE_NORM_FAMILIES: Final = ("olmo2", "olmo3", "olmoe")
-"""Of these, those whose norm is over all heads together."""
+"""Families among them whose norm is over all heads together."""
 _LAYER_NORMS: Final[Mapping[str, tuple[int, int]]] = {
     "gemma2": (2, 2), "gemma3_text": (2, 2), "glm4": (2, 2), "olmo2": (0, 2), "olmo3": (0, 2), "cohere": (1, 0),
     "cohere2": (1, 0),

@@ -9,6 +9,7 @@ One of your own is a class with these methods, named in `[[track]]` as `to = "fi
 
 import importlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,21 +44,23 @@ class TrackedRun:
     """Every dotted key of the config with its value."""
 
 
-class Tracker:
+class Tracker(ABC):
     """A program that shows runs."""
 
+    @abstractmethod
     def start(self, run: TrackedRun) -> int | None:
         """Begin a run, or go on with it. Returns the last step that the tracker has (0: none), or None where it cannot
         say: then the run's own note of what was sent counts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, rows: Sequence[MetricRow]) -> None:
         """Add rows, whose steps grow from call to call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def samples(self, step: int, at_s: float, rows: Sequence[SampleRow]) -> None:
-        """Show answers of `step`, after its metrics; a tracker without tables leaves them out."""
+        """Show answers of `step`, after its metrics, if it has any; nothing in a tracker without tables."""
 
+    @abstractmethod
     def finish(self, state: EndState) -> None:
         """End the run and wait until everything is written."""
 
@@ -68,7 +71,7 @@ _SAMPLE_COLUMNS: Final = ("prompt", "completion", "score", "advantage", "status"
 
 
 def _cells(rows: Sequence[SampleRow]) -> list[list[Any]]:
-    return [[asdict(row)[name] for name in _SAMPLE_COLUMNS] for row in rows[:SHOWN_SAMPLES]]
+    return [[row[name] for name in _SAMPLE_COLUMNS] for row in map(asdict, rows[:SHOWN_SAMPLES])]
 
 
 def _package(name: str) -> Any:  # noqa: ANN401 - without its types: most installations have none of these packages

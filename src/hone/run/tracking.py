@@ -60,7 +60,7 @@ def check_trackers(trackers: Sequence[TrackConfig]) -> None:
         raise ConfigError(*faults)
 
 
-def open_tracker(to: str) -> Tracker:
+def _open_tracker(to: str) -> Tracker:
     """Make a tracker by its name or reference. Raises UserCodeError for a class that cannot be loaded."""
     made = TRACKERS[to]() if to in TRACKERS else cast("Callable[[], Tracker]", load_reference(to, kind="tracker"))()
     missing = [name for name in ("start", "log", "samples", "finish") if name not in dir(made)]
@@ -72,7 +72,7 @@ def open_tracker(to: str) -> Tracker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentRecord:
+class _SentRecord:
     """What a tracker has been sent, `track/NAME.json`."""
 
     step: int
@@ -91,16 +91,16 @@ class RunFollower:
     _waiting: list[tuple[int, Mapping[str, float]]] = field(default_factory=list[tuple[int, Mapping[str, float]]])
 
     @property
-    def _record(self) -> RecordFile[SentRecord]:
+    def _record(self) -> RecordFile[_SentRecord]:
         own = hashlib.sha256(repr((self.config.to, self.config.project, self.config.place)).encode()).hexdigest()[:8]
-        return RecordFile(f"track/{self.config.to.rpartition(':')[2]}_{own}.json", SentRecord)
+        return RecordFile(f"track/{self.config.to.rpartition(':')[2]}_{own}.json", _SentRecord)
 
     def start(self) -> None:
         """Begin the run in the tracker, or go on with it after the last step that the tracker has."""
         settings = {key: setting.value for key, setting in read_config(self.folder / CONFIG).items()}
         name, created_at = str(settings["name"]), read_manifest(self.folder / MANIFEST).created_at
         own = f"{created_at} {name} {settings['recipe']} {settings['seed']}"
-        tracker = open_tracker(self.config.to)
+        tracker = _open_tracker(self.config.to)
         known_step = tracker.start(
             TrackedRun(
                 folder=self.folder,
@@ -118,7 +118,7 @@ class RunFollower:
         self._tracker = tracker
 
     def send(self, last_step: int) -> None:
-        """Send the lines after `sent_step` up to `last_step`, and after each the answers that were saved with its step.
+        """Send the lines after `sent_step` up to `last_step`, and the answers that were saved up to the last of them.
 
         Raises whatever the tracker raises; what was not sent is sent by the next call.
         """
@@ -128,7 +128,12 @@ class RunFollower:
         names = metric_catalogue().aliases[self.config.names]
         lines, self._offset = tail_metrics(self.folder / "metrics.jsonl", self._offset)
         self._waiting += lines
-        while due := self._due(last_step):
+        while True:
+            while self._waiting and self._waiting[0][0] <= self.sent_step:
+                del self._waiting[0]
+            due, sampled_step = self._due(last_step)
+            if not due and sampled_step is None:
+                return
             rows = [
                 MetricRow(
                     step,
@@ -137,26 +142,35 @@ class RunFollower:
                 )
                 for step, metrics in due
             ]
-            self._tracker.log(rows)
-            last, at_s, _ = rows[-1]
-            if (samples := self.folder / "samples" / f"{step_name(last)}.parquet").is_file():
-                self._tracker.samples(last, at_s, read_samples(samples))
-            self.sent_step = last
-            self._record.write(self.folder, SentRecord(step=last))
-            del self._waiting[: len(due)]
+            at_s = (due[-1] if due else self._waiting[0])[1].get(AT, 0.0)
+            if rows:
+                self._tracker.log(rows)
+            if sampled_step is not None:
+                self._tracker.samples(sampled_step, at_s, read_samples(self._samples(sampled_step)))
+            self.sent_step = due[-1][0] if sampled_step is None else sampled_step
+            self._record.write(self.folder, _SentRecord(step=self.sent_step))
 
-    def _due(self, last_step: int) -> list[tuple[int, Mapping[str, float]]]:
-        """The next lines to send together; one with saved answers ends them, because trackers want growing steps."""
-        while self._waiting and self._waiting[0][0] <= self.sent_step:
-            del self._waiting[0]
+    def _due(self, last_step: int) -> tuple[list[tuple[int, Mapping[str, float]]], int | None]:
+        """The next lines to send together, and the step of saved answers that follow them, if any.
+
+        Answers end a batch, because trackers want growing steps; their step need not have a line (`run.log_every`).
+        """
         due: list[tuple[int, Mapping[str, float]]] = []
+        seen_step = self.sent_step
         for step, metrics in self._waiting[:BATCH_ROWS]:
             if step > last_step:
                 break
+            for between in range(seen_step + 1, step):
+                if self._samples(between).is_file():
+                    return due, between
             due.append((step, metrics))
-            if (self.folder / "samples" / f"{step_name(step)}.parquet").is_file():
-                break
-        return due
+            if self._samples(step).is_file():
+                return due, step
+            seen_step = step
+        return due, None
+
+    def _samples(self, step: int) -> Path:
+        return self.folder / "samples" / f"{step_name(step)}.parquet"
 
     def finish(self, state: EndState) -> None:
         """End the run in the tracker."""

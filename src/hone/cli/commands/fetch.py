@@ -27,7 +27,7 @@ class PackagedModel:
     """With its version, as pip takes it."""
     file: str
     sha256: str
-    """Of the file."""
+    """Digest of the file, in hexadecimal."""
     license: str
 
 
