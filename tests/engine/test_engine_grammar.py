@@ -13,7 +13,7 @@ from engines import by_name, engine, same
 
 from hone.core.errors import ConfigError
 from hone.core.generation import Completion, Grammar, Request, SamplingParams, generate
-from hone.engine.grammar import GrammarCompiler
+from hone.engine.grammar import GrammarCompiler, named_grammar
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import sample_tokens
 from hone.engine.work import SamplerInput
@@ -249,3 +249,9 @@ def test_allowed_tokens_by_hand():
     assert np.unpackbits(found.sampling_mask_bits, axis=1, bitorder="little")[:, :4].tolist()[:3] == [
         [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 0],
     ]  # fmt: skip
+
+
+def test_a_grammar_that_is_no_file_is_told_with_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^evaluation\.grammar = 'regex:a' is no file that can be read"):
+        named_grammar("regex:a", key="evaluation.grammar")
+    assert named_grammar("/a+/", key="rollout.grammar").text == "a+"

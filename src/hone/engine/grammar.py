@@ -110,16 +110,16 @@ class _WordTokens:
         return [self._ids[one.encode()] for one in pieces if one.encode() in self._ids]
 
 
-def named_grammar(name: str) -> Grammar:
+def named_grammar(name: str, *, key: str) -> Grammar:
     """The grammar that a config names: `/.../` is a regular expression; otherwise a file, of a JSON schema (`.json`) or
-    of a grammar. Raises ConfigError for a file that cannot be read."""
+    of a grammar. Raises ConfigError, which names the config's `key`, for a file that cannot be read."""
     if len(name) > 1 and name.startswith("/") and name.endswith("/"):
         return Grammar(kind="regex", text=name[1:-1])
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"grammar = {name!r} is no file that can be read ({error}); give a JSON schema (.json), a grammar (.lark, "
+            f"{key} = {name!r} is no file that can be read ({error}); give a JSON schema (.json), a grammar (.lark, "
             ".gbnf), or a regular expression between slashes"
         ) from None
     return Grammar(kind="json_schema" if name.endswith(".json") else "lark", text=text)

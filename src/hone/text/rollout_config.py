@@ -194,5 +194,5 @@ class RolloutConfig(Config):
             top_p=self.top_p,
             min_p=self.min_p,
             stop=tuple(self.stop),
-            grammar=None if self.grammar is None else named_grammar(self.grammar),
+            grammar=None if self.grammar is None else named_grammar(self.grammar, key="rollout.grammar"),
         )

@@ -116,7 +116,7 @@ class EvaluationConfig(Config):
             temperature=self.temperature or 1.0,
             greedy=self.temperature == 0,
             stop=tuple(self.stop),
-            grammar=None if self.grammar is None else named_grammar(self.grammar),
+            grammar=None if self.grammar is None else named_grammar(self.grammar, key="evaluation.grammar"),
         )
 
 
