@@ -26,11 +26,11 @@ log = (guard.folder / "server.log").open("w")
 titled = subprocess.Popen(["sleep", "600"], start_new_session=True, env={}, stdout=log)
 other = subprocess.Popen(["sleep", "600"], start_new_session=True)
 log.close()
-print(guard.folder, guard.process.pid, marked.pid, titled.pid, other.pid, flush=True)
-if sys.argv[2] == "fork":
+if sys.argv[2] == "fork":  # before the line that the test waits for: a kill must not come between
     import os
     if os.fork() == 0:  # it holds the pipe to the guard
         time.sleep(600)
+print(guard.folder, guard.process.pid, marked.pid, titled.pid, other.pid, flush=True)
 time.sleep(600)
 """
 
