@@ -60,7 +60,7 @@ class NativeSource:
     files: tuple[str, ...]
     """Files compiled without instruction-set flags."""
     instruction_sets: tuple[InstructionSet, ...]
-    """Instruction sets; the first one must compile everywhere."""
+    """Instruction sets; the first one must compile everywhere. None: the other files are all."""
     dispatch_file: str = "api.cpp"
     """File compiled with `-DHONE_HAS_<SET>` for each available set."""
 
@@ -200,7 +200,7 @@ class _LibraryBuild:
                 }
                 parts = [pool.submit(self._object, name, folder / f"{name}.o") for name in self.source.files]
             faults = [fault for part in parts if (fault := part.result())]
-            if fault := sets[self.source.instruction_sets[0].name].result():
+            if self.source.instruction_sets and (fault := sets[self.source.instruction_sets[0].name].result()):
                 faults.append(fault)
             messages = {name: part.result() for name, part in sets.items()}
             names = [name for name, fault in messages.items() if not fault]

@@ -4,7 +4,9 @@ Belongs here: their registration by the names of their classes, so that nothing 
 import of this module `gymnasium.make` knows them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium
 
@@ -22,7 +24,23 @@ class _BuiltinEnv:
     """Steps after which episodes are truncated; None: the environment does so itself."""
     vector_entry_point: str | None = None
     """`module:Class` of its own vector form, which truncates by itself."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Passed to both."""
 
+
+def _compiled(world: str, limit: int | None = None, **options: Any) -> _BuiltinEnv:  # noqa: ANN401 - of the world
+    """A world in C++."""
+    return _BuiltinEnv(
+        entry_point="hone.control.suite.compiled_worlds:CompiledEnv",
+        max_episode_steps=limit,
+        vector_entry_point="hone.control.suite.compiled_worlds:CompiledVectorEnv",
+        kwargs={"world": world, **options},
+    )
+
+
+_MINATAR = {
+    name: name.title().replace("_", "") for name in ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+}
 
 _BUILTIN_ENVS = {
     "hone/BitFlip-v0": _BuiltinEnv(entry_point="hone.control.suite.goal_tasks:BitFlipEnv"),
@@ -50,6 +68,13 @@ _BUILTIN_ENVS = {
     "hone/CarFollowing-v0": _BuiltinEnv(
         entry_point="hone.decide.simulators.car_following:CarFollowingEnv", max_episode_steps=200
     ),
+    "hone/CartPole-v1": _compiled("cart_pole", 500),
+    "hone/CartPoleNoVel-v1": _compiled("cart_pole", 500, velocities=False),
+    "hone/Pendulum-v1": _compiled("pendulum", 200),
+    "hone/PendulumNoVel-v1": _compiled("pendulum", 200, velocities=False),
+    "hone/RepeatFirst-v0": _compiled("repeat_first"),
+    **{f"hone/MinAtar{title}-v0": _compiled(name, minimal_actions=False) for name, title in _MINATAR.items()},
+    **{f"hone/MinAtar{title}-v1": _compiled(name) for name, title in _MINATAR.items()},
     OPTION_MEMORY_ID: _BuiltinEnv(entry_point="hone.control.environments.option_wrapper:make_option_memory_env"),
 }
 
@@ -63,6 +88,7 @@ def register_builtin_envs() -> None:
                 entry_point=own.entry_point,
                 vector_entry_point=own.vector_entry_point,
                 max_episode_steps=own.max_episode_steps,
+                kwargs=dict(own.kwargs),
             )
 
 
