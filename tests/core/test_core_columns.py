@@ -104,10 +104,44 @@ def test_parts_are_taken_from_a_concatenation_as_they_were(parts: list[Episodes]
 @given(tables())
 def test_transitions_and_joined_pieces_have_every_column(episodes: Episodes) -> None:
     steps = episodes.transitions()
-    assert steps.columns().keys() == episodes.columns().keys()
+    assert steps.columns().keys() == episodes.columns().keys() - {"memory"}  # known before the first decision only
     last = np.zeros(len(steps), dtype=np.bool_)
     last[episodes.offsets[1:][episodes.lengths > 0] - 1] = True
-    same(steps.join_pieces(last), episodes.take(np.flatnonzero(episodes.lengths > 0)))
+    whole = replace(episodes, memory=None)
+    same(steps.join_pieces(last), whole.take(np.flatnonzero(episodes.lengths > 0)))
+
+
+def test_the_mask_of_a_transition_s_next_observation_is_that_of_the_next_decision() -> None:
+    mask = np.array([[True, False], [False, True], [True, True]])
+    ends = np.array([[False, True], [True, False]])
+    episodes = Episodes.from_columns(
+        np.array([0, 2, 3]),
+        {
+            **{name: np.zeros(3, kind) for name, kind in (("seen", "f4"), ("chosen", "i8"), ("logp", "f4"))},
+            **{name: np.zeros(3, kind) for name, kind in (("version", "i4"), ("reward", "f4"))},
+            **{name: np.zeros(2, np.bool_) for name in ("terminated", "truncated")},
+            **{"final": np.zeros(2, "f4"), "score": np.zeros(2), "group": np.arange(2)},
+            **{"mask": mask, "final_mask": ends},
+        },
+    )
+    steps = episodes.transitions()
+    assert steps.final_mask is not None
+    assert steps.final_mask.tolist() == [mask[1].tolist(), ends[0].tolist(), ends[1].tolist()]
+
+
+def test_joined_pieces_have_the_memory_before_the_first_of_them() -> None:
+    lengths = np.array([1, 2, 1])
+    pieces = WiderEpisodes.from_columns(
+        offsets_of(lengths),
+        {
+            name: np.zeros((4 if column.unit == "decision" else 3, *[2] * (not column.scalar)), column.dtype or "f4")
+            for name, column in column_table(WiderEpisodes).items()
+        }
+        | {"memory": np.array([[1, 1], [2, 2], [3, 3]], np.float32)},
+    )
+    joined = pieces.join_pieces(np.array([False, True, True]))
+    assert joined.memory is not None
+    assert joined.memory[:, 0].tolist() == [1, 3]
 
 
 @given(st.sets(st.sampled_from([name for name in OPTIONAL if name != "cost"])).flatmap(

@@ -196,6 +196,14 @@ class Episodes:
     """`[N]` nats: log-probability of the action under a reference policy, in a log that was asked once; NaN where it
     was not asked."""
 
+    mask: Annotated[NDArray[np.bool_] | None, Column("decision", np.bool_, scalar=False, optional=True)] = None
+    """`[N, M]` choices that were legal at each decision, where the environment told: all bits of all factors of an
+    action, one factor after another."""
+    final_mask: Annotated[NDArray[np.bool_] | None, Column("episode", np.bool_, scalar=False, optional=True)] = None
+    """`[E, M]` choices that are legal in `final`; all of them where the episode terminated without any."""
+    memory: Annotated[NDArray[np.float32] | None, Column("episode", np.float32, scalar=False, optional=True)] = None
+    """`[E, H]` state of a recurrent policy before the first decision of each piece; 0 where an episode begins."""
+
     def __post_init__(self) -> None:
         decisions, count = int(self.offsets[-1]), len(self.offsets) - 1
         for (name, column), values in self._cells():
@@ -277,10 +285,13 @@ class Episodes:
 
     def join_pieces(self, last: NDArray[np.bool_]) -> Self:
         """Merge neighbouring pieces of one episode. `last` `[E]` marks the final piece of each; columns per episode
-        are taken from it."""
-        return self._gather(
-            np.append(0, self.offsets[1:][last]), slice(None), np.flatnonzero(last), {"seen": self.observations}
-        )
+        are taken from it, but for `memory`, which is that of the first."""
+        changed: dict[str, Seen] = {"seen": self.observations}
+        if self.memory is not None:
+            first = np.roll(last, 1)
+            first[:1] = True
+            changed["memory"] = self.memory[first]
+        return self._gather(np.append(0, self.offsets[1:][last]), slice(None), np.flatnonzero(last), changed)
 
     @property
     def last_rows(self) -> NDArray[np.bool_]:
@@ -312,18 +323,29 @@ class Episodes:
 
     def transitions(self) -> Self:
         """Every decision as an episode of length one, with its observation, action, reward and next observation (E
-        becomes N)."""
-        seen, count = self.observations, self.decisions
+        becomes N). `memory` is left out: it is known before the first decision only."""
         assert self.final is not None
-        last = self.offsets[1:][self.lengths > 0] - 1
-        after = np.empty_like(seen)
-        after[:-1] = seen[1:]
-        after[last] = self.final[self.lengths > 0]
+        count = self.decisions
         ends = np.zeros(count, dtype=np.bool_)
-        ends[last] = True
+        ends[self.offsets[1:][self.lengths > 0] - 1] = True
         owner = self.owner
-        changed = {"terminated": self.terminated[owner] & ends, "truncated": self.truncated[owner] & ends}
-        return self._gather(np.arange(count + 1, dtype=np.int64), slice(None), owner, {**changed, "final": after})
+        changed: dict[str, Seen] = {
+            "terminated": self.terminated[owner] & ends,
+            "truncated": self.truncated[owner] & ends,
+            "final": self._next_rows(self.observations, self.final),
+        }
+        if self.mask is not None and self.final_mask is not None:
+            changed["final_mask"] = self._next_rows(self.mask, self.final_mask)
+        known = self if self.memory is None else replace(self, memory=None)
+        return known._gather(np.arange(count + 1, dtype=np.int64), slice(None), owner, changed)
+
+    def _next_rows(self, rows: Array, final: Array) -> Array:
+        """`[N, ...]` the row after each decision: the next of its episode, or the episode's entry of `final` `[E,
+        ...]`."""
+        after = np.empty_like(rows)
+        after[:-1] = rows[1:]
+        after[self.offsets[1:][self.lengths > 0] - 1] = final[self.lengths > 0]
+        return after
 
     def _gather(
         self, offsets: Ints, rows: Ints | slice, index: NDArray[np.integer], changed: Mapping[str, Seen]

@@ -1,5 +1,6 @@
 """No replay buffer drops a column: every declared one comes back, by step, by episode, from disk and from state."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def full_table(lengths: list[int], *, seed: int = 0) -> Episodes:
     )
 
 
-def same(one: Episodes, other: Episodes) -> None:
-    assert list(one.columns()) == list(other.columns()) == list(column_table())
+def same(one: Episodes, other: Episodes, *, absent: frozenset[str] = frozenset()) -> None:
+    known = [name for name in column_table() if name not in absent]
+    assert list(one.columns()) == list(other.columns()) == known
     np.testing.assert_equal({"offsets": one.offsets, **one.columns()}, {"offsets": other.offsets, **other.columns()})
 
 
@@ -42,10 +44,28 @@ def same(one: Episodes, other: Episodes) -> None:
 def test_transitions_come_back_with_every_column(make: type[RingBuffer | StepBuffer]) -> None:
     episodes, buffer = full_table([2, 3]), make(8)
     rows = buffer.add(episodes)
-    same(buffer.take(rows), episodes.transitions())
+    no_memory = frozenset({"memory"})  # it is known before the first decision of a piece only
+    same(buffer.take(rows), episodes.transitions(), absent=no_memory)
     again = make(8)
     again.restore(buffer.state())
-    same(again.take(rows), episodes.transitions())
+    same(again.take(rows), episodes.transitions(), absent=no_memory)
+
+
+def test_a_cut_episode_s_mask_follows_from_the_piece_that_goes_on() -> None:
+    """The mask after a step is the next decision's once it is known, and the piece's `final_mask` until then."""
+    episodes = full_table([2, 1])
+    piece, rest = (
+        replace(episodes.take(np.array([number])), terminated=np.zeros(1, np.bool_), truncated=np.zeros(1, np.bool_))
+        for number in range(2)
+    )
+    rest = replace(rest, seen=piece.final, group=piece.group)
+    buffer = StepBuffer(8)
+    rows = buffer.add(piece)
+    np.testing.assert_array_equal(buffer.take(rows).final_mask[-1:], piece.final_mask)
+    buffer.add(rest)
+    np.testing.assert_array_equal(buffer.take(rows).final_mask, np.concatenate([piece.mask[1:], rest.mask]))
+    with pytest.raises(DataError, match="mask and final_mask"):
+        StepBuffer(8).add(replace(piece, final_mask=None))
 
 
 def test_episodes_come_back_with_every_column(tmp_path: Path) -> None:
@@ -54,7 +74,12 @@ def test_episodes_come_back_with_every_column(tmp_path: Path) -> None:
     same(concatenate([store.view(number) for number in range(2)]), episodes)
     again = EpisodeStore(5)
     again.restore(store.state())
-    same(again.windows(np.arange(2), np.zeros(2, dtype=np.int64), 3), episodes)
+    same(concatenate([again.view(number) for number in range(2)]), episodes)
+    windows = again.windows(np.arange(2), np.zeros(2, dtype=np.int64), 3)
+    same(windows, replace(episodes, memory=None), absent=frozenset({"memory"}))
+    cut = again.windows(np.array([1]), np.array([1]), 1)
+    np.testing.assert_array_equal(cut.final_mask, episodes.mask[4:5])
+    np.testing.assert_array_equal(again.window(1, 1, 1).final_mask, episodes.mask[4:5])
     store.add(full_table([5], seed=1))
     same(concatenate(list(read_spilled(tmp_path))), episodes)
 
@@ -70,7 +95,8 @@ def test_pieces_are_put_together_with_every_column() -> None:
 def test_a_column_that_later_episodes_lack_is_refused(name: str) -> None:
     later = full_table([2], seed=1)
     columns = {key: values for key, values in later.columns().items() if key != name}
-    for buffer in (RingBuffer(9), StepBuffer(9), EpisodeStore(9)):
+    stores = (EpisodeStore(9),) if name == "memory" else (RingBuffer(9), StepBuffer(9), EpisodeStore(9))
+    for buffer in stores:
         buffer.add(full_table([2]))
         with pytest.raises(DataError, match=name):
             buffer.add(Episodes.from_columns(later.offsets, columns))

@@ -46,6 +46,8 @@ class StepBuffer:
         self._slot = np.full(capacity, NONE, dtype=np.int64)
         """Row in `_finals` of the observation after a step that nothing follows."""
         self._finals: Array = np.zeros(0)
+        self._final_masks: Flags = np.zeros((0, 0), np.bool_)
+        """Masks of the rows of `_finals`; without rows where the episodes have none."""
         self._free = np.zeros(0, dtype=np.int64)
         self._open = np.zeros((2, 0), dtype=np.int64)
         """Groups of the episodes that may go on, and the numbers of their newest steps."""
@@ -62,6 +64,8 @@ class StepBuffer:
         """
         if episodes.final is None or not episodes.scored.all():
             raise DataError("a step buffer holds scored episodes with their final observations")
+        if (episodes.mask is None) != (episodes.final_mask is None):
+            raise DataError("the episodes have only one of the columns mask and final_mask: both or none are needed")
         count = episodes.decisions
         if count == 0:
             return np.zeros(0, dtype=np.int64)
@@ -89,7 +93,8 @@ class StepBuffer:
         self._ahead[before[older] % self.capacity] = after[older]
         self._release(before[older] % self.capacity)
         alone = (ahead[last - number[0]] == NONE) & (last >= self.added - self.capacity)
-        self._keep(last[alone] % self.capacity, episodes.final[pieces[alone]])
+        masks = None if episodes.final_mask is None else episodes.final_mask[pieces[alone]]
+        self._keep(last[alone] % self.capacity, episodes.final[pieces[alone]], masks)
         return rows
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
@@ -128,6 +133,8 @@ class StepBuffer:
             "truncated": self._ends[1, last] & ~terminated,
             "final": self._seen_after(last),
         }
+        if "mask" in self._columns:
+            made["final_mask"] = self._after(last, self._columns["mask"], self._final_masks)
         return Episodes.from_columns(np.arange(len(rows) + 1, dtype=np.int64), {**named, **made})
 
     def credit(self, episodes: Episodes, values: Values) -> Credits:
@@ -164,6 +171,7 @@ class StepBuffer:
             "ends": self._ends[:, :used].copy(),
             "tails": tails,
             "finals": self._finals[self._slot[tails]],
+            **({"final masks": self._final_masks[self._slot[tails]]} if "mask" in self._columns else {}),
             "open": self._open.copy(),
         }
 
@@ -183,8 +191,10 @@ class StepBuffer:
         self._ends[:, :used] = array(state, "ends").astype(np.bool_)
         self._slot[:] = NONE
         finals = array(state, "finals")
+        masks = array(state, "final masks").astype(np.bool_) if "final masks" in state else None
         self._finals, self._free = finals[:0].copy(), np.zeros(0, dtype=np.int64)
-        self._keep(array(state, "tails").astype(np.int64), finals)
+        self._final_masks = np.zeros((0, 0), np.bool_) if masks is None else masks[:0].copy()
+        self._keep(array(state, "tails").astype(np.int64), finals, masks)
         self._open = array(state, "open").astype(np.int64)
         self.bootstrap_discount = np.zeros(0, dtype=np.float32)
 
@@ -218,14 +228,19 @@ class StepBuffer:
 
     def _seen_after(self, rows: Ints) -> Array:
         """Next observations of these rows, with their frames."""
-        ahead = self._ahead[rows]
-        alone = ahead == NONE
-        newest = self._columns["seen"][np.where(alone, 0, ahead) % self.capacity]
-        newest[alone] = self._finals[self._slot[rows[alone]]]
+        newest = self._after(rows, self._columns["seen"], self._finals)
         if self.frames == 1:
             return newest
         earlier = self._columns["seen"][self._window(rows)[:, 1:]]
         return np.concatenate([earlier, newest[:, None]], axis=1)
+
+    def _after(self, rows: Ints, column: Array, finals: Array) -> Array:
+        """`column` of the steps after these rows; its entry of `finals` where nothing follows."""
+        ahead = self._ahead[rows]
+        alone = ahead == NONE
+        after = column[np.where(alone, 0, ahead) % self.capacity]
+        after[alone] = finals[self._slot[rows[alone]]]
+        return after
 
     def _window(self, rows: Ints) -> Ints:
         """`[n, frames]` rows of the frames, oldest first."""
@@ -243,17 +258,20 @@ class StepBuffer:
         self._free = np.concatenate([self._free, slots[slots != NONE]])
         self._slot[rows] = NONE
 
-    def _keep(self, rows: Ints, finals: Array) -> None:
-        """Keep the final observations of these rows."""
+    def _keep(self, rows: Ints, finals: Array, masks: Flags | None) -> None:
+        """Keep the final observations of these rows, and their masks."""
         missing = len(rows) - len(self._free)
         if missing > 0:
             held = len(self._finals)
-            grown = np.zeros((max(2 * held, held + missing, 64), *finals.shape[1:]), finals.dtype)
-            grown[:held] = self._finals
-            self._finals = grown
-            self._free = np.concatenate([self._free, np.arange(held, len(grown))])
+            size = max(2 * held, held + missing, 64)
+            self._finals = _grown(self._finals, size, finals)
+            if masks is not None:
+                self._final_masks = _grown(self._final_masks, size, masks).astype(np.bool_)
+            self._free = np.concatenate([self._free, np.arange(held, size)])
         slots, self._free = self._free[: len(rows)], self._free[len(rows) :]
         self._finals[slots] = finals
+        if masks is not None:
+            self._final_masks[slots] = masks
         self._slot[rows] = slots
 
     def _require_fit(self, incoming: dict[str, Array], final: Array) -> None:
@@ -266,10 +284,19 @@ class StepBuffer:
 
 
 def _columns_of(episodes: Episodes) -> dict[str, Array]:
-    """Every column by decision; a step's end is stored apart, and all steps are scored."""
+    """Every column by decision; a step's end is stored apart, and all steps are scored. `memory` is left out: it is
+    known before the first decision of a piece only."""
     table, owner = column_table(), episodes.owner
     return {
         name: values if table[name].unit == "decision" else values[owner]
         for name, values in episodes.columns().items()
-        if name not in {"terminated", "truncated", "final", "status"}
+        if name not in {"terminated", "truncated", "final", "final_mask", "memory", "status"}
     }
+
+
+def _grown(held: Array, size: int, like: Array) -> Array:
+    """`held` with room for `size` rows of the shape and type of those of `like`."""
+    grown = np.zeros((size, *like.shape[1:]), like.dtype)
+    if len(held):
+        grown[: len(held)] = held
+    return grown

@@ -6,8 +6,8 @@ every episode, and every window of one, is a slice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from hone.core.state import State, array, integer, substate
 
 Array: TypeAlias = NDArray[np.generic]
 Flags: TypeAlias = NDArray[np.bool_]
+_SHIFTED: Final = {"final": "seen", "final_mask": "mask"}
+"""Columns of an episode that hold, for a piece of it, the next row of a column of decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,11 @@ class _EpisodeIndex:
             length=self.length[which],
             columns={name: values[which] for name, values in self.columns.items()},
         )
+
+    def without(self, name: str) -> "_EpisodeIndex":
+        """The same episodes without a column: `memory` is known before an episode's first decision only."""
+        kept = {key: values for key, values in self.columns.items() if key != name}
+        return replace(self, columns=kept)
 
 
 class EpisodeStore:
@@ -114,9 +121,14 @@ class EpisodeStore:
             raise DataError(f"decisions {first} .. {first + length - 1} of an episode of {whole}")
         begin = int(index.start[number]) + first
         rows, ends = slice(begin, begin + length), first + length == whole
-        seen, here = self._columns["seen"], index.take(slice(number, number + 1))
-        final = here.columns["final"] if ends else seen[begin + length : begin + length + 1]
-        return self._pieces(np.array([0, length], dtype=np.int64), rows, here, np.array([ends]), final)
+        here, after = index.take(slice(number, number + 1)), slice(begin + length, begin + length + 1)
+        final = {
+            name: here.columns[name] if ends else self._columns[column][after]
+            for name, column in _SHIFTED.items()
+            if name in here.columns
+        }
+        whole_piece = here if first == 0 else here.without("memory")
+        return self._pieces(np.array([0, length], dtype=np.int64), rows, whole_piece, np.array([ends]), final)
 
     def sample_positions(self, count: int, draws: np.random.Generator) -> tuple[Ints, Ints]:
         """`count` decisions, uniformly with replacement: their episodes' numbers and their places within `[n]`."""
@@ -142,15 +154,20 @@ class EpisodeStore:
         ends = first + lengths == index.length[number]
         begin = index.start[number] + first
         here = index.take(number)
-        final = self._columns["seen"][np.where(ends, 0, begin + lengths)]
-        final[ends] = here.columns["final"][ends]
-        return self._pieces(offsets_of(lengths), ranges(begin, lengths), here, ends, final)
+        final: dict[str, Array] = {}
+        for name, column in _SHIFTED.items():
+            if name in here.columns:
+                final[name] = self._columns[column][np.where(ends, 0, begin + lengths)]
+                final[name][ends] = here.columns[name][ends]
+        return self._pieces(offsets_of(lengths), ranges(begin, lengths), here.without("memory"), ends, final)
 
-    def _pieces(self, offsets: Ints, rows: Ints | slice, here: _EpisodeIndex, ends: Flags, final: Array) -> Episodes:
+    def _pieces(
+        self, offsets: Ints, rows: Ints | slice, here: _EpisodeIndex, ends: Flags, final: Mapping[str, Array]
+    ) -> Episodes:
         """Decisions `rows` of the episodes `here`; those that do not reach their episode's end (`ends`) are pieces."""
         flags = {name: here.columns[name].astype(np.bool_) & ends for name in ("terminated", "truncated")}
         decisions = {name: column[rows] for name, column in self._columns.items()}
-        return Episodes.from_columns(offsets, {**decisions, **here.columns, **flags, "final": final})
+        return Episodes.from_columns(offsets, {**decisions, **here.columns, **flags, **final})
 
     def state(self) -> State:
         """Episodes in memory, and the pieces that wait for their ends."""
