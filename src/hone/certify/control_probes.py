@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.certify.check import GradientProbe, gradient_probes, synthetic_credits
 from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import ObservationInputs
+from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs
 from hone.control.replay.mixed import ReplaySource
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
@@ -68,7 +68,9 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
     inputs, count = policy.spaces.inputs, len(lengths)
     seen, final = (_synthetic_observations(inputs, size, draws) for size in (CONTROL_STEPS, count))
     acting = policy.numpy_policy()
-    chosen, logp = acting.decide(seen, acting.noise(draws, (CONTROL_STEPS,)))
+    noise = acting.noise(draws, (CONTROL_STEPS,))
+    mask, final_mask = (_synthetic_masks(policy.spaces.actions, size, draws) for size in (CONTROL_STEPS, count))
+    chosen, logp = acting.decide(seen, noise) if mask is None else acting.decide(seen, noise, mask)
     kind = np.arange(count) % 3
     return Episodes(
         offsets=offsets_of(lengths),
@@ -82,7 +84,20 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
         truncated=kind == 1,
         final=final,
         score=np.zeros(count),
+        mask=mask,
+        final_mask=final_mask,
     )
+
+
+def _synthetic_masks(
+    actions: DiscreteActions | BoxActions, count: int, draws: np.random.Generator
+) -> NDArray[np.bool_] | None:
+    """Masks `[count, M]` with at least one legal choice each; None for a policy without masks."""
+    if not isinstance(actions, DiscreteActions) or not actions.masked:
+        return None
+    mask = draws.random((count, actions.count)) < 0.5
+    mask[np.arange(count), draws.integers(0, actions.count, count)] = True
+    return mask
 
 
 def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:

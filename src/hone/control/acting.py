@@ -42,9 +42,9 @@ class NetworkActor:
         return self.numpy_policy.noise(draws, shape)
 
     def decide(
-        self, seen: NDArray[np.generic], noise: NDArray[np.float32]
+        self, seen: NDArray[np.generic], noise: NDArray[np.float32], mask: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
-        return self.numpy_policy.decide(seen, noise)
+        return self.numpy_policy.decide(seen, noise, mask)
 
 
 @dataclass

@@ -33,6 +33,7 @@ from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, Polic
 from hone.control.networks.numpy_policies import (
     LOG_STD_RANGE,
     LOG_TWO_PI,
+    Flags,
     NumpyCategoricalPolicy,
     NumpyGaussianPolicy,
     NumpyGreedyPolicy,
@@ -75,8 +76,9 @@ class EpsilonMixture:
         own = self.numpy_policy.noise(draws, shape).reshape(*shape, -1)
         return np.concatenate((draws.random((*shape, 1 + size), dtype=np.float32), own), axis=-1)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
         """`[B, *observation]` -> choices `[B, *action]`, log-probabilities `[B]` nats."""
+        del mask
         actions = self.spaces.actions
         size = 1 if isinstance(actions, DiscreteActions) else actions.size
         own = noise[:, 1 + size :]

@@ -98,7 +98,10 @@ class NoisyActor:
             self.noise_state = row.copy()
         return fresh
 
-    def decide(self, seen: NDArray[np.generic], noise: Floats) -> tuple[NDArray[np.generic], Floats]:
+    def decide(
+        self, seen: NDArray[np.generic], noise: Floats, mask: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.generic], Floats]:
+        del mask
         if self.version > 0:
             return self.numpy_policy.decide(seen, noise)
         actions = self.numpy_policy.actions

@@ -19,7 +19,7 @@ from hone.control.expert_process import ExpertProcess
 from hone.control.logs.parquet import read_log
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
-from hone.control.networks.numpy_policies import HasNumpyPolicy
+from hone.control.networks.numpy_policies import Flags, HasNumpyPolicy
 from hone.control.off_policy import MethodWrapper, OffPolicyMethod
 from hone.control.replay.mixed import DemonstrationMixer
 from hone.control.replay.ring import RingBuffer
@@ -112,8 +112,9 @@ class DaggerActor(NetworkActor):
         own = self.numpy_policy.noise(draws, shape).reshape(*shape, -1)
         return np.concatenate((own, draws.random((*shape, 1), dtype=np.float32)), axis=-1)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
         """Nobody knows how likely a mixture was: log-probabilities are NaN."""
+        del mask
         own = noise[:, 0] if isinstance(self.actions, DiscreteActions) else noise[:, :-1]
         chosen = self.numpy_policy.decide(seen, own)[0]
         asked = np.flatnonzero(noise[:, -1] < self.beta_decay**self.version)

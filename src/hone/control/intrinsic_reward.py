@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hone.control import on_policy
 from hone.control.environments.world import GymWorld
+from hone.control.networks.actor_critic import entropy_metrics
 from hone.control.networks.intrinsic_reward import CuriousActorCritic, NoveltyConfig
 from hone.control.phases import optimizer_phase
 from hone.control.rows import StepRows, step_rows
@@ -161,7 +162,7 @@ def _policy_objective(
     policy: CuriousActorCritic, rows: _IntrinsicRewardRows, *, algorithm: IntrinsicRewardAlgorithm
 ) -> LossTerms:
     """Clipped surrogate + value_weight * (both critics' errors) - entropy_weight * entropy."""
-    now = policy.evaluate_actions(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen, rows.mask)
     paid, new = policy.values(rows.seen)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
     critic, second = squared_error(paid, rows.target), squared_error(new, rows.novelty_target)
@@ -173,7 +174,7 @@ def _policy_objective(
             **surrogate.metrics,
             **critic.metrics,
             "novelty/error_abs": second.metrics["value/error_abs"],
-            "policy/entropy_nats": entropy.detach(),
+            **entropy_metrics(entropy.detach(), now.mask),
         },
     )
 

@@ -5,6 +5,7 @@ Belongs here: wiring between worlds, small networks and the loop. Does not: anyt
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,19 +71,22 @@ def open_gym_run(
     build: Callable[[C, GymWorld], TrainingJob[Any]],
     require: Callable[[C, PolicySpaces], object] = _accept_spaces,
     squashed: bool = False,
+    masks: bool = False,
 ) -> OpenedRun:
     """Environments opened and checked once, for `build(config, world)`; they are closed with the job.
 
-    `steps` of each environment make a rollout. `require` raises ConfigError for spaces that do not go with the config.
+    `steps` of each environment make a rollout; `masks`: the recipe uses masks of legal actions. `require` raises
+    ConfigError for spaces that do not go with the config.
     Raises ConfigError, UserCodeError and ResourceError as `open_world`.
     """
     transport = block_transport(env)
-    world = open_world(env, steps=steps, seed=config.seed, squashed=squashed, transport=transport)
+    world = open_world(env, steps=steps, seed=config.seed, squashed=squashed, transport=transport, masks=masks)
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(world.close)
         require(config, world_spaces(world))
         on_fault.pop_all()
-    return opened_run(world, build, warnings=world.warnings, close=world.close)
+    opened = opened_run(world, build, warnings=world.warnings, close=world.close)
+    return replace(opened, notes=world.notes)
 
 
 def control_job(

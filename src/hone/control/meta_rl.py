@@ -128,12 +128,13 @@ class ThompsonTrialPolicy:
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random(shape, dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        del noise
+    def decide(self, seen: Array, noise: Floats, mask: NDArray[np.bool_] | None = None) -> tuple[Array, Floats]:
+        del mask, noise
         return self.best(seen), np.full(len(seen), np.nan, np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: NDArray[np.bool_] | None = None) -> Array:
         """Arms for observations `[n, 3 + arms]`."""
+        del mask
         self.draws_made += 1
         flat = seen.reshape(len(seen), -1).astype(np.float64)
         if len(self._counts) != len(flat):

@@ -7,7 +7,7 @@ runs. A recipe hands over its credit and its loss.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -17,7 +17,7 @@ from hone.control.acting import DropFailedEpisodes, NetworkActor, predict_values
 from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymWorld
 from hone.control.job import ControlEvaluationConfig, control_job, open_gym_run, updates_per_step
-from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, PolicyOutput
+from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, PolicyOutput, entropy_metrics
 from hone.control.networks.mlp import BoxActions, GaussianMlpConfig, MlpConfig, NumpyMlp, PolicySpaces
 from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
 from hone.control.normalise import NormaliseConfig, with_normalisation
@@ -68,11 +68,16 @@ class RolloutRunConfig(RunConfig):
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is evaluated."""
 
+    uses_masks: ClassVar[bool] = False
+    """Whether the recipe takes legal actions only, where the environments tell masks."""
+
     def open_envs(
         self, build: Callable[[Any, GymWorld], TrainingJob[Any]], require: Callable[[Any, PolicySpaces], object]
     ) -> OpenedRun:
         """Open the environments for `build(config, world)`. Raises as `open_gym_run`."""
-        return open_gym_run(self, self.env, steps=self.rollout_steps, build=build, require=require)
+        return open_gym_run(
+            self, self.env, steps=self.rollout_steps, build=build, require=require, masks=self.uses_masks
+        )
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
@@ -92,6 +97,8 @@ class OnPolicyRunConfig(RolloutRunConfig):
 
     network: GaussianMlpConfig = GaussianMlpConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Shape of the policy's network and of the critic's, and form of a Gaussian policy."""
+
+    uses_masks = True
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -156,7 +163,7 @@ def actor_critic_loss(
 
     def metrics() -> dict[str, Tensor]:
         every = {name: value for part in parts for name, value in part.metrics.items()}
-        return {**every, "policy/entropy_nats": now.entropy().detach()}
+        return {**every, **entropy_metrics(now.entropy().detach(), now.mask)}
 
     return LossTerms(loss=loss, compute_metrics=metrics)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.actor_critic import ActorCritic, entropy_metrics
 from hone.control.networks.mlp import DiscreteActions
 from hone.control.networks.mlp_backward import (
     HeadOutput,
@@ -47,7 +47,7 @@ def ppo_loss_with_backward(
     assert policy.critic is not None
     x = policy.spaces.inputs.tensor(rows.seen)
     acted, judged = forward_with_tape(policy.actor, x), forward_with_tape(policy.critic, x)
-    head = _head(policy, acted.out, rows.chosen, entropy=entropy_weight > 0)
+    head = _head(policy, acted.out, rows, entropy=entropy_weight > 0)
     value = judged.out.squeeze(1)
     actor, by_logp = _clipped_surrogate_with_backward(head.logp, rows.logp, rows.advantage, low=low, high=high)
     error = value - rows.target
@@ -60,16 +60,17 @@ def ppo_loss_with_backward(
     backward(policy.critic, judged, (error * rows.weight).mul_(value_weight)[:, None])
 
     def compute_metrics() -> Mapping[str, Tensor]:
-        known = head if entropy_weight else _head(policy, acted.out, rows.chosen, entropy=True)
+        known = head if entropy_weight else _head(policy, acted.out, rows, entropy=True)
         critic = {"value/mean": value, "value/error_abs": error.abs()}
-        return {**actor.metrics, **critic, "policy/entropy_nats": known.entropy}
+        return {**actor.metrics, **critic, **entropy_metrics(known.entropy, rows.mask)}
 
     return LossTerms(loss=loss, compute_metrics=compute_metrics)
 
 
-def _head(policy: ActorCritic, outputs: Tensor, chosen: Tensor, *, entropy: bool) -> HeadOutput:
-    actions = policy.spaces.actions
+def _head(policy: ActorCritic, outputs: Tensor, rows: StepRows, *, entropy: bool) -> HeadOutput:
+    actions, chosen = policy.spaces.actions, rows.chosen
     if isinstance(actions, DiscreteActions):
-        return categorical_with_backward(outputs, chosen - actions.start if actions.start else chosen, entropy=entropy)
+        index = chosen - actions.start if actions.start else chosen
+        return categorical_with_backward(outputs, index, entropy=entropy, mask=rows.mask)
     assert policy.log_std is not None
     return box_gaussian_with_backward(outputs, policy.log_std, chosen.reshape(outputs.shape), actions)

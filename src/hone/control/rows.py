@@ -30,8 +30,12 @@ class DecisionRows:
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         pick = row_picker(rows, self.weight.device)
-        columns = {name: pick(column) for name, column in vars(self).items() if name != "weight"}
+        columns = {name: pick(column) for name, column in self.columns().items() if name != "weight"}
         return type(self)(weight=self.weight[:1].expand(len(rows)), **columns)
+
+    def columns(self) -> dict[str, Tensor]:
+        """The columns that are there, by name."""
+        return {name: column for name, column in vars(self).items() if column is not None}
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         """Every decision counts the same."""
@@ -59,7 +63,7 @@ def split_decision_rows(
     """`split_by_rows` for columns: each column is gathered once for all `count` minibatches, which are views of it."""
     size = -(-len(order) // minibatches)
     gathered = rows.take(order)
-    parts = {name: column.split(size) for name, column in vars(gathered).items() if name != "weight"}
+    parts = {name: column.split(size) for name, column in gathered.columns().items() if name != "weight"}
     for number in range(-(-len(order) // size)):
         columns = {name: part[number] for name, part in parts.items()}
         held = min(size, len(order) - number * size)
@@ -78,6 +82,8 @@ class StepRows(DecisionRows):
     advantage: Tensor
     target: Tensor
     """`[n]` for the critic; 0 where nobody asked for one."""
+    mask: Tensor | None = None
+    """`[n, M]` legal choices; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,10 @@ class TransitionRows(DecisionRows):
     """`[n, *observation]` what was seen next."""
     noise: Tensor
     """`[n, ...]` random numbers of this update; they travel with the row, so that no split can change them."""
+    mask: Tensor | None = None
+    """`[n, M]` legal choices in `seen`; None: all."""
+    next_mask: Tensor | None = None
+    """`[n, M]` legal choices in `next_seen`; None: all."""
 
 
 def step_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> StepRows:
@@ -105,6 +115,7 @@ def step_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> S
         logp=as_tensor(episodes.logp, device),
         advantage=advantage,
         target=torch.zeros_like(advantage) if credits.target is None else as_tensor(credits.target, device),
+        mask=None if episodes.mask is None else as_tensor(episodes.mask, device),
     )
 
 
@@ -123,6 +134,8 @@ def transition_rows(
         discount=as_tensor(credits.discount, device),
         next_seen=as_tensor(transitions.final, device),
         noise=as_tensor(noise, device),
+        mask=None if transitions.mask is None else as_tensor(transitions.mask, device),
+        next_mask=None if transitions.final_mask is None else as_tensor(transitions.final_mask, device),
     )
 
 

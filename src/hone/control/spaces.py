@@ -12,8 +12,9 @@ from hone.control.networks.mlp import BoxActions, DiscreteActions, GaussianMlpCo
 from hone.core.errors import ConfigError
 
 
-def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:
-    """Gymnasium's spaces as networks take them. Raises ConfigError for kinds that are not supported."""
+def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], *, masked: bool = False) -> PolicySpaces:
+    """Gymnasium's spaces as networks take them; `masked`: only legal actions are taken. Raises ConfigError for kinds
+    that are not supported."""
     match observation:
         case spaces.Discrete():
             inputs = ObservationInputs(size=int(observation.n), one_hot=True, start=int(observation.start))
@@ -23,7 +24,9 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) ->
             raise ConfigError(f"observation space {observation} is not supported: only Box and Discrete are")
     match action:
         case spaces.Discrete():
-            return PolicySpaces(inputs=inputs, actions=DiscreteActions(count=int(action.n), start=int(action.start)))
+            return PolicySpaces(
+                inputs=inputs, actions=DiscreteActions(count=int(action.n), start=int(action.start), masked=masked)
+            )
         case spaces.Box():
             low, high = tuple(action.low.ravel().tolist()), tuple(action.high.ravel().tolist())
             return PolicySpaces(inputs=inputs, actions=BoxActions(low=low, high=high, shape=tuple(action.shape)))
@@ -33,7 +36,8 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) ->
 
 def world_spaces(world: GymWorld) -> PolicySpaces:
     """`network_spaces` of open environments."""
-    return network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    masked = world.masks.now is not None
+    return network_spaces(world.envs.single_observation_space, world.envs.single_action_space, masked=masked)
 
 
 def gaussian_spaces(spaces: PolicySpaces, network: GaussianMlpConfig) -> PolicySpaces:

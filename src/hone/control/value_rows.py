@@ -41,7 +41,7 @@ class ValueRows(TransitionRows):
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         pick = row_picker(rows, self.weight.device)
-        return type(self)(**{name: pick(column) for name, column in vars(self).items()})
+        return type(self)(**{name: pick(column) for name, column in self.columns().items()})
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         return replace(self, weight=self.weight / total(len(self), reduction))

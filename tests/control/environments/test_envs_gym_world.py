@@ -161,7 +161,7 @@ class Any:
         size = self.space.shape if isinstance(self.space, spaces.Box) else ()
         return draws.random((*shape, *size), dtype=np.float32)
 
-    def decide(self, seen, noise):
+    def decide(self, seen, noise, mask=None):
         logp = np.zeros(len(seen), np.float32)
         if isinstance(self.space, spaces.Discrete):
             return (noise * self.space.n).astype(np.int64), logp
@@ -171,7 +171,7 @@ class Any:
 @pytest.mark.parametrize("name", RESUMABLE)
 def test_resume_is_bitwise(name: str) -> None:
     def opened() -> tuple[GymWorld, Any]:
-        world = open_world(GymConfig(id=name, num_envs=3), steps=60, seed=3)
+        world = open_world(GymConfig(id=name, num_envs=3), steps=60, seed=3, masks=True)
         return world, Any(world.envs.single_action_space)
 
     world, actor = opened()

@@ -12,8 +12,9 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.control.environments.make import EnvFactory, GymEnv, describe_exception, env_seeds
+from hone.control.environments.masks import MASK, as_mask, is_legal, mask_size, sample_legal
 from hone.control.environments.space_advice import action_fault, observation_fault
-from hone.core.errors import ConfigError, UserCodeError
+from hone.core.errors import ConfigError, HoneError, UserCodeError
 
 _TRIAL_STEPS = 200
 BOUND_LIMIT = 1e30
@@ -29,7 +30,7 @@ def check_env(making: EnvFactory, *, seed: int) -> list[str]:
     env = making.make_one()
     try:
         env.action_space.seed(seed)
-        trial = _EnvTrial(env, making.name, env_seeds(seed, 1)[0])
+        trial = _EnvTrial(env, making.name, env_seeds(seed, 1)[0], making.masks)
         faults = trial.faults()
     finally:
         env.close()
@@ -74,6 +75,8 @@ class _EnvTrial:
     name: str
     """Name of the environment in the config."""
     seed: int
+    masks: bool
+    """Whether masks of legal actions are read."""
     place: str = ""
     ended: bool = False
     """True if an episode came to its end."""
@@ -85,16 +88,19 @@ class _EnvTrial:
             for faults in self._calls():
                 if faults:
                     return [f"{self.place} {fault}" for fault in faults]
+        except HoneError:
+            raise
         except Exception as fault:
             raise UserCodeError(f"{self.name}: {self.place} failed: {describe_exception(fault)}") from fault
         return []
 
     def _calls(self) -> Iterator[list[str]]:
-        space = self.env.observation_space
+        space, draws = self.env.observation_space, np.random.default_rng(self.seed)
         self.place = f"reset(seed={self.seed})"
-        yield _reset_faults(self.env.reset(seed=self.seed), space)
+        answer: Any = self.env.reset(seed=self.seed)
+        yield _reset_faults(answer, space)
         for step in range(_TRIAL_STEPS):
-            action = self.env.action_space.sample()
+            action = self._legal_action(answer[-1], draws)
             self.history = [*self.history[1 - HISTORY_ACTIONS :], np.asarray(action).tolist()]
             self.place = f"step {step} (environment 0, seed {self.seed}, last actions {self.history}):"
             answer = self.env.step(action)
@@ -102,7 +108,21 @@ class _EnvTrial:
             if answer[2] or answer[3]:
                 self.ended = True
                 self.place = "reset() after an episode"
-                yield _reset_faults(self.env.reset(), space)
+                answer = self.env.reset()
+                yield _reset_faults(answer, space)
+
+    def _legal_action(self, info: dict[str, Any], draws: np.random.Generator) -> Any:  # noqa: ANN401 - the space's
+        """A random action; a legal one where `info` tells a mask that is read."""
+        action = self.env.action_space
+        if not self.masks or MASK not in info or not mask_size(action):
+            return action.sample()
+        mask = as_mask(info[MASK], action, where=f"{self.name}: {self.place}")
+        if not is_legal(mask[None], action)[0]:
+            raise UserCodeError(
+                f"{self.name}: {self.place} left no legal action: the action mask leaves no choice; end the episode "
+                "where nothing can be done"
+            )
+        return sample_legal(action, mask, draws)
 
 
 def _reset_faults(answer: Any, space: spaces.Space[Any]) -> list[str]:  # noqa: ANN401 - the user's

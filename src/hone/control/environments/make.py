@@ -16,9 +16,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from pydantic import Field, JsonValue
 
+from hone.control.environments.masks import MASK, VectorMasks, as_mask, mask_size, with_mask_in_info
 from hone.control.environments.registration import OPTION_MEMORY_ID, register_builtin_envs
 from hone.control.environments.space_advice import has_goals
 from hone.core.config import Config
@@ -31,31 +32,49 @@ from hone.process.user_files import check_reference, load_module
 
 
 class EnvBoundary(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose observations are copies, without `info`, which hone does not read.
+    """An environment whose observations are copies, with nothing in `info` but the mask of legal actions, if it tells
+    one and `masks` is on: hone reads no other entry.
 
     With `step_limit`, an episode that has not ended after so many steps is truncated. Raises UserCodeError for an
-    observation of another shape than the space's.
+    observation of another shape than the space's, and for a mask that does not fit or comes at some steps only.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], *, number: int = 0, step_limit: int | None = None) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], *, number: int = 0, step_limit: int | None = None, masks: bool = True
+    ) -> None:
         super().__init__(env)
         self.number, self.step_limit = number, step_limit
+        self.masks = masks and mask_size(env.action_space) > 0
+        self.masked = False
+        """Whether the last reset told a mask."""
         self.steps = 0
         """Steps of the running episode, counted where there is a limit."""
         space = env.observation_space
         self._shape = space.shape if isinstance(space, spaces.Box) else ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        seen, _ = self.env.reset(seed=seed, options=options)
+        seen, info = self.env.reset(seed=seed, options=options)
         self.steps = 0
-        return self._own(seen), {}
+        self.masked = self.masks and MASK in info
+        return self._own(seen), self._mask_of(info)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the user's
-        seen, reward, terminated, truncated, _ = self.env.step(action)
+        seen, reward, terminated, truncated, info = self.env.step(action)
         if self.step_limit is not None:
             self.steps += 1
             truncated = truncated or (self.steps >= self.step_limit and not terminated)
-        return self._own(seen), reward, terminated, truncated, {}
+        return self._own(seen), reward, terminated, truncated, self._mask_of(info)
+
+    def _mask_of(self, info: dict[str, Any]) -> dict[str, Any]:
+        if not self.masks or (MASK not in info and not self.masked):
+            return {}
+        if MASK not in info or not self.masked:
+            first, then = ("a step", "the reset") if self.masked else ("the reset", "a step")
+            raise UserCodeError(
+                f"environment {self.number}: {first} told no action mask, and {then} did; tell it in "
+                f'info["{MASK}"] of every reset and every step, or set env.mask = "off"'
+            )
+        return {MASK: as_mask(info[MASK], self.action_space, where=f"environment {self.number}")}
 
     def _own(self, seen: Any) -> Any:  # noqa: ANN401 - a number or an array
         copied = np.array(seen)
@@ -73,6 +92,8 @@ class EnvBoundary(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 GymVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 GymEnv: TypeAlias = gymnasium.Env[Any, Any]
+FirstObservations: TypeAlias = tuple[Any, VectorMasks]
+"""Observations `[B, *observation]` after a reset, and the masks of legal actions."""
 
 DEFAULT_STEP_LIMIT = 100_000
 """Steps after which an episode without an end is truncated, unless the config says another number."""
@@ -94,6 +115,9 @@ class GymConfig(Config):
     """Truncate episodes after this many steps; None keeps the limit that the id is registered with."""
     clip_actions: bool = False
     """Clip actions to the bounds of the box; otherwise an action outside is an error."""
+    mask: Literal["auto", "off"] = "auto"
+    """`auto`: where the environment tells a mask of legal actions (`info["action_mask"]`, a method `action_masks()`, a
+    leaf `action_mask` of the observation), only legal actions are taken. `off`: its masks are not read."""
     check: bool = True
     """Check the environment with a short rollout before the run."""
     isolation: Literal["auto", "process", "none", "ray"] = "auto"
@@ -126,6 +150,8 @@ class EnvFactory:
     """True if episodes are known to end: a time limit is set."""
     step_limit: int | None = None
     """Steps after which an episode of a single environment is truncated; None where a time limit is set."""
+    masks: bool = True
+    """Whether masks of legal actions are read."""
 
     def make_many(self, count: int) -> GymVectorEnv:
         """Raises UserCodeError when they cannot be made."""
@@ -137,7 +163,10 @@ class EnvFactory:
         native = self.make_native
         if native is not None:
             return call_user_code(self.name, lambda: native(len(singles)))
-        return call_user_code(self.name, lambda: sync_vector_env(singles, first=first, step_limit=self.step_limit))
+        return call_user_code(
+            self.name,
+            lambda: sync_vector_env(singles, first=first, step_limit=self.step_limit, masks=self.masks),
+        )
 
 
 def env_factory(config: GymConfig) -> EnvFactory:
@@ -217,15 +246,19 @@ def env_seeds(seed: int, count: int) -> list[int]:
     return [key(seed, "env", number) & 0xFFFFFFFF for number in range(count)]
 
 
-def reset_each(envs: GymVectorEnv, seeds: Sequence[int]) -> Any:  # noqa: ANN401 - whatever the space holds
-    """Reset with a seed for each environment and return the observations `[B, *observation]`."""
+def reset_each(envs: GymVectorEnv, seeds: Sequence[int]) -> FirstObservations:
+    """Reset with a seed for each environment."""
     if isinstance(envs, SyncVectorEnv):
-        return envs.reset(seed=cast("list[int | None]", list(seeds)))[0]
-    return envs.reset(seed=seeds[0])[0]  # a native vector environment draws for all of its own
+        seen, info = envs.reset(seed=cast("list[int | None]", list(seeds)))
+    else:
+        seen, info = envs.reset(seed=seeds[0])  # a native vector environment draws for all of its own
+    masks = VectorMasks(envs.single_action_space)
+    masks.begin(info, envs.num_envs)
+    return seen, masks
 
 
-def reset_all(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
-    """Reset with seeds made from `seed` and return the observations `[B, *observation]`."""
+def reset_all(envs: GymVectorEnv, seed: int) -> FirstObservations:
+    """Reset with seeds made from `seed`."""
     return reset_each(envs, env_seeds(seed, envs.num_envs))
 
 
@@ -263,18 +296,17 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
     is_native = spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
 
     def single() -> GymEnv:
-        return _flatten_goals(
-            gymnasium.make(
-                spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **dict(config.kwargs)
-            )
+        made = gymnasium.make(
+            spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **dict(config.kwargs)
         )
+        return _as_hone_reads_it(made, config)
 
     def native(count: int) -> GymVectorEnv:
         # Whatever limit the id is registered with holds for single environments only; a native one has its own.
         limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
         kwargs: dict[str, Any] = dict(config.kwargs)
         made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **kwargs)
-        return cast("GymVectorEnv", made)
+        return cast("GymVectorEnv", made if config.mask == "auto" else _WithoutMasks(made))
 
     return EnvFactory(
         name=config.id,
@@ -282,19 +314,33 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
         make_native=native if is_native else None,
         has_time_limit=limit is not None,
         step_limit=config.step_limit if limit is None else None,
+        masks=config.mask == "auto",
     )
 
 
-def _flatten_goals(env: GymEnv) -> GymEnv:
-    """Flatten observations with goals into one row: achieved goal, desired goal, the rest of the observation."""
-    return gymnasium.wrappers.FlattenObservation(env) if has_goals(env.observation_space) else env
+class _WithoutMasks(VectorWrapper):
+    """A native vector environment whose masks are not read."""
+
+    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
+        return self.env.reset(**given)[0], {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
+        seen, reward, terminated, truncated, info = self.env.step(actions)
+        return seen, reward, terminated, truncated, {key: value for key, value in info.items() if key == "final_obs"}
+
+
+def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
+    """The environment with its mask in `info`, and with goals in one row: achieved goal, desired goal, the rest of the
+    observation."""
+    told = with_mask_in_info(env) if config.mask == "auto" else env
+    return gymnasium.wrappers.FlattenObservation(told) if has_goals(told.observation_space) else told
 
 
 def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
     limit = config.max_episode_steps
 
     def single() -> GymEnv:
-        env = _flatten_goals(made(**config.kwargs))
+        env = _as_hone_reads_it(made(**config.kwargs), config)
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     return EnvFactory(
@@ -303,6 +349,7 @@ def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
         make_native=None,
         has_time_limit=limit is not None,
         step_limit=config.step_limit if limit is None else None,
+        masks=config.mask == "auto",
     )
 
 
@@ -312,12 +359,13 @@ def sync_vector_env(
     *,
     first: int = 0,
     step_limit: int | None = None,
+    masks: bool = True,
 ) -> GymVectorEnv:
     """Single environments `first`, `first` + 1 ... stepped one after another, each behind an `EnvBoundary`; SAME_STEP
     wastes no step on a reset."""
 
     def bounded(number: int, make: Callable[[], GymEnv]) -> GymEnv:
-        return EnvBoundary(make(), number=number, step_limit=step_limit)
+        return EnvBoundary(make(), number=number, step_limit=step_limit, masks=masks)
 
     singles = [partial(bounded, number, make) for number, make in enumerate(makers, start=first)]
     return SyncVectorEnv(singles, autoreset_mode=mode)

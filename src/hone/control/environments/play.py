@@ -22,6 +22,7 @@ from hone.control.environments.make import (
     env_factory,
     runs_isolated,
 )
+from hone.control.environments.masks import with_choices
 from hone.control.environments.rollout import env_actions, not_finite
 from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 from hone.core.episodes import ScoreStatus
@@ -29,7 +30,9 @@ from hone.core.errors import HoneError, UserCodeError
 from hone.core.out_of_memory import out_of_memory
 
 HISTORY_ACTIONS = 3
-ActionFn = Callable[[NDArray[np.generic]], NDArray[np.generic]]
+ActionFn = Callable[..., NDArray[np.generic]]
+"""Observations `[B, *observation]`, and masks `[B, M]` of legal actions where the environments tell them -> actions
+`[B, *action]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +70,18 @@ def play_episodes(
 
 def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int) -> EpisodeReturns:
     disabled = autoreset_mode(envs) is AutoresetMode.DISABLED
-    seen = reset_seeded(envs, seed)
+    (seen, masks), space = reset_seeded(envs, seed), envs.single_action_space
     total, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=np.bool_)
     lost, unended, step = np.zeros_like(running), np.zeros_like(running), 0
     recent: deque[NDArray[np.generic]] = deque(maxlen=HISTORY_ACTIONS)
     _require_finite("observation", seen, running, recent, seed=seed, step=0)
     for step in range(1, step_limit + 1):
-        action = env_actions(best(seen), envs.single_action_space, clip=True)
+        masks.require_choice(running, where=f"before step {step} of an evaluation (seed {seed})")
+        legal = () if masks.now is None else (with_choices(masks.now, space),)
+        action = env_actions(best(seen, *legal), space, clip=True)
         recent.append(action)
         seen, reward, terminated, truncated, info = envs.step(action)
+        masks.after_step(info, where=f"step {step} of an evaluation")
         lost |= running & _lost(envs, info)
         running &= ~lost
         _require_finite("reward", np.asarray(reward), running, recent, seed=seed, step=step)
@@ -85,6 +91,7 @@ def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int) -> 
         running &= ~done
         if disabled and done.any() and running.any():
             seen, info = envs.reset(options={"reset_mask": done})
+            masks.after_reset(info, done, where=f"the reset after step {step} of an evaluation")
             lost |= running & _lost(envs, info)
             running &= ~lost
         if not running.any():

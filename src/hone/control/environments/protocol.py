@@ -121,13 +121,19 @@ class SharedMemoryLayout:
     """Shape of one observation."""
     action: list[int]
     """Shape of one action."""
+    mask: int = 0
+    """Bits of a mask of legal actions; 0: the environments tell none."""
 
     def array_specs(self) -> list[tuple[str, str, list[int]]]:
         """Name, type and shape of each array; a step's request gives the type of actions."""
         seen, flags = [self.count, *self.shape], [self.count]
         width = self.count * _WIDEST_BYTES * int(np.prod(self.action, dtype=np.int64))
         rows = [("chosen", "|u1", [width]), ("seen", self.kind, seen), ("final", self.kind, seen)]
-        return [*rows, ("reward", "<f8", flags), ("terminated", "|b1", flags), ("truncated", "|b1", flags)]
+        bits = [self.count, self.mask]
+        return [
+            *rows, ("reward", "<f8", flags), ("terminated", "|b1", flags), ("truncated", "|b1", flags),
+            ("mask", "|b1", bits), ("final_mask", "|b1", bits),
+        ]  # fmt: skip
 
     def total_bytes(self) -> int:
         """Size of the whole memory, its header included."""
@@ -148,10 +154,15 @@ class SharedStep:
     """`[k]`"""
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
+    mask: NDArray[np.bool_]
+    """`[k, M]` legal actions in `seen`; M is 0 without masks."""
+    final_mask: NDArray[np.bool_]
+    """`[k, M]` legal actions in `final`."""
 
     def array(self, name: str) -> Array:
         """One of the arrays of steps."""
         flags: dict[str, Array] = {"terminated": self.terminated, "truncated": self.truncated}
+        flags |= {"mask": self.mask, "final_mask": self.final_mask}
         return {"seen": self.seen, "final": self.final, "reward": self.reward, **flags}[name]
 
     def actions(self, kind: str, shape: list[int]) -> Array:

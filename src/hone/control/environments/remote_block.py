@@ -104,7 +104,9 @@ class BlockHost:
         if stepping and "fault" not in reply.head and self._step is not None:
             step = self._step
             ended = step.terminated.any() or step.truncated.any()  # else there are no last observations
-            arrays = {name: step.array(name) for name in (*_STEP_ARRAYS, *(("final",) if ended else ()))}
+            masks = ("mask", "final_mask") if step.mask.shape[1] else ()
+            names = (*_STEP_ARRAYS, *masks[:1], *(("final", *masks[1:]) if ended else ()))
+            arrays = {name: step.array(name) for name in names}
         return BlockReply(number=request.number, data=encode(reply.head, arrays), calls=calls)
 
 

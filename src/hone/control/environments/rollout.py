@@ -35,42 +35,53 @@ class RolloutBuffer:
     """`[T, B]` rows that were a reset and no environment step."""
     lost_status: NDArray[np.uint8]
     """`[T, B]` `ScoreStatus` of episodes that ended because their environment was lost; 0 where none was."""
-    final_overrides: list[tuple[Ints, Array]] = field(default_factory=list[tuple[Ints, Array]])
-    """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `seen`, and
-    those observations `[*, *observation]`."""
+    mask: Flags | None = None
+    """`[T+1, B, M]` legal actions at each row of `seen`; None: the environments tell no masks."""
+    final_overrides: list[tuple[Ints, Array, Flags | None]] = field(
+        default_factory=list[tuple[Ints, Array, Flags | None]]
+    )
+    """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `seen`, those
+    observations `[*, *observation]`, and their masks `[*, M]`."""
 
     def set_reward(self, t: int, reward: Array) -> None:
         """Store the rewards `[B]` of step `t`; one that 32-bit floats cannot hold becomes infinite."""
         with np.errstate(over="ignore"):
             self.reward[t] = reward
 
-    def end_episodes(self, t: int, which: Ints, last: Array) -> None:
-        """End the episodes of the environments `which` in step `t`, after observations `last` `[*, *observation]`."""
-        self.final_overrides.append((t * self.reward.shape[1] + which, last))
+    def end_episodes(self, t: int, which: Ints, last: Array, masks: Flags | None = None) -> None:
+        """End the episodes of the environments `which` in step `t`, after observations `last` `[*, *observation]` with
+        `masks` `[*, M]`."""
+        self.final_overrides.append((t * self.reward.shape[1] + which, last, masks))
 
     def end_lost_episodes(self, t: int, status: NDArray[np.uint8], last: Array) -> None:
         """End the episodes of environments with a `status` `[B]`, lost in step `t` after `last` `[B, *observation]`."""
         which = np.flatnonzero(status)
         self.lost_status[t, which] = status[which]
         self.terminated[t, which], self.truncated[t, which] = False, True
-        self.end_episodes(t, which, last[which].copy())
+        self.end_episodes(t, which, last[which].copy(), None if self.mask is None else self.mask[t, which])
 
-    def final_observations(self, env: Ints, time: Ints) -> Array:
-        """Observation after each end: the next row, unless that is of a new episode already."""
+    def final_observations(self, env: Ints, time: Ints) -> tuple[Array, Flags | None]:
+        """Observation after each end and, where there are masks, its mask: the next row, unless that is of a new
+        episode already."""
         final = self.seen[time + 1, env]
+        masks = None if self.mask is None else self.mask[time + 1, env]
         if self.final_overrides:
-            rows = np.concatenate([rows for rows, _ in self.final_overrides])
+            rows = np.concatenate([rows for rows, _, _ in self.final_overrides])
             order = np.argsort(rows)
-            rows, last = rows[order], np.concatenate([last for _, last in self.final_overrides])[order]
+            rows, last = rows[order], np.concatenate([last for _, last, _ in self.final_overrides])[order]
             flat = time * self.reward.shape[1] + env
             place = np.searchsorted(rows, flat).clip(max=len(rows) - 1)
             known = rows[place] == flat
             final[known] = last[place[known]]
-        return final
+            if masks is not None:
+                legal = np.concatenate([own for _, _, own in self.final_overrides if own is not None])[order]
+                masks[known] = legal[place[known]]
+        return final, masks
 
 
-def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space) -> RolloutBuffer:
-    """An empty buffer for `count` steps of environments with observations `seen` `[B, *observation]`."""
+def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space, mask: Flags | None = None) -> RolloutBuffer:
+    """An empty buffer for `count` steps of environments with observations `seen` `[B, *observation]`, and masks of the
+    size of `mask` `[B, M]`."""
     shape = (count, len(seen))
     kind = np.int64 if isinstance(action, spaces.Discrete) else np.float32
     terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))
@@ -83,6 +94,7 @@ def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space) -> Rollo
         truncated=truncated,
         reset_rows=junk,
         lost_status=np.zeros(shape, np.uint8),
+        mask=None if mask is None else np.empty((count + 1, *mask.shape), np.bool_),
     )
 
 

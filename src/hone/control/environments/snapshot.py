@@ -20,6 +20,7 @@ from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
 from hone.control.environments.make import EnvBoundary, GymVectorEnv, reset_all
+from hone.control.environments.masks import VectorMasks, sample_legal, with_choices
 from hone.core.errors import DataError
 from hone.core.state import State, array, substate
 
@@ -102,17 +103,19 @@ def why_inexact_resume(
     restores it into a fresh environment, takes the same steps, and compares."""
     first, second = make(count), make(count)
     try:
-        reset_all(first, seed)
+        _, masks = reset_all(first, seed)
         constant = attribute_texts(first)
         first.action_space.seed(seed)
         actions = [first.action_space.sample() for _ in range(2 * steps)]
+        draws = np.random.default_rng(seed)
         for action in actions[:steps]:
-            _step(first, action)
+            _step(first, _legal(action, masks, draws), masks)
         saved = snapshot(first, constant)
-        reset_all(second, seed)
+        _, following = reset_all(second, seed)
         restore(second, saved)
         for number, action in enumerate(actions[steps:], start=1):
-            pairs = zip(_step(first, action), _step(second, action), strict=True)
+            taken = _legal(action, masks, draws)
+            pairs = zip(_step(first, taken, masks), _step(second, taken, following), strict=True)
             if not all(_same(one, other) for one, other in pairs):
                 return f"restored environments diverged {number} steps later"
     except DataError as fault:
@@ -123,11 +126,25 @@ def why_inexact_resume(
     return None
 
 
-def _step(envs: GymVectorEnv, action: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever the space holds
-    seen, reward, terminated, truncated, _ = envs.step(action)
+def _legal(action: Any, masks: VectorMasks, draws: np.random.Generator) -> Any:  # noqa: ANN401 - the space's
+    """Random actions, legal ones where there are masks."""
+    if masks.now is None:
+        return action
+    chosen = [sample_legal(masks.action, own, draws) for own in with_choices(masks.now, masks.action)]
+    return np.asarray(chosen, np.asarray(action).dtype)
+
+
+def _step(
+    envs: GymVectorEnv,
+    action: Any,  # noqa: ANN401 - whatever the space holds
+    masks: VectorMasks,
+) -> tuple[Any, ...]:
+    seen, reward, terminated, truncated, info = envs.step(action)
+    masks.after_step(info, where="a step")
     done = np.logical_or(terminated, truncated)
     if envs.metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.DISABLED and done.any():
-        seen, _ = envs.reset(options={"reset_mask": done})
+        seen, info = envs.reset(options={"reset_mask": done})
+        masks.after_reset(info, done, where="a reset")
     return np.copy(seen), np.copy(reward), np.copy(terminated), np.copy(truncated)
 
 

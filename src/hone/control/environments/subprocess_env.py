@@ -18,7 +18,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from hone.control.environments.make import GymConfig, GymVectorEnv, env_seeds, export_registration, reset_all
+from hone.control.environments.make import (
+    FirstObservations,
+    GymConfig,
+    GymVectorEnv,
+    env_seeds,
+    export_registration,
+    reset_all,
+)
+from hone.control.environments.masks import MASK, VectorMasks
 from hone.control.environments.protocol import (
     Array,
     Json,
@@ -180,6 +188,8 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self.squashed = squashed
         self.form = ""
         """Class of the vector environment in each process."""
+        self.mask_place = ""
+        """Where the environments tell their masks, in words; empty where they tell none."""
         self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
         self._clock = clock or SystemClock()
         self._transport = transport or ChildBlocks()
@@ -300,7 +310,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
                 self._restart_block(block, reply, lost)
             else:
                 self._take_reset(block, _checked_reply(reply))
-        return self._gather_arrays("seen"), {LOST_KEY: lost} if lost.any() else {}
+        return self._gather_arrays("seen"), {**({LOST_KEY: lost} if lost.any() else {}), **self._masks("mask")}
 
     def step(self, actions: Array) -> _StepResult:
         """Raises UserCodeError where an environment does, and ResourceError past the budget."""
@@ -323,9 +333,10 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         for block, how in gone:
             self._restart_block(block, how, lost)
         terminated, truncated = self._gather_arrays("terminated"), self._gather_arrays("truncated")
-        info: dict[str, Any] = {LOST_KEY: lost} if lost.any() else {}
+        info: dict[str, Any] = {**({LOST_KEY: lost} if lost.any() else {}), **self._masks("mask")}
         if terminated.any() or truncated.any():
             info["final_obs"] = self._gather_arrays("final")
+            info["final_info"] = self._masks("final_mask")
         return self._gather_arrays("seen"), self._gather_arrays("reward"), terminated, truncated, info
 
     def pop_notices(self) -> list[str]:
@@ -366,11 +377,15 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         if block.shared_step is None:
             action = list(self.single_action_space.shape or ())
             layout = SharedMemoryLayout(
-                count=block.count, kind=seen.dtype.str, shape=list(seen.shape[1:]), action=action
-            )
+                count=block.count, kind=seen.dtype.str, shape=list(seen.shape[1:]), action=action,
+                mask=reply.arrays["mask"].shape[1] if "mask" in reply.arrays else 0,
+            )  # fmt: skip
             block.shared_step = block.process.map_step(layout)
             _checked_reply(self._ask([block], lambda _: encode({"do": "map", "layout": asdict(layout)}))[0])
         block.require_shared_step.seen[:] = seen
+        if "mask" in reply.arrays:
+            self.mask_place = reply.head["mask_place"]
+            block.require_shared_step.mask[:] = reply.arrays["mask"]
 
     def _step_request(self, actions: Array) -> bytes:
         form = (actions.dtype.str, actions.shape[1:])
@@ -381,6 +396,11 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def _gather_arrays(self, name: str) -> Array:
         """Copy `[B, ...]` of an array in shared memory."""
         return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
+
+    def _masks(self, name: str) -> dict[str, Any]:
+        """The masks `[B, M]` of legal actions in shared memory, as `info` has them; {} where there are none."""
+        masks = self._gather_arrays(name)
+        return {MASK: masks} if masks.shape[1] else {}
 
     def _ask(self, blocks: Sequence[_EnvBlock], order: _RequestFn) -> list[WorkerMessage | ChildLostError]:
         for block in blocks:
@@ -445,13 +465,16 @@ def _end(blocks: Sequence[_EnvBlock], clock: Clock) -> None:
         block.process.shut_down(max(0.0, limit - clock.monotonic_s()))
 
 
-def reset_seeded(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
-    """Reset with seeds made from `seed`, the same wherever the environments run; the observations `[B, *observation]`.
+def reset_seeded(envs: GymVectorEnv, seed: int) -> FirstObservations:
+    """Reset with seeds made from `seed`, the same wherever the environments run.
 
     Raises ResourceError where their processes are lost too often.
     """
     if isinstance(envs, ProcessVectorEnv):
-        return envs.reset(seed=env_seeds(seed, envs.num_envs))[0]
+        seen, info = envs.reset(seed=env_seeds(seed, envs.num_envs))
+        masks = VectorMasks(envs.single_action_space)
+        masks.begin(info, envs.num_envs)
+        return seen, masks
     return reset_all(envs, seed)
 
 

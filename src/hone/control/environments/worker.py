@@ -26,6 +26,7 @@ from hone.control.environments.make import (
     env_factory,
     reset_each,
 )
+from hone.control.environments.masks import VectorMasks, mask_place
 from hone.control.environments.protocol import (
     HEADER_BYTES,
     MessageParser,
@@ -76,6 +77,8 @@ class EnvWorker:
         self._factory: EnvFactory | None = None
         self._envs: GymVectorEnv | None = None
         self._shared: SharedStep | None = None
+        self._masks: VectorMasks | None = None
+        """Legal actions after the last call; None before the first reset."""
         self._constant: EncodedAttributes = {}
         self._answers: dict[str, Callable[[WorkerMessage], bytes]] = {
             "load": self._load,
@@ -171,10 +174,14 @@ class EnvWorker:
         if self._is_native():
             self._mark_call(-1)
         if mask is not None:
-            seen, _ = envs.reset(options={"reset_mask": mask})
+            seen, info = envs.reset(options={"reset_mask": mask})
+            if self._masks is not None:
+                self._masks.after_reset(info, mask, where="a reset")
         else:
-            seen = reset_each(envs, message.head["seeds"])
-        return encode({}, {"seen": np.asarray(seen)})
+            seen, self._masks = reset_each(envs, message.head["seeds"])
+        if self._masks is None or self._masks.now is None:
+            return encode({}, {"seen": np.asarray(seen)})
+        return encode({"mask_place": mask_place(envs)}, {"seen": np.asarray(seen), "mask": self._masks.now})
 
     def _remember(self, message: WorkerMessage) -> bytes:
         del message
@@ -198,6 +205,12 @@ class EnvWorker:
         if "final_obs" in info:
             for number in np.flatnonzero(np.logical_or(here.terminated, here.truncated)):
                 here.final[number] = info["final_obs"][number]
+        if self._masks is not None and self._masks.now is not None:
+            self._masks.after_step(info, where="a step")
+            which = np.flatnonzero(np.logical_or(here.terminated, here.truncated))
+            if len(which):
+                here.final_mask[which] = self._masks.last(info, which, same_step="final_obs" in info)
+            here.mask[:] = self._masks.now
         return _DONE
 
     def _snapshot(self, message: WorkerMessage) -> bytes:

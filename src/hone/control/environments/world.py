@@ -24,6 +24,7 @@ from hone.control.environments.make import (
     runs_isolated,
     time_limit,
 )
+from hone.control.environments.masks import VectorMasks, mask_place
 from hone.control.environments.rollout import (
     Array,
     Flags,
@@ -144,8 +145,9 @@ class VectorActor(Protocol):
         """The random numbers of actions of this `shape` -> `[*shape, ...]`."""
         ...
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """`[B, *observation]`, `[B, ...]` -> actions `[B, *action]` and their log-probabilities `[B]` in nats."""
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        """`[B, *observation]`, `[B, ...]` -> actions `[B, *action]` and their log-probabilities `[B]` in nats; legal
+        ones of the masks `[B, M]`, which are given where the environments tell them."""
         ...
 
 
@@ -160,6 +162,8 @@ class GymWorld:
     clip_actions: bool
     seen: Array
     """`[B, *observation]` current observations."""
+    masks: VectorMasks
+    """Legal actions now."""
     constant_attributes: EncodedAttributes = field(default_factory=dict[str, dict[str, Any]])
     inexact_reason: str | None = None
     """Reason why a resumed run would differ from an uninterrupted one; None when it would not."""
@@ -237,12 +241,16 @@ class GymWorld:
             )
 
     def _steps(self, actor: VectorActor) -> RolloutBuffer:
-        steps = empty_rollout_buffer(self.steps, self.seen, self.envs.single_action_space)
+        steps = empty_rollout_buffer(self.steps, self.seen, self.envs.single_action_space, self.masks.now)
         noise = actor.noise(generator(self.seed, "act", self.rollouts), steps.reward.shape)
         now, checker = self.seen, StepChecker(seed=self.seed, rollout=self.rollouts)
         for t in range(self.steps):
             steps.seen[t] = now
-            steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t])
+            if steps.mask is None:
+                steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t])
+            else:
+                steps.mask[t] = self.masks.now
+                steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t], steps.mask[t])
             steps.reset_rows[t] = self.ended
             try:
                 action = env_actions(steps.chosen[t], self.envs.single_action_space, clip=self.clip_actions)
@@ -265,6 +273,8 @@ class GymWorld:
                     f"actions {recent}): {reason}"
                 ) from fault
         steps.seen[-1] = self.seen = np.array(now)
+        if steps.mask is not None:
+            steps.mask[-1] = self.masks.now
         checker.require_finite(steps, observations=self.steps + 1, rewards=self.steps)
         return steps
 
@@ -272,6 +282,7 @@ class GymWorld:
         self, steps: RolloutBuffer, t: int, now: Array, info: dict[str, Any], checker: StepChecker
     ) -> Array:
         """Record the episodes that ended in step `t`, and reset where the environment does not -> next observations."""
+        self.masks.after_step(info, where=f"step {t}")
         done = itself = steps.terminated[t] | steps.truncated[t]
         if (lost := lost_status(info)) is not None:
             steps.end_lost_episodes(t, lost, steps.seen[t])
@@ -280,7 +291,9 @@ class GymWorld:
             self.ended = itself
         if itself.any():
             which = np.flatnonzero(itself)
-            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+            last_masks = self.masks.last(info, which, same_step=same_step)
+            if same_step:
                 last = np.stack([np.asarray(info["final_obs"][number], self.seen.dtype) for number in which])
             else:
                 last = now[which].copy()
@@ -290,15 +303,17 @@ class GymWorld:
                 self.unusable_end_told = True
                 self.pending_notices.append(unusable[0])
             if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
-                steps.end_episodes(t, which, usable)
+                steps.end_episodes(t, which, usable, last_masks)
             elif usable is not last:
                 now = now.copy()
                 now[which] = usable
             if self.autoreset_mode is AutoresetMode.DISABLED:
                 before = now
                 now, info = self.envs.reset(options={"reset_mask": itself})
+                self.masks.after_reset(info, itself, where=f"the reset after step {t}")
                 if (lost := lost_status(info)) is not None:
                     steps.end_lost_episodes(t, np.where(done, ScoreStatus.SCORED, lost).astype(np.uint8), before)
+        self.masks.require_choice(~self.ended, where=f"after step {t}")
         return now
 
     def _episodes(self, steps: RolloutBuffer, version: int) -> Episodes:
@@ -314,6 +329,7 @@ class GymWorld:
         pieces = self.running.add_pieces(row_sums(reward, offsets), np.diff(offsets), end_env, done[last])
         self._enforce_step_limit(pieces.length, steps.truncated[end_time, end_env])
         score = pieces.score
+        final, final_mask = steps.final_observations(end_env, end_time)
         status = steps.lost_status[end_time, end_env]
         missing = status != ScoreStatus.SCORED
         if missing.any():
@@ -328,9 +344,11 @@ class GymWorld:
             group=pieces.group,
             terminated=steps.terminated[end_time, end_env],
             truncated=steps.truncated[end_time, end_env],
-            final=steps.final_observations(end_env, end_time),
+            final=final,
             score=score,
             status=status,
+            mask=None if steps.mask is None else steps.mask[time, env],
+            final_mask=final_mask,
         )
 
     def metrics(self) -> Metrics:
@@ -359,6 +377,7 @@ class GymWorld:
             **self.running.state(),
             "ended": self.ended.copy(),
             "seen": self.seen.copy(),
+            **({} if self.masks.now is None else {"mask": self.masks.now.copy()}),
             "inexact": None if envs else self.inexact_reason or "a process of environments was lost",
             "envs": envs,
             "losses": self.processes_lost,
@@ -380,9 +399,19 @@ class GymWorld:
                 restore(self.envs, substate(state, "envs"))
             self.ended = array(state, "ended").astype(np.bool_)
             self.seen = array(state, "seen").astype(self.seen.dtype)
+            self.masks.now = array(state, "mask").astype(np.bool_) if "mask" in state else None
         else:
             fresh_seed = int(generator(self.seed, "restart", self.rollouts).integers(0, 2**62))
-            self.seen = np.array(reset_seeded(self.envs, fresh_seed))
+            seen, self.masks = reset_seeded(self.envs, fresh_seed)
+            self.seen = np.array(seen)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was found out about the environments, for `hone plan`."""
+        if self.masks.now is None:
+            return []
+        place = self.envs.mask_place if isinstance(self.envs, ProcessVectorEnv) else mask_place(self.envs)
+        return [f"masks of legal actions are told by {place} ({self.masks.now.shape[1]} choices)"]
 
     def close(self) -> None:
         self.envs.close()
@@ -409,12 +438,30 @@ def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tu
 
 
 def open_world(
-    config: GymConfig, *, steps: int, seed: int, squashed: bool = False, transport: BlockTransport | None = None
+    config: GymConfig,
+    *,
+    steps: int,
+    seed: int,
+    squashed: bool = False,
+    transport: BlockTransport | None = None,
+    masks: bool = False,
 ) -> GymWorld:
     """Check, make and reset the environments, and test whether their state can be saved (`GymWorld.resume_exactness`).
 
-    `transport` is where isolated ones run. Raises as `inspect_world`; `GymWorld.warnings` holds the warnings.
+    `transport` is where isolated ones run; `masks`: whoever acts takes legal actions only. Raises as `inspect_world`,
+    and ConfigError where masks are told that nobody uses; `GymWorld.warnings` holds the warnings.
     """
+    world = _open(config, steps=steps, seed=seed, squashed=squashed, transport=transport)
+    if world.notes and not masks:
+        world.close()
+        raise ConfigError(
+            f"{config.id}: {world.notes[0]}. This recipe takes illegal actions as well; train with ppo, a2c, dqn or "
+            'discrete_sac, or set env.mask = "off" if the environment bears with them'
+        )
+    return world
+
+
+def _open(config: GymConfig, *, steps: int, seed: int, squashed: bool, transport: BlockTransport | None) -> GymWorld:
     if runs_isolated(config):
         if config.isolation == "ray" and transport is None:
             raise ConfigError(
@@ -458,7 +505,8 @@ def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, 
 def world_from_envs(envs: GymVectorEnv, *, steps: int, seed: int, clip: bool = False) -> GymWorld:
     """A `GymWorld` of these environments, reset by seeds of their own."""
     mode = autoreset_mode(envs)
-    seen = np.array(reset_seeded(envs, key(seed, "world") & 0xFFFFFFFF))
+    seen, masks = reset_seeded(envs, key(seed, "world") & 0xFFFFFFFF)
+    masks.require_choice(np.ones(envs.num_envs, np.bool_), where="after the first reset")
     constant = {} if isinstance(envs, ProcessVectorEnv) else attribute_texts(envs)
     return GymWorld(
         envs=envs,
@@ -466,7 +514,8 @@ def world_from_envs(envs: GymVectorEnv, *, steps: int, seed: int, clip: bool = F
         steps=steps,
         seed=seed,
         clip_actions=clip,
-        seen=seen,
+        seen=np.array(seen),
+        masks=masks,
         constant_attributes=constant,
     )
 

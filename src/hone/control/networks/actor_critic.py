@@ -29,6 +29,7 @@ from hone.control.networks.numpy_policies import (
     LOG_TWO_PI,
     Array,
     BoxNetworkPolicy,
+    Flags,
     NumpyCategoricalPolicy,
     NumpyGaussianPolicy,
     NumpyGreedyPolicy,
@@ -100,12 +101,16 @@ class ActorCritic(ControlPolicy):
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
 
-    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> "PolicyOutput":
-        """Log-probability and entropy of `chosen` under the current policy, and the value."""
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> "PolicyOutput":
+        """Log-probability and entropy of `chosen` under the current policy, and the value; illegal choices of `mask`
+        `[n, choices]` have probability 0."""
         x = self.spaces.inputs.tensor(seen)
-        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen)
+        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen, mask)
         return PolicyOutput(
-            logp=logp, entropy=entropy, value=None if self.critic is None else self.critic(x).squeeze(-1)
+            logp=logp,
+            entropy=entropy,
+            value=None if self.critic is None else self.critic(x).squeeze(-1),
+            mask=mask,
         )
 
     def value(self, seen: Tensor) -> Tensor:
@@ -134,6 +139,17 @@ class PolicyOutput:
     """Computes the entropy `[n]` in nats, on demand: many losses do not need it."""
     value: Tensor | None
     """`[n]` state values; None without a critic."""
+    mask: Tensor | None = None
+    """`[n, choices]` legal choices; None: all."""
+
+
+def entropy_metrics(nats: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """The entropy `[n]` in nats and, where masks `[n, choices]` leave more choices in one state than in another, its
+    share of the largest possible one: H / log(legal choices), 1 where only one is legal."""
+    if mask is None:
+        return {"policy/entropy_nats": nats}
+    most = mask.sum(dim=1).to(nats.dtype).log()
+    return {"policy/entropy_nats": nats, "policy/entropy_share": torch.where(most > 0, nats / most, 1.0)}
 
 
 class SoftActorCritic(ControlPolicy):
@@ -230,12 +246,16 @@ def numpy_actor(
 
 
 def logp_and_entropy(
-    actions: DiscreteActions | BoxActions, outputs: Tensor, log_std: Tensor | None, chosen: Tensor
+    actions: DiscreteActions | BoxActions,
+    outputs: Tensor,
+    log_std: Tensor | None,
+    chosen: Tensor,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Callable[[], Tensor]]:
     """Log-probability (density) of the environment's actions `chosen` `[n, *action]` and, on demand, entropy, under the
-    policy with these network outputs: `[n]` nats each."""
+    policy with these network outputs and masks `[n, choices]`: `[n]` nats each."""
     if isinstance(actions, DiscreteActions):
-        return categorical(outputs, chosen - actions.start if actions.start else chosen)
+        return categorical(outputs, chosen - actions.start if actions.start else chosen, mask)
     assert log_std is not None
     return box_gaussian(outputs, log_std, chosen.reshape(outputs.shape), actions)
 
@@ -245,10 +265,20 @@ def as_mlps(modules: nn.ModuleList) -> list[Mlp]:
     return [module for module in modules if isinstance(module, Mlp)]
 
 
-def categorical(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Log-probability of `chosen` `[n]` and, on demand, entropy under softmax(`logits` `[n, k]`): `[n]` nats each."""
-    logp = F.log_softmax(logits, dim=1)
-    return -F.nll_loss(logp, chosen, reduction="none"), lambda: torch.special.entr(logp.exp()).sum(dim=1)
+def categorical(logits: Tensor, chosen: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log-probability of `chosen` `[n]` and, on demand, entropy under softmax(`logits` `[n, k]`): `[n]` nats each.
+
+    Illegal choices of `mask` `[n, k]` have the logit -inf, so probability 0 and no gradient; the entropy is that of the
+    legal ones (Huang & Ontanon, 2022)."""
+    if mask is None:
+        logp = F.log_softmax(logits, dim=1)
+        return -F.nll_loss(logp, chosen, reduction="none"), lambda: torch.special.entr(logp.exp()).sum(dim=1)
+    legal = F.log_softmax(logits.masked_fill(~mask, -math.inf), dim=1)
+
+    def entropy() -> Tensor:
+        return -(legal.exp() * legal.masked_fill(~mask, 0.0)).sum(dim=1)  # 0 log 0 = 0, with a finite gradient
+
+    return -F.nll_loss(legal, chosen, reduction="none"), entropy
 
 
 def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
@@ -375,10 +405,12 @@ class NumpyDeterministicPolicy(BoxNetworkPolicy):
         del draws
         return np.zeros((*shape, self.actions.size), np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
         """`noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the action has no density."""
+        del mask
         unit = np.clip(np.tanh(self.network(self.inputs.array(seen))) + noise, -1.0, 1.0)
         return scale_to_box(unit, self.actions), np.full(len(unit), math.nan, np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         return scale_to_box(np.tanh(self.network(self.inputs.array(seen))), self.actions)

@@ -255,11 +255,11 @@ class CuriousActorCritic(ControlPolicy):
         self.returns = TorchMoments(1)
         self.register_buffer("running", torch.zeros(lanes, dtype=torch.float64))
 
-    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> PolicyOutput:
         """Log-probability and entropy of `chosen` under the current policy; `value` is the extrinsic one."""
         x = self.spaces.inputs.tensor(seen)
-        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen)
-        return PolicyOutput(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
+        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen, mask)
+        return PolicyOutput(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1), mask=mask)
 
     def values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Extrinsic `[n]` and intrinsic `[n]` values."""

@@ -107,6 +107,8 @@ class DiscreteActions:
 
     count: int
     start: int = 0
+    masked: bool = False
+    """Whether only the legal ones of a mask are taken: the policy decides with a mask, and not without."""
 
     def __str__(self) -> str:
         return f"{self.count} numbered actions"

@@ -5,6 +5,7 @@ keeps the outputs of its layers (its tape), and the backward pass adds to the gr
 which loss is differentiated. Gradients must be allocated (`FlatParameters`); nothing here builds a graph.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -83,14 +84,20 @@ class HeadOutput:
     """Derivatives of a loss by `logp` `[n]` and, if any, by `entropy` `[n]` -> its derivative by the outputs."""
 
 
-def categorical_with_backward(logits: Tensor, chosen: Tensor, *, entropy: bool) -> HeadOutput:
+def categorical_with_backward(
+    logits: Tensor, chosen: Tensor, *, entropy: bool, mask: Tensor | None = None
+) -> HeadOutput:
     """Head of finite actions: log softmax(`logits` `[n, k]`) at `chosen` `[n]`; `entropy`: whether it is needed.
+
+    Illegal choices of `mask` `[n, k]` have the logit -inf: p_j = 0, and no slope.
 
     d logp / d logit_j = [j chosen] - p_j, and dH / d logit_j = -p_j (log p_j + H).
     """
-    table = F.log_softmax(logits, dim=1)
+    table = F.log_softmax(logits if mask is None else logits.masked_fill(~mask, -math.inf), dim=1)
     place = chosen[:, None]
     share = table.exp()
+    if mask is not None:
+        table = table.masked_fill(~mask, 0.0)  # p log p = 0 where p = 0
     nats = -(share * table).sum(1) if entropy else logits.new_zeros(())
 
     def pull(by_logp: Tensor, by_entropy: Tensor | None) -> Tensor:

@@ -360,13 +360,15 @@ class MpcPolicy:
         """Two integers that seed a decision's samples."""
         return draws.integers(0, _KEY_RANGE, (*shape, 2)).astype(np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: NDArray[np.bool_] | None = None) -> tuple[Array, Floats]:
         """Log-probabilities are NaN: the density of a plan is not known."""
+        del mask
         first = self._plan_actions(seen, noise) if self.is_fitted else self._at_random(noise)
         chosen = self.rollouts.scale_to_box(first).numpy().reshape(-1, *self.rollouts.bounds.shape)
         return chosen, np.full(len(seen), np.nan, np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: NDArray[np.bool_] | None = None) -> Array:
+        del mask
         self.decisions += 1
         keys = generator(0, "best", self.decisions).integers(0, _KEY_RANGE, (len(seen), 2))
         return self.decide(seen, keys.astype(np.float32))[0]

@@ -25,7 +25,7 @@ from hone.control.networks.mlp import (
     PolicySpaces,
     orthogonal,
 )
-from hone.control.networks.numpy_policies import LOG_TWO_PI, NumpyPolicy
+from hone.control.networks.numpy_policies import LOG_TWO_PI, Flags, NumpyPolicy
 
 Array = NDArray[np.generic]
 
@@ -152,7 +152,8 @@ class _NumpyMultitaskPolicy:
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return self.task_policies[0].noise(draws, shape)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        del mask
         chosen: list[Array] = []
         logp = np.empty(len(seen), np.float32)
         order: list[NDArray[np.int64]] = []
@@ -162,7 +163,8 @@ class _NumpyMultitaskPolicy:
             order.append(rows)
         return np.concatenate(chosen)[np.argsort(np.concatenate(order))], logp
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         shares = [(rows, part.best(own)) for rows, part, own in self._rows_by_task(seen)]
         order = np.argsort(np.concatenate([rows for rows, _ in shares]))
         return np.concatenate([best for _, best in shares])[order]

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from hone.control.networks.box_gaussian import LOG_TWO_PI, from_gaussian, log_density
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, ObservationInputs
+from hone.core.errors import ConfigError
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al., 2018)."""
 
 Array = NDArray[np.generic]
+Flags = NDArray[np.bool_]
 
 
 class NumpyPolicy(Protocol):
@@ -28,12 +30,13 @@ class NumpyPolicy(Protocol):
         """Random numbers for decisions of this `shape` -> `[*shape, *numbers of a decision]`."""
         ...
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """`[n, *observation]` -> actions `[n, *action]`, their log-probabilities (densities) `[n]` in nats."""
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        """`[n, *observation]` -> actions `[n, *action]`, their log-probabilities (densities) `[n]` in nats; legal ones
+        of the masks `[n, M]`."""
         ...
 
-    def best(self, seen: Array) -> Array:
-        """Deterministic actions `[n, *action]`: the mode of the policy."""
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        """Deterministic actions `[n, *action]`: the mode of the policy among the legal ones of the masks `[n, M]`."""
         ...
 
 
@@ -60,8 +63,26 @@ class DiscreteNetworkPolicy:
     inputs: ObservationInputs
     actions: DiscreteActions
 
-    def best(self, seen: Array) -> Array:
-        return self.network(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        return self.legal_outputs(seen, mask).argmax(axis=1) + self.actions.start
+
+    def legal_outputs(self, seen: Array, mask: Flags | None) -> Floats:
+        """Outputs `[n, choices]` of the network, -inf where `mask` `[n, choices]` says that a choice is illegal. Raises
+        ConfigError for a policy that was trained with masks and gets none."""
+        outputs = self.network(self.inputs.array(seen))
+        if mask is None:
+            require_mask(self.actions, mask)
+            return outputs
+        return np.where(mask, outputs, -np.inf).astype(outputs.dtype, copy=False)
+
+
+def require_mask(actions: DiscreteActions, mask: Flags | None) -> None:
+    """Raises ConfigError for a policy that was trained with masks and gets none: it would take illegal actions."""
+    if actions.masked and mask is None:
+        raise ConfigError(
+            "this policy was trained with masks of legal actions, and got none: give it the environment's mask with "
+            'each observation (env.mask = "auto"; decide(observations, noise, mask) and best(observations, mask))'
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +104,14 @@ class NumpyCategoricalPolicy(DiscreteNetworkPolicy):
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random(shape, dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        logits = self.network(self.inputs.array(seen))
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        logits = self.legal_outputs(seen, mask)
         logits -= logits.max(axis=1, keepdims=True)
         cumulated = np.exp(logits).cumsum(axis=1)
         total = cumulated[:, -1]
         chosen = (cumulated[:, :-1] <= (noise * total)[:, None]).sum(axis=1)
+        if mask is not None:  # noise * total may round to the total itself, which illegal choices at the end share
+            chosen = np.minimum(chosen, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1))
         return chosen + self.actions.start, logits[np.arange(len(chosen)), chosen] - np.log(total)
 
 
@@ -101,9 +124,12 @@ class NumpyGreedyPolicy(DiscreteNetworkPolicy):
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random((*shape, 2), dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        best, count = self.network(self.inputs.array(seen)).argmax(axis=1), self.actions.count
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        best = self.legal_outputs(seen, mask).argmax(axis=1)
+        count: int | NDArray[np.int64] = self.actions.count if mask is None else mask.sum(axis=1)
         explored = np.minimum((noise[:, 1] * count).astype(np.int64), count - 1)
+        if mask is not None:  # the legal choice of that number
+            explored = (mask.cumsum(axis=1) <= explored[:, None]).sum(axis=1)
         chosen = np.where(noise[:, 0] < self.epsilon, explored, best)
         probability = self.epsilon / count + (chosen == best) * (1.0 - self.epsilon)
         return chosen + self.actions.start, np.log(probability).astype(np.float32)
@@ -117,7 +143,8 @@ class NumpyGaussianPolicy(BoxNetworkPolicy):
     log_std: Floats
     """`[actions]`"""
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        del mask
         mean = self.network(self.inputs.array(seen))
         samples = mean + np.exp(self.log_std) * noise
         chosen = from_gaussian(samples, self.actions)
@@ -127,7 +154,8 @@ class NumpyGaussianPolicy(BoxNetworkPolicy):
             logp = log_density(chosen, mean, self.log_std, self.actions)
         return chosen.reshape(-1, *self.actions.shape), logp.astype(np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         return from_gaussian(self.network(self.inputs.array(seen)), self.actions).reshape(-1, *self.actions.shape)
 
     def log_density(self, seen: Array, chosen: Array) -> Floats:
@@ -140,7 +168,8 @@ class NumpyGaussianPolicy(BoxNetworkPolicy):
 class NumpySquashedGaussianPolicy(BoxNetworkPolicy):
     """tanh of a normal distribution, scaled to the box. Outputs are means, then log standard deviations."""
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        del mask
         outputs, size = self.network(self.inputs.array(seen)), self.actions.size
         mean, log_std = outputs[:, :size], np.clip(outputs[:, size:], *LOG_STD_RANGE)
         raw = mean + np.exp(log_std) * noise
@@ -149,5 +178,6 @@ class NumpySquashedGaussianPolicy(BoxNetworkPolicy):
         logp = (-0.5 * noise * noise - log_std - 0.5 * LOG_TWO_PI - slope).sum(axis=1)
         return scale_to_box(np.tanh(raw), self.actions), (logp - np.log(self.actions.reach).sum()).astype(np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         return scale_to_box(np.tanh(self.network(self.inputs.array(seen))[:, : self.actions.size]), self.actions)

@@ -29,8 +29,10 @@ from hone.control.networks.numpy_policies import (
     Array,
     BoxNetworkPolicy,
     DiscreteNetworkPolicy,
+    Flags,
     NumpyCategoricalPolicy,
     NumpyPolicy,
+    require_mask,
     scale_to_box,
 )
 from hone.core.errors import ConfigError
@@ -49,15 +51,17 @@ class _NumpyTanhGaussianPolicy(BoxNetworkPolicy):
     log_std: Floats
     """`[actions]` on the scale [-1, 1]."""
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
         """The density is that of the sample before clipping."""
+        del mask
         mean = np.tanh(self.network(self.inputs.array(seen)))
         offset = self.log_std.sum() + self.actions.log_volume + 0.5 * LOG_TWO_PI * self.actions.size
         logp = -0.5 * (noise * noise).sum(axis=1) - offset
         unit = np.clip(mean + np.exp(self.log_std) * noise, -1.0, 1.0)
         return scale_to_box(unit, self.actions), logp.astype(np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         return scale_to_box(np.tanh(self.network(self.inputs.array(seen))), self.actions)
 
 
@@ -73,12 +77,13 @@ class NumpyDiscreteBcqPolicy(DiscreteNetworkPolicy):
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random((*shape, 0), dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        return self.best(seen), np.zeros(len(noise), np.float32)
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        return self.best(seen, mask), np.zeros(len(noise), np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        require_mask(self.actions, mask)
         x = self.inputs.array(seen)
-        logits = self.behaviour(x)
+        logits = self.behaviour(x) if mask is None else np.where(mask, self.behaviour(x), -np.inf)
         allowed = np.exp(logits - logits.max(axis=1, keepdims=True)) >= self.threshold
         return np.where(allowed, self.network(x), -np.inf).argmax(axis=1) + self.actions.start
 
@@ -132,7 +137,8 @@ class _NumpyBestOfSamplesPolicy:
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.standard_normal((*shape, self.samples, self.noise_size), dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        del mask
         count = len(noise)
         x = np.repeat(self.inputs.array(seen), self.samples, axis=0)
         unit = self.proposer(x, noise.reshape(count * self.samples, self.noise_size))
@@ -140,8 +146,9 @@ class _NumpyBestOfSamplesPolicy:
         best = unit.reshape(count, self.samples, -1)[np.arange(count), worth.argmax(axis=1)]
         return scale_to_box(best, self.actions), np.full(count, np.nan, np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
         """Actions with fixed noise, so that an evaluation is reproducible."""
+        del mask
         draws = generator(0, "best of", self.samples)
         noise = draws.standard_normal((self.samples, self.noise_size), dtype=np.float32)
         return self.decide(seen, np.broadcast_to(noise, (len(seen), *noise.shape)))[0]

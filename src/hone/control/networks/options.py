@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hone.control.networks.actor_critic import ControlPolicy, categorical
 from hone.control.networks.mlp import DiscreteActions, Floats, Mlp, MlpConfig, ObservationInputs, PolicySpaces
-from hone.control.networks.numpy_policies import NumpyPolicy
+from hone.control.networks.numpy_policies import Flags, NumpyPolicy
 from hone.core.errors import ConfigError
 
 # -------------------------------------------------------------------------------------------------------- numpy options
@@ -93,7 +93,8 @@ class _NumpyCallAndReturnPolicy:
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random((*shape, 3), dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        del mask
         options = len(self.policies)
         state, memory = split_option_memory(seen, self.inputs, options)
         place = _state_indices(state, self.inputs)
@@ -102,7 +103,8 @@ class _NumpyCallAndReturnPolicy:
         chosen = encode_option_action(began, option, action, options=options, actions=self.actions.count)
         return chosen, np.full(len(chosen), np.nan, dtype=np.float32)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         if len(self.active_options) != len(seen):
             self.active_options = np.full(len(seen), -1, dtype=np.int64)
         state = _state_indices(seen, self.inputs)
@@ -134,7 +136,8 @@ class _NumpyOptionCriticPolicy:
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random((*shape, 4), dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        del mask
         raw, memory = split_option_memory(seen, self.inputs, self.options)
         x = self.inputs.array(raw)
         option, began = self._options(x, memory, noise[:, :3], self.epsilon)
@@ -144,7 +147,8 @@ class _NumpyOptionCriticPolicy:
         chosen = encode_option_action(began, option, action, options=self.options, actions=self.actions.count)
         return chosen, logits[np.arange(len(action)), action] - np.log(cumulated[:, -1])
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         if len(self.active_options) != len(seen):
             self.active_options = np.full(len(seen), -1, dtype=np.int64)
         x = self.inputs.array(seen)

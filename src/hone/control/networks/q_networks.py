@@ -16,7 +16,14 @@ from torch.nn import functional as F
 
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import DiscreteActions, Floats, Mlp, MlpConfig, NumpyMlp, ObservationInputs, PolicySpaces
-from hone.control.networks.numpy_policies import Array, NumpyCategoricalPolicy, NumpyGreedyPolicy, NumpyPolicy
+from hone.control.networks.numpy_policies import (
+    Array,
+    Flags,
+    NumpyCategoricalPolicy,
+    NumpyGreedyPolicy,
+    NumpyPolicy,
+    require_mask,
+)
 
 # -------------------------------------------------------------------------------------------------------------- numpy q
 
@@ -96,15 +103,20 @@ class NumpyNoisyPolicy:
         drawn = draws.standard_normal(self.noise_size, dtype=np.float32)
         return np.broadcast_to(drawn, (*shape, self.noise_size))
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
         """The probability of an action is an integral over the weights, which is not computed: NaN."""
         network = self.values.network
         assert isinstance(network, NumpyNoisyMlp)
-        best = self.values.q_values(network.with_noise(self.inputs.array(seen), noise)).argmax(axis=1)
+        values = self.values.q_values(network.with_noise(self.inputs.array(seen), noise))
+        best = self._legal(values, mask).argmax(axis=1)
         return best + self.actions.start, np.full(len(best), np.nan, dtype=np.float32)
 
-    def best(self, seen: Array) -> Array:
-        return self.values(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        return self._legal(self.values(self.inputs.array(seen)), mask).argmax(axis=1) + self.actions.start
+
+    def _legal(self, values: Floats, mask: Flags | None) -> Floats:
+        require_mask(self.actions, mask)
+        return values if mask is None else np.where(mask, values, -np.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, categorical
 from hone.control.networks.mlp import DiscreteActions, Floats, MlpConfig, ObservationInputs, PolicySpaces, orthogonal
-from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
+from hone.control.networks.numpy_policies import Flags, NumpyCategoricalPolicy, NumpyPolicy
 from hone.core.errors import ConfigError
 
 Array = NDArray[np.generic]
@@ -116,10 +116,12 @@ class NumpyRecurrentPolicy:
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random(shape, dtype=np.float32)
 
-    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+    def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
+        del mask
         return self._softmax(seen).decide(seen, noise)
 
-    def best(self, seen: Array) -> Array:
+    def best(self, seen: Array, mask: Flags | None = None) -> Array:
+        del mask
         return self._softmax(seen).best(seen)
 
     def _softmax(self, seen: Array) -> NumpyCategoricalPolicy:

@@ -208,14 +208,18 @@ class _TablePolicyActor:
         """Uniform numbers for `decide`."""
         return draws.random(shape, dtype=np.float32)
 
-    def decide(self, seen: Array, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
+    def decide(
+        self, seen: Array, noise: NDArray[np.float32], mask: NDArray[np.bool_] | None = None
+    ) -> tuple[Ints, NDArray[np.float32]]:
         """`[n, *observation]` -> actions `[n]` and their log-probabilities `[n]` in nats."""
+        del mask
         chances = self.table.exploration_probabilities(self.table.features.cell(seen), self.iteration)
         chosen, logp = sample_actions(chances, noise)
         return chosen + self.table.first_action, logp
 
-    def best(self, seen: Array) -> Ints:
+    def best(self, seen: Array, mask: NDArray[np.bool_] | None = None) -> Ints:
         """Greedy actions `[n]`; ties go to the first."""
+        del mask
         return self.table.values(self.table.features.cell(seen)).argmax(axis=1) + self.table.first_action
 
 
@@ -264,10 +268,14 @@ class FixedPolicyActor:
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         return draws.random(shape, dtype=np.float32)
 
-    def decide(self, seen: Array, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
+    def decide(
+        self, seen: Array, noise: NDArray[np.float32], mask: NDArray[np.bool_] | None = None
+    ) -> tuple[Ints, NDArray[np.float32]]:
+        del mask
         return sample_actions(self.probability[seen.astype(np.int64)], noise)
 
-    def best(self, seen: Array) -> Ints:
+    def best(self, seen: Array, mask: NDArray[np.bool_] | None = None) -> Ints:
+        del mask
         return self.probability[seen.astype(np.int64)].argmax(axis=1)
 
 

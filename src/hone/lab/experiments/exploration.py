@@ -95,8 +95,11 @@ class ThompsonSampler:
         """Seed of an iteration's samples, one number for each decision."""
         return draws.random(shape, dtype=np.float32)
 
-    def decide(self, seen: Ints, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
+    def decide(
+        self, seen: Ints, noise: NDArray[np.float32], mask: NDArray[np.bool_] | None = None
+    ) -> tuple[Ints, NDArray[np.float32]]:
         """The arm with the greatest sampled rate, in every copy."""
+        del mask
         draws = np.random.default_rng(noise.view(np.uint32))
         plausible = self.policy.draw(np.zeros((1, 0)), draws).reshape(-1, ARMS)[seen]
         return plausible.argmax(axis=1), np.full(len(seen), np.nan, np.float32)

@@ -64,7 +64,7 @@ class TrpoConfig(on_policy.OnPolicyRunConfig):
 
 def surrogate(policy: ActorCritic, rows: StepRows) -> tuple[LossTerms, Tensor]:
     """-r A, and the distance from the policy that acted."""
-    now = policy.evaluate_actions(rows.seen, rows.chosen).logp
+    now = policy.evaluate_actions(rows.seen, rows.chosen, rows.mask).logp
     return importance_weighted(now, rows.logp, rows.advantage), k3_distance(now, rows.logp)
 
 
