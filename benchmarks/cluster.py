@@ -83,7 +83,7 @@ lr = 1e-3
 [run]
 threads = 1
 certify = false
-samples_every = 0
+rollouts_every = 0
 checkpoint_every = 0
 """
 

@@ -65,7 +65,7 @@ def text(*functions: str, updates: int = 2, more: Settings | None = None) -> Set
     rewards = {"functions": [{"use": f"rewards.py:{name}"} for name in functions or ("close",)]}
     rollout = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_tokens": 4, "max_concurrent": 5}
     keys = {"rewards": rewards, "user_code.workers": 1} | {f"rollout.{key}": value for key, value in rollout.items()}
-    return {"steps": 4, "run.samples_every": 2} | MODEL | keys | {"learner.minibatches": updates} | (more or {})
+    return {"steps": 4, "run.rollouts_every": 2} | MODEL | keys | {"learner.minibatches": updates} | (more or {})
 
 
 def without_learner(settings: Settings) -> Settings:

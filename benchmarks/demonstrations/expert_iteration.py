@@ -51,7 +51,7 @@ def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
     }
     shared: dict[str, Any] = {
         "seed": seed,
-        "run": {"threads": 1, "samples_every": 0, "certify": False},
+        "run": {"threads": 1, "rollouts_every": 0, "certify": False},
         "evaluation": {
             "task": {"source": files["held"]}, "rewards": RIGHT, "max_tokens": MAX_TOKENS, "temperature": 1.0,
         },

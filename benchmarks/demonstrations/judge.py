@@ -175,7 +175,7 @@ class Demonstration:
             "seed": self.seed,
             "model": {**model, "compute": "float32"},
             "task": {"source": source},
-            "run": {"threads": 1, "certify": False, "samples_every": 0},
+            "run": {"threads": 1, "certify": False, "rollouts_every": 0},
             **({"evaluation": evaluation} if evaluate else {}),
         }
         return train(config, runs=self.folder).folder

@@ -35,7 +35,7 @@ MODEL = {
     "hidden_size": 64, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 192,
     "max_positions": 32, "alphabet": ALPHABET,
 }  # fmt: skip
-RUN = {"threads": 1, "samples_every": 0, "certify": False}
+RUN = {"threads": 1, "rollouts_every": 0, "certify": False}
 WORLD_STEPS, HINDSIGHT_STEPS, IMITATION_STEPS = 700, 400, 300
 
 

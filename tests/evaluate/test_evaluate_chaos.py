@@ -207,13 +207,13 @@ def test_files_and_samples_are_compared(tmp_path: Path) -> None:
     runs = PretendedRuns(tmp_path)
     for name in ("one", "other"):
         runs(name, False, str(tmp_path / "events"))
-        (tmp_path / name / "samples").mkdir()
-        (tmp_path / name / "samples/step").write_text(name)
+        (tmp_path / name / "rollouts").mkdir()
+        (tmp_path / name / "rollouts/step").write_text(name)
     manifest = tmp_path / "other/checkpoints/step_00000004/manifest.json"
     manifest.write_text(json.dumps({"files": {"policy/w": {"sha256": "b"}, "more": {}}}))
     found = run_differences(tmp_path / "one", tmp_path / "other")
     assert found == [
-        "last checkpoint: policy/w differs", "last checkpoint: more differs", "samples/step differs"
+        "last checkpoint: policy/w differs", "last checkpoint: more differs", "rollouts/step differs"
     ]  # fmt: skip
 
 

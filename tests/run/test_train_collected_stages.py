@@ -13,7 +13,7 @@ from hone.text.tasks.collection import read_collection
 
 PIPELINE = f"""
 name = "filtered"
-shared.run = {{ threads = 1, samples_every = 0, checkpoint_every = 2 }}
+shared.run = {{ threads = 1, rollouts_every = 0, checkpoint_every = 2 }}
 
 [[stage]]
 name = "answers"

@@ -16,7 +16,7 @@ from tiny_runs import ROOT, differences, files_of, hone, lay_out, lines_of, star
 
 from hone.run.callbacks import stop_on_signals
 
-LONG = ("train", "grpo.toml", "steps=500", "run.checkpoint_every=1000", "run.samples_every=0", "run.certify=false")
+LONG = ("train", "grpo.toml", "steps=500", "run.checkpoint_every=1000", "run.rollouts_every=0", "run.certify=false")
 
 
 @pytest.fixture(autouse=True)

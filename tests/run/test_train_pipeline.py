@@ -19,7 +19,7 @@ name = "both"
 seed = 3
 [shared.run]
 threads = 1
-samples_every = 0
+rollouts_every = 0
 checkpoint_every = 3
 [shared.user_code]
 workers = 1

@@ -130,7 +130,7 @@ def test_figures_over_several_steps_survive_a_stop_between_lines(place: Path) ->
 )
 def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: signal.Signals, code: int) -> None:
     """The whole process group gets it, as from a terminal, at a random moment of a random step."""
-    arguments = ("train", f"{recipe}.toml", "steps=30", "run.checkpoint_every=50", "run.samples_every=0")
+    arguments = ("train", f"{recipe}.toml", "steps=30", "run.checkpoint_every=50", "run.rollouts_every=0")
     dice, run = random.Random(0), place / "runs" / "tiny"
     process = start(place, *arguments)
     wanted = dice.randint(2, 9)
@@ -190,7 +190,7 @@ def alive(session: int) -> list[str]:
 def test_a_killed_run_goes_on_as_if_nothing_had_been(place: Path) -> None:
     """kill -9 at random moments, twice over; what lies there then is resumed, and ends as the straight run."""
     dice, run = random.Random(1), place / "runs" / "tiny"
-    arguments = ("train", "grpo.toml", "steps=24", "run.checkpoint_every=3", "run.samples_every=0")
+    arguments = ("train", "grpo.toml", "steps=24", "run.checkpoint_every=3", "run.rollouts_every=0")
     for attempt in range(2):
         process = start(place, *arguments, *(["--resume"] if attempt else []))
         wanted = (steps_logged(run) if attempt else 0) + dice.randint(4, 7)

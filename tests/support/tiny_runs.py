@@ -30,7 +30,7 @@ RUN = """
 [run]
 threads = 1
 checkpoint_every = 2
-samples_every = 3
+rollouts_every = 3
 """
 EVALUATION = """
 [evaluation]
@@ -162,7 +162,7 @@ def differences(one: Path, other: Path, *, step: int, but: Sequence[str] = ()) -
     found += [] if len(ours) == len(theirs) else [f"{len(ours)} lines and {len(theirs)}"]
     files, others = files_of(one, step), files_of(other, step)
     found += [name for name in files.keys() | others.keys() if files.get(name) != others.get(name) and name not in but]
-    for kind in ("samples", "evaluation"):
+    for kind in ("rollouts", "evaluation"):
         left = {path.name: path.read_bytes() for path in (one / kind).glob("*")}
         right = {path.name: path.read_bytes() for path in (other / kind).glob("*")}
         found += [f"{kind}/{name}" for name in left.keys() | right.keys() if left.get(name) != right.get(name)]

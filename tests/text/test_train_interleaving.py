@@ -91,7 +91,7 @@ def recorded(folder: Path, patch: pytest.MonkeyPatch, on_publish: str, *, steps:
 def require_equal(run: Path, first: Path) -> None:
     assert policy_sha256(run) == policy_sha256(first)
     assert len(lines_of(run)) == len(lines_of(first))
-    samples = [sorted((one / "samples").iterdir()) for one in (run, first)]
+    samples = [sorted((one / "rollouts").iterdir()) for one in (run, first)]
     assert [path.read_bytes() for path in samples[0]] == [path.read_bytes() for path in samples[1]]
 
 

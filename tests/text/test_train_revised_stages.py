@@ -11,7 +11,7 @@ from hone.text.tasks.collection import read_collection
 
 PIPELINE = f"""
 name = "revised"
-shared.run = {{ threads = 1, samples_every = 0, certify = false }}
+shared.run = {{ threads = 1, rollouts_every = 0, certify = false }}
 
 [[stage]]
 name = "answers"

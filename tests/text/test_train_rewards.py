@@ -15,7 +15,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.scalar_head import load_scalar_head, new_scalar_head
 from hone.models.language.tokenizers import character_tokenizer, load_tokenizer
-from hone.run.store.evaluations import read_samples
+from hone.run.store.rollouts import read_samples
 
 FUNCTION = '[[rewards.functions]]\nuse = "rewards.py:close"\n'
 MODEL = '[[rewards.functions]]\nkind = "model"\npath = "scorer"\nweight = 2.0\n'

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.run.store.comparison import Comparison, ScoreInterval
-from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide, read_evaluations, read_samples
+from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide, read_evaluations
 from hone.run.store.folder import RunFolder, open_run
 from hone.run.store.metrics import read_metrics
+from hone.run.store.rollouts import read_samples, rollout_files, rollout_kind
 
 if TYPE_CHECKING:
     import pandas
@@ -57,8 +58,9 @@ class TrainingResult:
         return _frame(columns.values, index=columns.steps)
 
     def samples(self) -> "pandas.DataFrame":
-        """Sampled answers of all steps that kept some, with scores. Raises ConfigError without pandas."""
-        files = sorted((self.folder / "samples").glob("step_*.parquet"))
+        """Answers of all steps that kept some, with scores; none of a run whose rollouts are episodes. Raises
+        ConfigError without pandas."""
+        files = [file for file in rollout_files(self.folder).values() if rollout_kind(file) == "answers"]
         return _frame([asdict(row) for file in files for row in read_samples(file)])
 
     def scores(self) -> "pandas.DataFrame":

@@ -23,7 +23,7 @@ from hone.control.networks.mlp import PolicySpaces
 from hone.control.spaces import world_spaces
 from hone.core.config import Config
 from hone.core.episodes import Episodes
-from hone.run.job import EvaluationResult, OpenedRun, RunConfig, TrainingJob, opened_run
+from hone.run.job import EvaluationResult, OpenedRun, RunConfig, TrainingJob, episode_table, opened_run
 from hone.run.loop import Recipe
 
 P = TypeVar("P", bound=ControlPolicy)
@@ -97,9 +97,10 @@ def control_job(
     seed: int,
     dataset_fingerprint: str | None = None,
     world: GymWorld | None = None,
+    rollouts: bool = False,
 ) -> TrainingJob[P]:
     """A recipe around a small network, ready to be run; without `env` there is nothing to judge it in. `world` is the
-    one that it acts in, if any; `opened_run` closes it."""
+    one that it acts in, if any; `opened_run` closes it. `rollouts`: the episodes of a step are what it collected."""
     policy = recipe.learner.policy
     heard: list[str] = []
 
@@ -121,6 +122,7 @@ def control_job(
         recipe=recipe,
         save_policy=lambda folder: save_policy(policy, folder),
         load_policy=load,
+        rollouts=episode_table if rollouts else None,
         evaluate=None if env is None else score,
         evaluate_every=evaluation.every,
         dataset_fingerprint=dataset_fingerprint,

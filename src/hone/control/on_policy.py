@@ -248,7 +248,9 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)
     ahead = AsyncSource(source, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
     recipe = Recipe(source=ahead if method.max_staleness else source, credit=method.credit, learner=learner)
-    job = control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+    job = control_job(
+        recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world, rollouts=True
+    )
     return replace(job, close=ahead.close)
 
 
@@ -288,7 +290,9 @@ def rollout_job(
     """Training job of a policy that acts in `world` and learns from each rollout as it is."""
     actor = NetworkActor(learner.policy.numpy_policy())
     recipe = Recipe(source=DropFailedEpisodes(LiveSource(world, actor), world), credit=credit, learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+    return control_job(
+        recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world, rollouts=True
+    )
 
 
 def require_supported_spaces(

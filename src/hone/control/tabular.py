@@ -41,7 +41,16 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
 from hone.estimators.means import Estimate
-from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
+from hone.run.job import (
+    EvaluationResult,
+    OpenedRun,
+    RecipeParts,
+    RunConfig,
+    RunSettings,
+    TrainingJob,
+    episode_table,
+    opened_run,
+)
 from hone.run.loop import Recipe, Source
 from hone.sources.live import LiveSource, WholeEpisodes
 
@@ -330,6 +339,7 @@ def _table_job(
         recipe=recipe,
         save_policy=partial(save_table, table),
         load_policy=partial(load_table_arrays, table),
+        rollouts=episode_table,
         evaluate=evaluate,
         evaluate_every=evaluation.every,
     )

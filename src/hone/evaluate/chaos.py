@@ -179,11 +179,11 @@ def plan_faults(events: Sequence[Moment], kinds: Sequence[FaultKind], count: int
 
 def run_differences(one: Path, other: Path) -> list[str]:
     """What two finished runs that should be the same run do not have in common: lines of metrics but for clocks, files
-    of the last checkpoint, samples and answers of evaluations. Raises DataError for an unreadable run."""
+    of the last checkpoint, rollouts and answers of evaluations. Raises DataError for an unreadable run."""
     lines = list(_metric_differences(one, other))
     files, others = _last_checkpoint(one), _last_checkpoint(other)
     lines += [f"last checkpoint: {name} differs" for name in _unequal(files, others)]
-    for folder in ("samples", "evaluation"):
+    for folder in ("rollouts", "evaluation"):
         left, right = (_contents(run / folder) for run in (one, other))
         lines += [f"{folder}/{name} differs" for name in _unequal(left, right)]
     return lines
@@ -224,8 +224,8 @@ def _unequal(one: dict[str, object], other: dict[str, object]) -> list[str]:
 def _compared(run: Path) -> str:
     """What the comparison looked at, in words."""
     lines = len((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    more = sum(len(_contents(run / folder)) for folder in ("samples", "evaluation"))
+    more = sum(len(_contents(run / folder)) for folder in ("rollouts", "evaluation"))
     return (
         f"{len(_last_checkpoint(run)) - 1} files of the last checkpoint, {lines} lines of metrics, {more} files of "
-        "samples and evaluations"
+        "rollouts and evaluations"
     )

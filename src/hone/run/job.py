@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hone.core.clock import Clock
 from hone.core.config import Config
-from hone.core.credit import Credits, Metrics
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.estimators.means import Estimate
 from hone.run.loop import Recipe
 from hone.run.memory_plan import MemoryPlan
-from hone.run.store.evaluations import AnswerRow, SampleRow
+from hone.run.store.evaluations import AnswerRow
 from hone.run.store.records import MatmulRate
+from hone.run.store.rollouts import MAX_OBSERVATION, EpisodeTable, RolloutTable
 from hone.run.store.survivorship import SurvivorshipCounts
 
 # --------------------------------------------------------------------------------------------------------------- config
@@ -34,8 +37,10 @@ class RunSettings(Config):
     """Threads of the tensor library; a CPU run is bitwise reproducible for a fixed number of them."""
     log_every: int = Field(default=1, ge=1)
     """Steps per line of metrics.jsonl (figures are means over them)."""
-    samples_every: int = Field(default=10, ge=0)
-    """Steps between tables of sampled episodes; 0 writes none."""
+    rollouts_every: int = Field(default=10, ge=0)
+    """Steps between files of rollouts, which hold answers with their tokens, or episodes; 0 writes none."""
+    rollouts_keep_mb: float = Field(default=500.0, gt=0)
+    """Space in megabytes for files of rollouts; beyond it every second one is removed, from the oldest on."""
     checkpoint_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; the last step and an interruption are always saved."""
     disk_wait_s: float = Field(default=300.0, ge=0)
@@ -183,6 +188,62 @@ class EvaluationResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionTrace:
+    """Figures of a step's N decisions that its learner computed; NaN, and -1, where it did not look."""
+
+    logp_now: NDArray[np.float32]
+    """`[N]` nats, under the policy before the step's first update."""
+    logp_last: NDArray[np.float32]
+    """`[N]` nats, under the policy of the last pass over the decision."""
+    ratio: NDArray[np.float32]
+    """`[N]` probability ratio of that pass to the loss's denominator."""
+    entropy: NDArray[np.float32]
+    """`[N]` nats, at the first pass."""
+    clipped: NDArray[np.int8]
+    """`[N]` 1 where the gradient was clipped to 0, 0 where not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A step that is done, for its rollouts."""
+
+    step: int
+    episodes: Episodes
+    credits: Credits
+    values: Values = NO_VALUES
+    trace: DecisionTrace | None = None
+
+
+def episode_table(record: StepRecord) -> EpisodeTable:
+    """The episodes of a step of control, a table or a bandit, decision by decision."""
+    episodes, values = record.episodes, record.values.value
+    count, decisions = len(episodes), episodes.decisions
+    seen = episodes.observations.reshape(decisions, -1)
+    first = np.minimum(episodes.offsets[:-1], max(decisions - 1, 0))
+    return EpisodeTable(
+        step=record.step,
+        offsets=episodes.offsets,
+        id=np.full(count, -1) if episodes.id is None else episodes.id,
+        group=episodes.group,
+        score=episodes.score,
+        status=episodes.status,
+        end=np.where(episodes.terminated, 0, np.where(episodes.truncated, 1, 2)).astype(np.uint8),
+        version=episodes.version[first].astype(np.int64),
+        actions=episodes.chosen.reshape(decisions, -1).astype(np.float32),
+        rewards=episodes.reward,
+        logp=episodes.logp,
+        advantages=record.credits.advantage,
+        values=values if len(values) == decisions else None,
+        observations=seen.astype(np.float32) if 0 < seen.shape[1] <= MAX_OBSERVATION else None,
+    )
+
+
+def no_trace() -> DecisionTrace | None:
+    """Return no trace: the default of `pop_trace`."""
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(Generic[P]):
     """A recipe that is ready to run."""
 
@@ -191,8 +252,10 @@ class TrainingJob(Generic[P]):
     """Writes the policy, in its released form, into an empty folder."""
     load_policy: Callable[[Path], None]
     """Loads the weights that `save_policy` wrote, in place."""
-    sample_rows: Callable[[int, Episodes, Credits], Sequence[SampleRow]] | None = None
-    """Step and its episodes -> readable answers for `samples.parquet`."""
+    rollouts: Callable[[StepRecord], RolloutTable] | None = None
+    """Rollouts of a step; None: its episodes are no rollouts, such as samples of a replay buffer."""
+    pop_trace: Callable[[], DecisionTrace | None] = no_trace
+    """Returns figures of the latest update's decisions, and forgets them; called after every step."""
     write_episodes: Callable[[Path, int, Episodes], None] | None = None
     """Run folder, step and its episodes: writes what the recipe leaves behind for later stages. Called after every
     step; a resumed run repeats the calls of the steps that it does again."""

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hone.core.clock import Clock
-from hone.core.credit import Credits, Metrics, Values
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, integer, number, substate
@@ -26,7 +29,7 @@ from hone.run.callbacks import (
     StopRequest,
     wants_stop,
 )
-from hone.run.job import EvaluationResult, RunSettings, TrainingJob
+from hone.run.job import EvaluationResult, RunSettings, StepRecord, TrainingJob
 from hone.run.loop import Learner, Recipe, SourceWrapper
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.durable import EVENTS, DiskFullError
@@ -35,11 +38,12 @@ from hone.run.store.evaluations import (
     read_evaluations,
     write_answers,
     write_evaluations,
-    write_samples,
 )
 from hone.run.store.folder import RunFolder
+from hone.run.store.histograms import HISTOGRAMS, HistogramLog
 from hone.run.store.metrics import MetricsWriter
 from hone.run.store.records import LEARNING
+from hone.run.store.rollouts import rollout_files, rollout_path, thin, write_rollouts
 from hone.run.store.survivorship import SURVIVORSHIP
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ class Stopwatch:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     episodes: Episodes | None = None
     credits: Credits | None = None
+    values: Values = NO_VALUES
 
     def time(self, name: str, work: Callable[[], T]) -> T:
         start = self.clock.monotonic_s()
@@ -99,7 +104,8 @@ class _TimedLearner(Generic[P]):
         return self.learner.policy
 
     def values(self, episodes: Episodes) -> Values:
-        return self.stopwatch.time("values", lambda: self.learner.values(episodes))
+        self.stopwatch.values = self.stopwatch.time("values", lambda: self.learner.values(episodes))
+        return self.stopwatch.values
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         self.stopwatch.credits = credits
@@ -406,6 +412,8 @@ class RunReporter:
     """The figure of this step by which checkpoints are compared; None where there is none."""
     best_evaluation: float | None = None
     """Best score of the evaluations so far; None before the first."""
+    rollouts_bytes: int | None = None
+    """Bytes of the files of rollouts; None: not counted yet."""
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
@@ -429,7 +437,7 @@ class RunReporter:
             advantage_is_zero=not credits.advantage.any(),
             timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
         )
-        self._show_findings(self.learning.see(step, row, signals))
+        self._show_findings(step, self.learning.see(step, row, signals))
         now_s = self.clock.monotonic_s()
         self.window.add(row | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
@@ -437,14 +445,10 @@ class RunReporter:
             line = self.window.means() | {"time/at_s": self.clock.now_s()}
             self._timed_write(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
+        self._write_rollouts(step, episodes, credits)
         self.last_step = step
         if (write_episodes := self.job.write_episodes) is not None:
             self._timed_write(lambda: write_episodes(self.folder.path, step, episodes))
-        if (
-            self.settings.samples_every > 0 and (step == 1 or self._is_due(step, self.settings.samples_every))
-        ) and self.job.sample_rows is not None:
-            rows = self.job.sample_rows(step, episodes, credits)
-            self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))
         if self.tracking is not None:
             self.tracking.complete(step)
         self._call(
@@ -456,6 +460,38 @@ class RunReporter:
         if step == self.steps or (every and step % every == 0) or (best and self.settings.keep_best):
             self.save(step)
         self._stop_as_asked(step)
+
+    def _write_rollouts(self, step: int, episodes: Episodes, credits: Credits) -> None:
+        """The histograms of a step that has a line of metrics, and its rollouts where they are due."""
+        trace, rollouts = self.job.pop_trace(), self.job.rollouts
+        if rollouts is None:
+            return
+        if step % self.settings.log_every == 0 or step == self.steps:
+            ended = (episodes.terminated | episodes.truncated) & episodes.scored
+            columns: dict[str, NDArray[np.generic]] = {
+                "reward": episodes.score[ended],
+                "length": episodes.lengths,
+                "advantage": credits.advantage,
+            }
+            columns |= {} if trace is None else {"ratio": trace.ratio, "entropy": trace.entropy}
+            log = HistogramLog(path=self.folder.path / HISTOGRAMS)
+            self._timed_write(lambda: log.append(step, columns))
+        every = self.settings.rollouts_every
+        if every > 0 and (step == 1 or self._is_due(step, every)):
+            values = self.stopwatch.values
+            record = StepRecord(step=step, episodes=episodes, credits=credits, values=values, trace=trace)
+            self._timed_write(lambda: write_rollouts(rollout_path(self.folder.path, step), rollouts(record)))
+            self._thin_rollouts(step)
+
+    def _thin_rollouts(self, step: int) -> None:
+        """Remove older rollouts beyond their space. The folder is looked through only where they may be too many."""
+        if self.rollouts_bytes is None:
+            self.rollouts_bytes = sum(path.stat().st_size for path in rollout_files(self.folder.path).values())
+        else:
+            self.rollouts_bytes += rollout_path(self.folder.path, step).stat().st_size
+        if self.rollouts_bytes > self.settings.rollouts_keep_mb * 1e6:
+            thin(self.folder.path, int(self.settings.rollouts_keep_mb * 1e6))
+            self.rollouts_bytes = None
 
     def _call(self, name: str, callback: Callable[[EventT], bool | None] | None, event: EventT) -> None:
         """Call a callback. What follows from it waits until the step is complete and can be saved."""
@@ -474,9 +510,12 @@ class RunReporter:
             )
         if self._stopped_by and step < self.steps:
             self.save(step)
+            self.folder.events.append(step, "stop", f"stopped by {self._stopped_by}", {"reason": self._stopped_by})
             raise StoppedByCallback(f"stopped after step {step} of {self.steps}: {self._stopped_by} returned False")
         if self.stop.requested and step < self.steps:
             self.save(step)
+            name = self.stop.signal_name
+            self.folder.events.append(step, "stop", f"stopped by {name}", {"reason": name})
             self.folder.log(f"stopped by {self.stop.signal_name} after step {step} of {self.steps}, which is saved")
             raise InterruptedRun(
                 f"stopped after step {step} of {self.steps}; saved in {self.folder.checkpoints_folder}. "
@@ -489,11 +528,12 @@ class RunReporter:
         lines = self.learning.summary()
         if (self.folder.path / LEARNING.name).exists():
             LEARNING.write(self.folder.path, lines)  # those of steps that a resume did over are out of date
-        self._show_findings(lines)
+        self._show_findings(self.last_step, lines)
 
-    def _show_findings(self, lines: Sequence[str]) -> None:
+    def _show_findings(self, step: int, lines: Sequence[str]) -> None:
         for line in lines:
             self.folder.log(line, level="WARNING")
+            self.folder.events.append(step, "finding", line)
             self.progress.note(line)
         if lines:
             LEARNING.write(self.folder.path, self.learning.summary())
@@ -503,6 +543,7 @@ class RunReporter:
         tracking = [] if self.tracking is None else self.tracking.pop_notices()
         for note in [*self.job.pop_notices(), *tracking]:
             self.folder.log(note, level="WARNING")
+            self.folder.events.append(self.last_step, "notice", note)
             self.progress.note(note)
 
     def save(self, step: int) -> None:
@@ -530,6 +571,9 @@ class RunReporter:
         self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step
         folder = self.checkpoints.folder / step_name(step)
+        self.folder.events.append(
+            step, "checkpoint", f"checkpoint of step {step}", {"folder": f"checkpoints/{folder.name}", "score": score}
+        )
         event = CheckpointEvent(step=step, checkpoint=folder, run=self.folder.path)
         self._call("on_checkpoint", self.callbacks.on_checkpoint, event)
 
@@ -588,6 +632,12 @@ class RunReporter:
             warnings=tuple(verdict.warnings),
         )
         write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), score])
+        self.folder.events.append(
+            step,
+            "evaluation",
+            f"evaluated: {estimate.mean:.5g}, 95% interval {estimate.low:.5g} to {estimate.high:.5g}",
+            {"score": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.n},
+        )
         event = EvaluationEvent(
             step=step,
             score=estimate.mean,

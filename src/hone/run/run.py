@@ -66,6 +66,7 @@ from hone.run.store.codec import write_state
 from hone.run.store.durable import CHAOS_VARIABLE, EVENTS
 from hone.run.store.evaluations import read_evaluations
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
+from hone.run.store.histograms import HISTOGRAMS, HistogramLog
 from hone.run.store.manifest import RunMetadata, config_hash
 from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
 from hone.run.store.records import (
@@ -81,6 +82,7 @@ from hone.run.store.records import (
     update_flops_per_s,
     write_certificate,
 )
+from hone.run.store.rollouts import remove_after
 
 if TYPE_CHECKING:
     from hone.run.trackers import EndState
@@ -414,6 +416,7 @@ def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> s
     try:
         train(timed(job.recipe, watch), steps=reporter.steps, callback=reporter, first_step=first_step)
         reporter.report_learning()
+        folder.events.append(reporter.steps, "finish", f"finished step {reporter.steps}")
     except StoppedByCallback as stopped:
         return str(stopped)
     except DivergedError as fault:
@@ -437,9 +440,17 @@ def _open_records(
     """Record the changes of a resume and open the metrics after step `done`; `notes` and those of both are shown."""
     if order.resume:
         changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
+        folder.events.cut_after(done)
+        HistogramLog(path=folder.path / HISTOGRAMS).cut_after(done)
+        remove_after(folder.path, done)
         lines = [f"from step {done + 1} on: {change}" for change in changes]
         notes = [*notes, *lines, *ranks_note(changes, order.config)]
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done, every=order.config.run.log_every)
+    begun = {"recipe": order.config.recipe, "seed": order.config.seed, "steps": order.config.steps}
+    if order.resume:
+        folder.events.append(done, "resume", f"goes on after step {done}", begun | {"notes": [*notes, *repairs]})
+    else:
+        folder.events.append(0, "start", f"begins {order.config.steps} steps of {order.config.recipe}", begun)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
         progress.note(note)

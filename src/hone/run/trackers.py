@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from hone.run.store.evaluations import SampleRow
+from hone.run.store.rollouts import SampleRow
 
 EndState: TypeAlias = Literal["finished", "stopped", "failed"]
 
@@ -66,7 +66,7 @@ class Tracker(ABC):
 
 
 SHOWN_SAMPLES: Final = 32
-"""Answers of a step that a tracker gets; `samples/` of the run has all."""
+"""Answers of a step that a tracker gets; `rollouts/` of the run has all."""
 _SAMPLE_COLUMNS: Final = ("prompt", "completion", "score", "advantage", "status", "tokens", "finish")
 
 

@@ -19,13 +19,12 @@ from typing import Final, cast
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.process.user_files import check_reference, describe_error, load_reference, user_traceback
 from hone.run.job import TrackConfig
-from hone.run.store.checkpoints import step_name
 from hone.run.store.durable import writing
-from hone.run.store.evaluations import read_samples
 from hone.run.store.folder import CONFIG, MANIFEST
 from hone.run.store.manifest import read_config, read_manifest
 from hone.run.store.metrics import metric_catalogue, tail_metrics
 from hone.run.store.records import RecordFile
+from hone.run.store.rollouts import OLD_ROLLOUTS, read_samples, rollout_kind, rollout_path
 from hone.run.trackers import TRACKERS, EndState, MetricRow, TrackedRun, Tracker
 
 BATCH_ROWS: Final = 200
@@ -145,8 +144,8 @@ class RunFollower:
             at_s = (due[-1] if due else self._waiting[0])[1].get(AT, 0.0)
             if rows:
                 self._tracker.log(rows)
-            if sampled_step is not None:
-                self._tracker.samples(sampled_step, at_s, read_samples(self._samples(sampled_step)))
+            if sampled_step is not None and (path := self._answers(sampled_step)) is not None:
+                self._tracker.samples(sampled_step, at_s, read_samples(path))
             self.sent_step = due[-1][0] if sampled_step is None else sampled_step
             self._record.write(self.folder, _SentRecord(step=self.sent_step))
 
@@ -161,16 +160,19 @@ class RunFollower:
             if step > last_step:
                 break
             for between in range(seen_step + 1, step):
-                if self._samples(between).is_file():
+                if self._answers(between) is not None:
                     return due, between
             due.append((step, metrics))
-            if self._samples(step).is_file():
+            if self._answers(step) is not None:
                 return due, step
             seen_step = step
         return due, None
 
-    def _samples(self, step: int) -> Path:
-        return self.folder / "samples" / f"{step_name(step)}.parquet"
+    def _answers(self, step: int) -> Path | None:
+        """File of a step's answers, where there is one."""
+        places = (rollout_path(self.folder, step), rollout_path(self.folder, step, folder=OLD_ROLLOUTS))
+        file = next((path for path in places if path.is_file()), None)
+        return file if file is not None and rollout_kind(file) == "answers" else None
 
     def finish(self, state: EndState) -> None:
         """End the run in the tracker."""

@@ -44,6 +44,10 @@ class CapturedText:
         """Metrics of the latest rollout."""
         return {**self.actor.metrics(), **self.scorer.metrics(), **self.world.metrics()}
 
+    def reference(self, group: int) -> str | None:
+        """Agents bring their questions, and no reference answers."""
+        del group
+
     def notes(self) -> list[str]:
         """Notes for the user since the last call."""
         return [*self.scorer.notes(), *self.actor.notes(), *self.world.notes()]

@@ -22,7 +22,7 @@ from hone.text.evaluate.text_eval import TextEvaluation
 from hone.text.flops import matmul_rate, token_compute_cost
 from hone.text.open_text import TextInputs
 from hone.text.rows import TokenBatch, TokenLayout, TokenRows
-from hone.text.samples import answer_rows
+from hone.text.samples import answer_table
 from hone.text.saved_optimizer import restore_optimizer
 
 
@@ -45,7 +45,7 @@ def language_job(
         recipe=recipe,
         save_policy=policy.save,
         load_policy=policy.load,
-        sample_rows=partial(answer_rows, tokenizer=policy.tokenizer),
+        rollouts=partial(answer_table, tokenizer=policy.tokenizer),
         evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
         evaluate_every=0 if evaluation is None else evaluation.every,
         dataset_fingerprint=examples.fingerprint,

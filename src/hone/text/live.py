@@ -36,6 +36,7 @@ from hone.text.fleet import generating_cluster, open_text_fleet
 from hone.text.interleaving import RecordingActor, ReplayingActor, replayed_record
 from hone.text.open_text import TextDataConfig, TextInputs, opened_text_run
 from hone.text.rollout_config import RolloutConfig
+from hone.text.samples import dataset_reference
 from hone.text.tasks.conversation import ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.world import Prompt, TextWorld
@@ -143,6 +144,10 @@ class LiveText:
         dialogue_metrics = {} if self.dialogues is None else self.dialogues.pop_metrics()
         waits = {"time/rollout_rewards_s": self.world.reward_wait_s, "time/rollout_tools_s": use.idle_s}
         return {**self.actor.metrics(), **self.scorer.metrics(), **dialogue_metrics, **idle, **waits}
+
+    def reference(self, group: int) -> str | None:
+        """Reference answer of the prompt that a group answers; None without one."""
+        return dataset_reference(self.world.prompt_of(group).columns) if group >= 0 else None
 
     def close(self) -> None:
         """End what the engine has open elsewhere."""

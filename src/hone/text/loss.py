@@ -35,7 +35,16 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 from hone.rewards.config import LearnableConfig
 from hone.text.ratio import CorrectionFactor, StepCorrection
-from hone.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows, learnable_answers
+from hone.text.rows import (
+    PrecomputedColumns,
+    RowUnit,
+    TokenBatch,
+    TokenLayout,
+    TokenRows,
+    learnable_answers,
+    learnable_flags,
+)
+from hone.text.update_trace import CLIPPED, UpdateTrace
 
 TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
 """`[N]` factor on the loss of each decision of an optimizer step, or whether it is kept."""
@@ -134,6 +143,8 @@ class TokenLoss:
     """Measure perplexities and chi-square divergences of the mismatch, too."""
     learnable: LearnableConfig = field(default_factory=LearnableConfig)
     """Which answers have a part in the loss."""
+    trace: UpdateTrace | None = None
+    """Takes in the figures of each token as they are computed."""
 
     def layout(self, layout: TokenLayout, policy: TokenPolicy) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, with what has to be known before the first update."""
@@ -145,6 +156,9 @@ class TokenLoss:
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             _require_draws(episodes)
+            if self.trace is not None:
+                marks = learnable_flags(episodes, credits, self.learnable)
+                self.trace.begin(episodes.decisions, None if marks.all() else np.flatnonzero(marks[episodes.owner]))
             rows = layout(*learnable_answers(episodes, credits, self.learnable))
             return replace(rows, precomputed=self._precompute(rows, policy))
 
@@ -157,8 +171,17 @@ class TokenLoss:
             factor = self.correction(view.old_logp, view.behaviour_logp, view.sequence)
         if factor is not None:
             terms = with_mismatch_correction(terms, factor)
-        measure = self._measure_mismatch
-        return replace(terms, compute_metrics=lambda: {**terms.metrics, **measure(view)})
+        trace, place = self.trace, batch.place
+        if trace is not None:
+            trace.see(place, view.logp, view.denominator_logp, old_logp=batch.old_logp, entropy=view.entropy)
+
+        def compute_metrics() -> Mapping[str, Tensor]:
+            metrics = {**terms.metrics, **self._measure_mismatch(view)}
+            if trace is not None and CLIPPED in metrics:
+                trace.see_clipped(place, metrics[CLIPPED])
+            return metrics
+
+        return replace(terms, compute_metrics=compute_metrics)
 
     def token_view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
         look = policy.token_logprobs(
@@ -224,7 +247,7 @@ class TokenLoss:
         return replace(rows, precomputed=replace(rows.precomputed, token_factor=factor.astype(now.dtype)))
 
     def _precompute(self, rows: TokenRows, policy: TokenPolicy) -> PrecomputedColumns:
-        budget, known = self.micro_batch_tokens, PrecomputedColumns()
+        budget, known = self.micro_batch_tokens, rows.precomputed
         if self.reference is not None:
             (anchor,) = rows.evaluate(partial(chosen_logp, self.reference), budget)
             known = replace(known, ref_logp=anchor)

@@ -39,6 +39,7 @@ from hone.text.evaluate.open_policy import open_policy
 from hone.text.loss import chosen_logp, collision_probability
 from hone.text.open_text import TextDataConfig
 from hone.text.rows import TokenBatch, TokenLayout
+from hone.text.update_trace import UpdateTrace
 
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "absolute": absolute}
 RewardKlEstimator = Literal["k1", "k2", "k3", "absolute"]
@@ -56,6 +57,8 @@ class TextPolicies:
     device: str
     fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     """Fingerprints of the frozen ones; a resume must find them unchanged."""
+    trace: UpdateTrace = field(default_factory=UpdateTrace)
+    """Figures of the tokens of each update, for the step's rollouts."""
     frozen_policies: dict[str | None, tuple[TokenPolicy, str]] = field(
         default_factory=dict[str | None, tuple[TokenPolicy, str]]
     )

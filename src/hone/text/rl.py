@@ -60,7 +60,7 @@ from hone.text.ratio import Denominator, RatioLearnerConfig
 from hone.text.reference_policies import TextPolicies, text_policies
 from hone.text.rollout_config import RolloutConfig
 from hone.text.rows import TokenBatch
-from hone.text.samples import answer_metrics, judge_questions, reward_metrics
+from hone.text.samples import answer_metrics, answer_table, judge_questions, reward_metrics
 from hone.text.tasks.world import Prompt
 
 TextCredit = Callable[[Episodes, Values], Credits]
@@ -452,7 +452,8 @@ def _text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tr
     policy = inputs.policy(temperature=config.rollout.temperature)
     judge = inputs.scorer
     judge.check(inputs.examples.column_names())
-    chosen = config.method(text_policies(config, policy, micro_batch_tokens=config.micro_batch_tokens()))
+    policies = text_policies(config, policy, micro_batch_tokens=config.micro_batch_tokens())
+    chosen = config.method(policies)
     live = _open_live(config, inputs, policy, chosen)
     actor = live.actor
     recorded = _recorded_source(live.source(), actor, config.rollout)
@@ -489,6 +490,10 @@ def _text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tr
         job,
         pop_notices=lambda: [*live.notes(), *chosen.pop_notes()],
         closing_lines=lambda: [*actor.closing_lines(), *counts.record().warnings()],
+        rollouts=partial(
+            answer_table, tokenizer=policy.tokenizer, rewards=config.rewards.names, reference=live.reference
+        ),
+        pop_trace=policies.trace.pop,
         survivorship=counts,
         open_folder=open_folder,
         close=close,
@@ -619,7 +624,9 @@ def gradient_learner(
         weight_cap=config.learner.ratio.token_weight_cap(),
         diagnostics=config.learner.ratio.diagnostics,
         learnable=config.rollout.learnable,
+        trace=policies.trace,
     )
+    policies.trace.first_pass_is_start = config.learner.optimizer_steps(1) == 1
     learner = token_learner(
         config.learner,
         policy,

@@ -83,6 +83,8 @@ class TokenBatch:
     """`[T, L, k]` int64 experts that were recorded with the packed tokens, -1 for none; None: nothing is replayed."""
     expert_load: ExpertLoad | None = None
     """Load of the experts over the optimizer step, where a loss needs it."""
+    place: Ints | None = None
+    """`[n]` place of each decision among those of the step's episodes that were laid out."""
 
     @property
     def replayed(self) -> PackedBatch:
@@ -112,6 +114,8 @@ class PrecomputedColumns:
     """`[N]` target of the critic."""
     old_value: NDArray[np.floating] | None = None
     """`[N]` the critic's value when the update began."""
+    place: Ints | None = None
+    """`[N]` place of each decision among those that were laid out."""
 
     def take(self, where: Ints) -> "PrecomputedColumns":
         """The columns of decisions `where` `[K]`."""
@@ -129,6 +133,7 @@ class PrecomputedColumns:
             counted=chosen(self.counted),
             value_target=chosen(self.value_target),
             old_value=chosen(self.old_value),
+            place=chosen(self.place),
         )
 
 
@@ -225,16 +230,8 @@ def learnable_answers(episodes: Episodes, credits: Credits, learnable: Learnable
     part in any term of the loss (surrogate, KL, entropy, critic). A dialogue of several rows is one answer. Where
     nothing is learnable everything stays, so that a step always has rows; their advantages are 0.
     """
-    last = episodes.last_rows
-    answer = np.cumsum(last) - last
-    flags = np.ones(len(episodes), np.bool_)
-    if not learnable.count_missing:
-        # An answer may be taught without a score: a teacher grades its tokens, say.
-        taught = np.bincount(answer[episodes.owner], weights=credits.advantage != 0, minlength=int(last.sum()))
-        flags &= (episodes.scored[last] | (taught > 0))[answer]
-    if learnable.truncated != "score":
-        flags &= ~episodes.truncated[last][answer]
-    if flags.all() or not flags.any():
+    flags = learnable_flags(episodes, credits, learnable)
+    if flags.all():
         return episodes, credits
     kept = np.flatnonzero(flags)
     where = ranges(episodes.offsets[:-1][kept], episodes.lengths[kept])
@@ -244,6 +241,20 @@ def learnable_answers(episodes: Episodes, credits: Credits, learnable: Learnable
         target=None if credits.target is None else credits.target[where],
         discount=None if credits.discount is None else credits.discount[where],
     )
+
+
+def learnable_flags(episodes: Episodes, credits: Credits, learnable: LearnableConfig) -> NDArray[np.bool_]:
+    """`[E]` whether each episode has a part in the loss (`learnable_answers`); True everywhere where none has."""
+    last = episodes.last_rows
+    answer = np.cumsum(last) - last
+    flags = np.ones(len(episodes), np.bool_)
+    if not learnable.count_missing:
+        # An answer may be taught without a score: a teacher grades its tokens, say.
+        taught = np.bincount(answer[episodes.owner], weights=credits.advantage != 0, minlength=int(last.sum()))
+        flags &= (episodes.scored[last] | (taught > 0))[answer]
+    if learnable.truncated != "score":
+        flags &= ~episodes.truncated[last][answer]
+    return flags if flags.any() else np.ones(len(episodes), np.bool_)
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
@@ -292,12 +303,14 @@ class TokenLayout:
         if self.replay_routing:
             _require_whole_routing(episodes)
         advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
+        place = np.arange(episodes.decisions)
         begins = np.zeros(len(episodes), dtype=np.bool_)
         firsts = _first_rows(episodes)
         forked, begins = firsts is not None, begins if firsts is None else firsts
         if self.unit == "group":
             order = np.argsort(episodes.group, kind="stable")
-            advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
+            place = ranges(episodes.offsets[:-1][order], episodes.lengths[order])
+            advantage = advantage[place]
             episodes = episodes.take(order)
             begins = np.diff(episodes.group, prepend=episodes.group[:1] - 1) > 0
         starts, trunks = _shared_rows(episodes, row_tokens, begins)
@@ -313,6 +326,7 @@ class TokenLayout:
             row_offsets=np.append(starts, len(episodes)).astype(np.int64),
             prefix_lengths=trunks,
             unit_offsets=np.append(units, len(starts)).astype(np.int64),
+            precomputed=PrecomputedColumns(place=place),
         )
 
 
@@ -528,6 +542,7 @@ class TokenRows:
                 name: column(values[places[self.layout.term_weights[name].per]].astype(np.float32))
                 for name, values in self.term_weights.items()
             },
+            place=known.place,
         )
 
     def _take_sequences(self, index: Ints, *, row_offsets: Ints, prefix_lengths: Ints, unit_offsets: Ints) -> Self:

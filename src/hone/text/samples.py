@@ -1,18 +1,20 @@
 """What a text run shows: metrics and samples of its answers, and the questions of its judges."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hone.core.conversation import text_after_prompt
-from hone.core.credit import Credits, Metrics
+from hone.core.credit import Metrics
 from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.rewards.judges.questions import shown_template
-from hone.run.store.evaluations import SampleRow
+from hone.run.job import StepRecord
+from hone.run.store.rollouts import AnswerTable, SampleRow, TokenColumns
 from hone.text.open_text import TextDataConfig
 
 
@@ -37,41 +39,99 @@ def reward_metrics(names: Sequence[str], episodes: Episodes) -> Metrics:
     return {f"rewards/{name}": float(own.mean()) for name, own in scored.items() if len(own)}
 
 
-def answer_rows(
-    step: int, episodes: Episodes, credits: Credits, tokenizer: Tokenizer, *, limit: int = 64
-) -> list[SampleRow]:
-    """The first `limit` answers of a step as text."""
-    shown = episodes.take(np.arange(min(limit, len(episodes))))
-    seen = shown.transcript
-    prompt_ends = seen.at[shown.offsets[:-1]]
+def answer_table(
+    record: StepRecord,
+    tokenizer: Tokenizer,
+    *,
+    rewards: Sequence[str] = (),
+    reference: Callable[[int], str | None] | None = None,
+) -> AnswerTable:
+    """The answers of a step with their tokens. `rewards` names the columns of `Episodes.components`; `reference` is
+    given the group of an answer and returns the reference answer of its prompt."""
+    episodes = record.episodes
+    seen = episodes.transcript
+    prompt_ends = seen.at[episodes.offsets[:-1]]
     asked: Counter[int] = Counter()
-    texts = text_after_prompt(shown, tokenizer.decode)
+    texts = text_after_prompt(episodes, tokenizer.decode)
+    parts = episodes.components if len(rewards) > 1 else None
+    prompts: dict[bytes, str] = {}
     rows: list[SampleRow] = []
-    for place in range(len(shown)):
-        start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
-        scored = shown.status[place] == ScoreStatus.SCORED
-        group = int(shown.group[place])
-        finish = "length" if shown.truncated[place] else "stop"
-        if shown.stop is not None:
-            finish = STOP_REASONS[int(shown.stop[place])]
+    for place in range(len(episodes)):
+        start, stop = int(episodes.offsets[place]), int(episodes.offsets[place + 1])
+        scored = episodes.status[place] == ScoreStatus.SCORED
+        group = int(episodes.group[place])
+        finish = "length" if episodes.truncated[place] else "stop"
+        if episodes.stop is not None:
+            finish = STOP_REASONS[int(episodes.stop[place])]
+        question = seen.tokens[seen.offsets[place] : prompt_ends[place]]
+        if (key := question.tobytes()) not in prompts:
+            prompts[key] = tokenizer.decode(question)
         asked[group] += 1
         rows.append(
             SampleRow(
-                step=step,
+                step=record.step,
                 group=group,
                 sample=asked[group] - 1,
-                prompt=tokenizer.decode(seen.tokens[seen.offsets[place] : prompt_ends[place]]),
+                prompt=prompts[key],
                 completion=texts[place][0],
                 turns=texts[place][1],
-                score=float(shown.score[place]) if scored else None,
-                status=ScoreStatus(int(shown.status[place])).name.lower(),
-                advantage=float(credits.advantage[start]),
+                score=float(episodes.score[place]) if scored else None,
+                status=ScoreStatus(int(episodes.status[place])).name.lower(),
+                advantage=float(record.credits.advantage[start]),
                 tokens=stop - start,
                 finish=finish,
-                version=int(shown.version[start]),
+                version=int(episodes.version[start]),
+                reference=None if reference is None else reference(group),
+                components={}
+                if parts is None
+                else {
+                    name: None if np.isnan(value) else float(value)
+                    for name, value in zip(rewards, parts[place].tolist(), strict=True)
+                },
             )
         )
-    return rows
+    return AnswerTable(rows=rows, tokens=_token_columns(record))
+
+
+def _token_columns(record: StepRecord) -> TokenColumns:
+    """All tokens of a step; what is known of the sampled ones stands at their places."""
+    episodes, trace = record.episodes, record.trace
+    seen, count = episodes.transcript, len(episodes.transcript.tokens)
+    unknown = np.full(count, np.nan, np.float32)
+
+    def floats(column: NDArray[np.floating] | None) -> NDArray[np.float32]:
+        if column is None or not len(column):
+            return unknown
+        whole = unknown.copy()
+        whole[seen.at] = column
+        return whole
+
+    mask, clipped = np.zeros(count, np.bool_), np.full(count, -1, np.int8)
+    versions = np.full(count, -1, np.int32)
+    mask[seen.at], versions[seen.at] = True, episodes.version
+    if trace is not None:
+        clipped[seen.at] = trace.clipped
+    advantage = record.credits.advantage
+    first = np.repeat(advantage[np.minimum(episodes.offsets[:-1], len(advantage) - 1)], episodes.lengths)
+    return TokenColumns(
+        offsets=seen.offsets,
+        ids=seen.tokens,
+        mask=mask,
+        logp=floats(episodes.logp),
+        logp_now=floats(None if trace is None else trace.logp_now),
+        logp_last=floats(None if trace is None else trace.logp_last),
+        entropy=floats(None if trace is None else trace.entropy),
+        clipped=clipped,
+        versions=versions,
+        advantages=floats(None if np.array_equal(first, advantage) else advantage),
+        values=floats(record.values.value),
+    )
+
+
+def dataset_reference(columns: Mapping[str, object]) -> str | None:
+    """The reference answer of a dataset's row: its column `answer`, or `ground_truth`; None without one."""
+    value = columns.get("answer", columns.get("ground_truth"))
+    return None if value is None else str(value)
 
 
 # ------------------------------------------------------------------------------------------------------ judge questions

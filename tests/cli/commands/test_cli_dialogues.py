@@ -8,7 +8,8 @@ import pytest
 from hone.cli.commands.evaluate import show_dialogues
 from hone.cli.main import main
 from hone.cli.terminal.screen import TerminalScreen, make_console
-from hone.run.store.evaluations import AnswerRow, latest_answers, read_samples
+from hone.run.store.evaluations import AnswerRow, latest_answers
+from hone.run.store.rollouts import read_samples
 
 GUESS = """recipe = "grpo"
 name = "guess"
@@ -55,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_samples_and_answers_say_why_dialogues_ended(runs: Path) -> None:
-    (file,) = (runs / "guess" / "samples").glob("*.parquet")
+    (file,) = (runs / "guess" / "rollouts").glob("*.parquet")
     rows = read_samples(file)
     assert {row.finish for row in rows} <= {"done", "max_tokens", "turns"}
     answers = latest_answers(runs / "guess")

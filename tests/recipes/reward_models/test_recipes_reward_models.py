@@ -103,7 +103,7 @@ def test_a_run_is_evaluated_shown_resumed_and_read_by_transformers(
 
 
 def test_an_implicit_reward_model_is_judged_by_its_log_ratio_to_the_start(capsys: pytest.CaptureFixture[str]) -> None:
-    often = "run.samples_every=2"  # a table of samples is also written at the last step of a part
+    often = "run.rollouts_every=2"  # a table of samples is also written at the last step of a part
     assert hone("train", "implicit_prm.toml", often) == 0
     assert hone("train", "implicit_prm.toml", often, "steps=4", "--name", "again") == 0
     assert hone("train", "implicit_prm.toml", often, "--name", "again", "--resume") == 0

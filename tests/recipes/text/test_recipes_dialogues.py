@@ -61,7 +61,7 @@ minibatches = 2
 [run]
 threads = 1
 checkpoint_every = 2
-samples_every = 2
+rollouts_every = 2
 """
 EVALUATION = """
 [evaluation]

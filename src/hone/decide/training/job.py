@@ -26,7 +26,16 @@ from hone.decide.bandits.saving import load_into, save_policy
 from hone.decide.joins.parquet import read_view, view_hash
 from hone.decide.simulators.drifting import ArmsWorld, BanditArms, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
-from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
+from hone.run.job import (
+    EvaluationResult,
+    OpenedRun,
+    RecipeParts,
+    RunConfig,
+    RunSettings,
+    TrainingJob,
+    episode_table,
+    opened_run,
+)
 from hone.run.loop import Recipe
 from hone.sources.live import LiveSource
 
@@ -257,6 +266,7 @@ def arms_job(
         recipe=Recipe(source=LiveSource(world, actor), credit=reward_as_advantage, learner=learner),
         save_policy=lambda folder: _save(learner.policy, folder),
         load_policy=lambda folder: load_into(learner.model, folder),
+        rollouts=episode_table,
         evaluate=judge,
     )
 

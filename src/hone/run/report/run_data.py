@@ -22,10 +22,8 @@ from hone.run.store.evaluations import (
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
-    SampleRow,
     SideBySide,
     read_evaluations,
-    read_samples,
 )
 from hone.run.store.manifest import Manifest, read_config, read_manifest
 from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
@@ -46,9 +44,12 @@ from hone.run.store.records import (
     read_map,
     read_robustness,
 )
+from hone.run.store.rollouts import SampleRow, read_samples, rollout_files, rollout_kind
 from hone.run.store.survivorship import SURVIVORSHIP, Survivorship
 
 T = TypeVar("T")
+SHOWN_ANSWERS = 64
+"""Answers that a report shows at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,7 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
         manifest=reader.read(lambda: read_manifest(folder / "manifest.json"), None) if is_run else None,
         config=reader.read(lambda: read_config(folder / "config.json"), {}) if is_run else {},
         metrics=metrics,
-        samples=tuple(reader.read(lambda: _last_samples(folder / "samples"), [])),
+        samples=tuple(reader.read(lambda: _last_samples(folder), [])),
         log=tuple(_log(folder / "log.txt")),
         evaluations=tuple(evaluations),
         paired=tuple(paired),
@@ -202,8 +203,9 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
 
 
 def _last_samples(folder: Path) -> list[SampleRow]:
-    files = sorted(folder.glob("step_*.parquet"))
-    return read_samples(files[-1]) if files else []
+    """The first answers of the newest file of rollouts; none of a run whose rollouts are episodes."""
+    files = list(rollout_files(folder).values())
+    return read_samples(files[-1])[:SHOWN_ANSWERS] if files and rollout_kind(files[-1]) == "answers" else []
 
 
 def _log(path: Path) -> list[str]:

@@ -44,8 +44,9 @@ from hone.run.report.run_data import ReportData, RunData, read_report_data
 from hone.run.report.svg import CurveSeries, IntervalRow, band_plot, curve_plot, interval_plot, legend
 from hone.run.report.timing_section import memory_section, timing_section
 from hone.run.store.durable import replace_file
-from hone.run.store.evaluations import EvaluationScore, PairedDifference, SampleRow, SideBySide
+from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide
 from hone.run.store.records import CalibrationBin, CalibrationRecord, SelectionRow
+from hone.run.store.rollouts import SampleRow
 
 # -------------------------------------------------------------------------------------------------- calibration section
 

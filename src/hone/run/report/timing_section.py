@@ -42,7 +42,7 @@ _REMEDIES: Final = {
     "collect": "more environments at once (env.num_envs) would shorten it",
     "update": "larger micro-batches (learner.micro_batch_tokens), bfloat16 products or more ranks would shorten it",
     "evaluate": "a larger evaluation.every would shorten it",
-    "save": "larger values of run.log_every, run.samples_every and run.checkpoint_every would shorten it",
+    "save": "larger values of run.log_every, run.rollouts_every and run.checkpoint_every would shorten it",
     "decode": "more answers at once (rollout.max_concurrent) or more replicas would shorten it",
     "prefill": "shorter prompts, or more answers to each, would shorten it",
     "tools": "more answers at once (rollout.max_concurrent) would fill it, and faster tools shorten it",

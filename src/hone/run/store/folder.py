@@ -1,8 +1,8 @@
 """Folder of one run, `runs/<name>/`.
 
 Belongs here: making, finding, locking and naming the files of a run (`config.json`, `manifest.json`, `metrics.jsonl`,
-`samples/`, `checkpoints/`, `certificate.json`, `learning.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and
-refusing whatever would overwrite another run.
+`events.jsonl`, `histograms.jsonl`, `rollouts/`, `checkpoints/`, `certificate.json`, `learning.json`, `speed.json`,
+`lock`, `log.txt`, `report.html`), and refusing whatever would overwrite another run.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from pathlib import Path
 from hone.core.clock import Clock
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError, DataError, ResourceError
-from hone.run.store.checkpoints import CheckpointFolder, step_name
+from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.durable import (
     raise_write_error,
     read_json_object,
@@ -28,6 +28,7 @@ from hone.run.store.durable import (
     write_all,
     writing,
 )
+from hone.run.store.events import EVENTS_FILE, EventLog
 from hone.run.store.manifest import (
     NO_CHANGES,
     RUN_FORMAT,
@@ -147,8 +148,9 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def samples_folder(self) -> Path:
-        return self.path / "samples"
+    def events(self) -> EventLog:
+        """Events of the run."""
+        return EventLog(self.path / EVENTS_FILE, self.clock)
 
     @property
     def checkpoints_folder(self) -> Path:
@@ -161,10 +163,6 @@ class RunFolder:
     @property
     def log_path(self) -> Path:
         return self.path / "log.txt"
-
-    def samples_path(self, step: int) -> Path:
-        """File of the samples of `step`."""
-        return self.samples_folder / f"{step_name(step)}.parquet"
 
     def checkpoints(self, *, keep_last: int = 2, keep_best: int = 1) -> CheckpointFolder:
         """Checkpoints of the run."""
@@ -207,9 +205,9 @@ class RunFolder:
     def discard_unused(self) -> None:
         """Remove a run that failed before it saved anything, so that its name is free for the next attempt.
 
-        A folder with metrics, checkpoints, samples, a saved bundle or unknown files stays as it is.
+        A folder with metrics, checkpoints, rollouts, a saved bundle or unknown files stays as it is.
         """
-        ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, self.log_path.name}
+        ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, self.log_path.name, EVENTS_FILE}
         for entry in self.path.iterdir():
             kept = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
             if kept and entry.name not in ours:

@@ -138,6 +138,7 @@ MOVED: Final = (
     (r"(.*\b)?task\.agents\.tool_format", r"\1task.tools.format"),
     (r"model\.experts\.(weight|bias_rate)", "model.experts.strength"),
     (r"rollout\.max_staleness\.replay_interleaving", "rollout.max_staleness.interleaving"),
+    (r"run\.samples_every", "run.rollouts_every"),
 )
 """Pattern of a whole key, and the key that says the same now."""
 

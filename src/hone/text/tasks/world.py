@@ -151,16 +151,16 @@ class TextWorld:
         """Seconds that the latest rollout waited for scores after its last answer."""
         self.conversations: Sequence[Conversation] = ()
         """Conversations of the latest rollout, prompt by prompt, sample by sample."""
-        self._cached_epoch = -1
-        self._cached_order = np.zeros(0, dtype=np.int64)
+        self._cached_order = (-1, np.zeros(0, dtype=np.int64))
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         """`[prompts]` the order of an epoch."""
-        if self._cached_epoch != epoch:
+        known, order = self._cached_order  # one value: a thread may collect while another asks for a prompt
+        if known != epoch:
             shuffled = permutation(self.seed, "prompts", epoch, count=len(self.prompts)) if self.shuffle else None
-            self._cached_epoch = epoch
-            self._cached_order = np.arange(len(self.prompts)) if shuffled is None else shuffled
-        return self._cached_order
+            order = np.arange(len(self.prompts)) if shuffled is None else shuffled
+            self._cached_order = (epoch, order)
+        return order
 
     def _requests(self, chosen: Sequence[Prompt]) -> list[Request]:
         """The prompts in order; with `greedy_baseline` the same prompts again, for their greedy answers."""
