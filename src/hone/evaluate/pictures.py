@@ -30,15 +30,14 @@ def write_policy_pictures(run: Path) -> list[str]:
     if not any(isinstance(config.get(key), dict) for key in ("env", "finite")):
         return []  # a bandit
     from hone.control.evaluate.policy_maps import grid_layout, policy_map_on  # noqa: PLC0415 - the wing of the run
-    from hone.control.evaluate.returns import load_policy_and_env  # noqa: PLC0415 - as above
-    from hone.control.evaluate.video import record_episode  # noqa: PLC0415 - as above
+    from hone.control.evaluate.returns import run_environment  # noqa: PLC0415 - as above
+    from hone.control.evaluate.video import record_saved_policy  # noqa: PLC0415 - as above
 
     newest = checkpoints.newest_policy()
     folder, step = newest.policy_folder, newest.step
     made: list[str] = []
     if isinstance(config.get("env"), dict):
-        policy, env = load_policy_and_env(folder, config)
-        about, png = record_episode(policy, env, seed=0, step=step)
+        about, png = record_saved_policy(folder, run_environment(folder, config), seed=0, step=step)
         write_episode(run, about, png)
         made.append("an episode" if png is not None else "the reason why there is no episode")
     try:

@@ -1,5 +1,7 @@
 """A recording of an episode: frames of any size, a limit that is told, numbers that are not finite."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,9 +11,11 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hone.control.environments.headless import render_without_display
 from hone.control.environments.make import GymConfig
 from hone.control.evaluate import video
 from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.checkpoint import save_policy
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.run.report.policy_map import _episode_animation
 
@@ -79,3 +83,86 @@ def test_numbers_that_are_not_finite_are_the_reason_for_no_recording(broken: str
     assert png is None
     assert broken in about.note
     assert "step 3" in about.note
+
+
+ABORTING = """
+import os
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+class Screen(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None, abort_at=0):
+        self.render_mode, self.abort_at, self.time = render_mode, abort_at, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(1, np.float32), 1.0, self.time == 5, False, {}
+
+    def render(self):
+        if self.abort_at and self.time == self.abort_at:
+            os.abort()
+        return np.full((8, 8, 3), self.time, np.uint8)
+"""
+
+
+@pytest.fixture
+def screen(tmp_path: Path) -> tuple[Path, str]:
+    """Folder of a policy, and the id of an environment in a file."""
+    (tmp_path / "screen.py").write_text(ABORTING)
+    save_policy(POLICY, tmp_path / "policy")
+    return tmp_path / "policy", f"{tmp_path}/screen.py:Screen"
+
+
+def test_an_environment_of_the_users_is_drawn_in_a_child(screen: tuple[Path, str]) -> None:
+    folder, name = screen
+    about, png = video.record_saved_policy(folder, GymConfig(id=name), seed=0, step=4)
+    assert (about.score, about.steps, about.step, about.note) == (5.0, 5, 4, "")
+    assert png is not None and png.startswith(b"\x89PNG")
+
+
+def test_a_renderer_that_aborts_costs_the_picture_only(screen: tuple[Path, str]) -> None:
+    folder, name = screen
+    about, png = video.record_saved_policy(folder, GymConfig(id=name, kwargs={"abort_at": 2}), seed=0, step=4)
+    assert png is None
+    assert about.note.startswith("its renderer ended its process: its process was killed by SIGABRT")
+
+
+def test_only_what_draws_in_software_is_drawn_here(screen: tuple[Path, str]) -> None:
+    here = {"CartPole-v1": True, "FrozenLake-v1": True, "hone/Maze-v0": True, "HalfCheetah-v5": False, screen[1]: False}
+    assert {name: video._renders_here(GymConfig(id=name)) for name in here} == here
+    assert not video._renders_here(GymConfig(id="CartPole-v1", isolation="process"))
+    assert video._renders_here(GymConfig(id="GrowingFrames-v0"))  # a class, which no other process can find
+
+
+def test_backends_without_a_screen_are_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "MUJOCO_GL")
+    loaded: list[str] = []
+    monkeypatch.setattr("ctypes.CDLL", loaded.append)
+
+    def chosen(**given: str) -> tuple[str | None, str | None]:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        render_without_display()
+        return os.environ.get("SDL_VIDEODRIVER"), os.environ.get("MUJOCO_GL")
+
+    assert chosen() == ("dummy", "egl")
+    assert chosen(DISPLAY="") == ("dummy", "egl")
+    assert chosen(DISPLAY=":0") == (None, None)
+    assert chosen(WAYLAND_DISPLAY="wayland-0") == (None, None)
+    assert chosen(MUJOCO_GL="osmesa", SDL_VIDEODRIVER="x11") == ("x11", "osmesa")
+    assert loaded == ["libEGL.so.1"] * 2
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert chosen() == ("dummy", None)  # with "egl" but without its library, mujoco cannot even be imported

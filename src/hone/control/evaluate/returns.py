@@ -150,15 +150,20 @@ def _finite_mdp(folder: Path, config: Mapping[str, Json]) -> FiniteMdp:
 
 def load_policy_and_env(folder: Path, config: Mapping[str, Json]) -> tuple[HasNumpyPolicy, GymConfig]:
     """Load a saved policy and the environment of its run's `config`. Raises ConfigError, DataError."""
+    env = run_environment(folder, config)
+    return load_control_policy(folder), env
+
+
+def run_environment(folder: Path, config: Mapping[str, Json]) -> GymConfig:
+    """The environment of a run's `config`; messages name the policy's `folder`. Raises ConfigError, DataError."""
     table = config.get("env")
     if not isinstance(table, dict):
         problem = "uses a table of outcomes (finite), not an environment" if "finite" in config else "has no [env]"
         raise ConfigError(f"{folder}: its run {problem}: there is no environment to evaluate it in")
     try:
-        env = GymConfig.model_validate(table)
+        return GymConfig.model_validate(table)
     except ValidationError as error:
         raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
-    return load_control_policy(folder), env
 
 
 # ------------------------------------------------------------------------------------------------------------ multitask

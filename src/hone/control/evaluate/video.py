@@ -1,15 +1,21 @@
 """Recording of one episode of a saved control policy with the environment's own renderer.
 
-Belongs here: playing the episode. `store.animation` writes the frames.
+Belongs here: playing the episode, here or in a child process, which is this module as a command. A renderer is native
+code of anybody's that may end its process; in a child that costs the picture, and not the run. `store.animation` writes
+the frames.
 """
 
-import os
+import base64
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 
+from hone.control.environments.headless import render_without_display
 from hone.control.environments.make import (
     RECORDED_STEPS,
     GymConfig,
@@ -17,12 +23,18 @@ from hone.control.environments.make import (
     describe_exception,
     env_factory,
     evaluation_limit,
+    export_registration,
+    find_spec,
     runs_isolated,
 )
 from hone.control.environments.rollout import env_actions, not_finite
+from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.numpy_policies import HasNumpyPolicy
+from hone.core.clock import SystemClock
 from hone.core.errors import HoneError, UserCodeError
 from hone.core.random import key
+from hone.process.child import ChildLostError, RestartingChild
+from hone.process.parent import connect_to_parent
 from hone.run.store.animation import EpisodeRecording, Frames, animated_png, downscale, subsample_frames
 
 _RENDER_MODE = "rgb_array"
@@ -33,6 +45,10 @@ MAX_FRAMES = 60
 _FRAMES_PER_S = 12.0
 MAX_BYTES = 1_500_000
 """Largest size of the file, which is embedded in the report; frames are dropped until it fits."""
+_DEADLINE_S = 300.0
+"""Seconds that a child may take to record."""
+_SAFE_RENDERERS = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "hone.control.")
+"""Modules whose environments draw in software, so that no process of their own is worth its start."""
 
 
 @dataclass
@@ -62,11 +78,7 @@ def record_episode(
     policy: HasNumpyPolicy, config: GymConfig, *, seed: int, step: int
 ) -> tuple[EpisodeRecording, bytes | None]:
     """Record one episode of the policy's mode: its result and animation, or a note with the reason for no animation."""
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # without it, pygame fails on a machine without a screen
-    if runs_isolated(config):
-        return _without_frames(step, "the environment runs in a separate process, which cannot render")
+    render_without_display()
     try:
         probe = env_factory(config).make_one()
         modes = probe.metadata.get("render_modes", [])
@@ -92,6 +104,44 @@ def record_episode(
         env.close()
     note = "" if ended else "the recording stops there, before the episode ended"
     return EpisodeRecording(step=step, score=score, steps=steps, note=note), _encoded(film.frames)
+
+
+def record_saved_policy(
+    folder: Path, config: GymConfig, *, seed: int, step: int
+) -> tuple[EpisodeRecording, bytes | None]:
+    """`record_episode` of the policy saved in `folder`, in a child process unless the environment draws in software.
+
+    A child that ends or hangs leaves a note in place of the animation.
+    """
+    if _renders_here(config):
+        return record_episode(load_control_policy(folder), config, seed=seed, step=step)
+    request = {
+        "policy": str(folder.absolute()),
+        "env": config.model_dump(mode="json"),
+        "registration": export_registration(config),
+        "seed": seed,
+        "step": step,
+    }
+    child = RestartingChild("hone.control.evaluate.video", clock=SystemClock())
+    try:
+        reply: dict[str, Any] = json.loads(child.call(json.dumps(request).encode() + b"\n", deadline_s=_DEADLINE_S))
+    except ChildLostError as lost:
+        return _without_frames(step, f"its renderer ended its process: {str(lost).splitlines()[0]}")
+    finally:
+        child.close()
+    if "fault" in reply:
+        return _without_frames(step, str(reply["fault"]))
+    score = float("nan") if reply["score"] is None else float(reply["score"])
+    about = EpisodeRecording(step=step, score=score, steps=int(reply["steps"]), note=str(reply["note"]))
+    return about, base64.b64decode(reply["png"]) or None
+
+
+def _renders_here(config: GymConfig) -> bool:
+    """True for environments that draw in software, and for classes that no other process can find."""
+    if runs_isolated(config) or ":" in config.id:
+        return False
+    point = find_spec(config.id).entry_point
+    return not isinstance(point, str) or point.startswith(_SAFE_RENDERERS)
 
 
 def _without_frames(step: int, why: str) -> tuple[EpisodeRecording, None]:
@@ -140,3 +190,27 @@ def _encoded(frames: list[Frames]) -> bytes | None:
             return png
         most //= 2
     return None
+
+
+def _run_recorder() -> None:
+    """The child: one line of JSON in, one out."""
+    channel = connect_to_parent()
+    for line in channel.lines():
+        request = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            config = GymConfig.model_validate({**request["env"], "isolation": "none"})
+            if request["registration"] is not None:
+                spec = gymnasium.envs.registration.EnvSpec.from_json(request["registration"])
+                gymnasium.registry.setdefault(spec.id, spec)
+            policy = load_control_policy(Path(request["policy"]))
+            about, png = record_episode(policy, config, seed=request["seed"], step=request["step"])
+            score = about.score if np.isfinite(about.score) else None
+            answer = {**asdict(about), "score": score, "png": base64.b64encode(png or b"").decode()}
+        except HoneError as fault:
+            answer = {"fault": fault.messages[0].splitlines()[0]}
+        channel.reply(json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    _run_recorder()
