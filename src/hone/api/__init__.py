@@ -1,13 +1,14 @@
 """Public Python API: the commands as functions.
 
 `train(config)` trains a config file or a dictionary, `train_seeds(config, seeds)` trains it once per seed,
-`compare(runs)` compares runs, `evaluate(policy)` evaluates a checkpoint, `sample(policy)` generates answers.
+`compare(runs)` compares runs, `evaluate(policy)` evaluates a checkpoint, `sample(policy)` generates answers,
+`load(policy)` opens a control policy to act with.
 `estimate_decisions(log, policies)` estimates policies from a log of decisions.
 `serve_decisions(file)` opens the service of a service file in this process, `ship(policy, to=file)`
 rolls a policy out there in stages.
 """
 
-from hone.api.commands import compare, evaluate, sample, train, train_seeds
+from hone.api.commands import compare, evaluate, load, sample, train, train_seeds
 from hone.api.decisions import estimate_decisions, serve_decisions, ship
 from hone.api.python_config import ConfigInput
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
@@ -26,6 +27,7 @@ __all__ = [
     "comparison_table",
     "estimate_decisions",
     "evaluate",
+    "load",
     "read_result",
     "sample",
     "serve_decisions",

@@ -1,4 +1,4 @@
-"""The commands as functions: train, compare, evaluate, sample."""
+"""The commands as functions: train, compare, evaluate, sample, load."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from hone.api.python_config import ConfigInput, RewardInput, TaskInput, document_of, evaluation_task
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, read_result
@@ -27,8 +27,12 @@ from hone.evaluate import checkpoint, comparison
 from hone.process.child import TOKEN_VARIABLE
 from hone.run.callbacks import CheckpointHook, EvaluationHook, ProgressDisplay, RunCallbacks, StepHook
 from hone.run.resume import ResumeConsent
+from hone.run.saved_config import is_control
 from hone.run.store.comparison import Comparison
 from hone.run.store.folder import check_name
+
+if TYPE_CHECKING:
+    from hone.control.predict import SavedPolicy
 
 RunInput: TypeAlias = str | Path | TrainingResult
 """A run or checkpoint: its name under the runs, its folder, or the result of `train`."""
@@ -260,6 +264,21 @@ def sample(  # noqa: PLR0913 - a public call: one argument for each option of th
         raw=raw,
     )
     return AnswerTable(tuple(SampledAnswer(*answer) for answer in checkpoint.sample_answers(folder, asked)))
+
+
+def load(policy: RunInput, *, runs: str | Path = "runs") -> "SavedPolicy":
+    """Load a control policy to act with: `action, state = policy.predict(observation)`.
+
+    `policy` is a run (its newest checkpoint), a checkpoint or a policy's folder. Normalisation of observations is part
+    of it, and actions of a box are within its bounds. Raises ConfigError for a language model, DataError for a damaged
+    folder and for an unknown run.
+    """
+    from hone.control.predict import open_saved_policy  # noqa: PLC0415 - the wing of the policy
+
+    folder, _ = find_policy(_place(policy), Path(runs))
+    if not is_control(folder):
+        raise ConfigError(f"{folder} is a language model: hone.api.sample and hone serve write its answers")
+    return open_saved_policy(folder)
 
 
 def _place(run: RunInput) -> str:

@@ -73,7 +73,7 @@ def epsilon_greedy(values: NDArray[np.floating], allowed: NDArray[np.bool_], noi
 
 
 @dataclass(slots=True, kw_only=True)
-class _NumpyCallAndReturnPolicy:
+class NumpyCallAndReturnPolicy:
     """Call and return: a chosen option acts until it stops."""
 
     values: NDArray[np.float64]
@@ -120,7 +120,7 @@ class _NumpyCallAndReturnPolicy:
 
 
 @dataclass(slots=True, kw_only=True)
-class _NumpyOptionCriticPolicy:
+class NumpyOptionCriticPolicy:
     """Learned options: epsilon-greedy over options, a softmax within, and a termination probability at each step."""
 
     values: Callable[[Floats], Floats]
@@ -197,7 +197,7 @@ class OptionTablePolicy(ControlPolicy):
         return self.get_buffer(name).numpy()
 
     def numpy_policy(self) -> NumpyPolicy:
-        return _NumpyCallAndReturnPolicy(
+        return NumpyCallAndReturnPolicy(
             values=self.table("values"),
             policies=self.table("policies"),
             termination=self.table("stops"),
@@ -302,7 +302,7 @@ class OptionCriticPolicy(ControlPolicy):
         return (1.0 - stop) * values.gather(1, place).squeeze(1) + stop * self.epsilon_greedy_value(values)
 
     def numpy_policy(self) -> NumpyPolicy:
-        return _NumpyOptionCriticPolicy(
+        return NumpyOptionCriticPolicy(
             values=self.values.to_numpy(),
             action_logits=self.within.to_numpy(),
             termination_logits=self.ends.to_numpy(),

@@ -1,0 +1,234 @@
+"""A saved control policy as a function: observation in, action of the environment out.
+
+Belongs here: what `hone.api.load`, `hone serve` and `hone export` share: one observation or a batch, the policy's own
+normalisation, memory passed in and out, actions within the bounds of their box.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from hone.control.evaluate.returns import load_control_policy
+from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.mlp import BoxActions, DiscreteActions
+from hone.control.networks.mpc import MpcPolicy
+from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
+from hone.control.networks.options import NumpyCallAndReturnPolicy, NumpyOptionCriticPolicy
+from hone.control.networks.recurrent import NumpyRecurrentPolicy
+from hone.control.tables.tables import ActionTable, StateFeatures, StateValues
+from hone.core.errors import ConfigError, DataError
+from hone.core.random import generator
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationForm:
+    """Form of one observation: the number of a state `first .. first + count - 1`, or `count` numbers."""
+
+    count: int
+    is_state: bool
+    first: int = 0
+
+    def rows(self, observation: object) -> tuple[Array, bool]:
+        """One observation or a batch -> `[n, *observation]`, and whether it was a batch.
+
+        Raises DataError for `(observation, info)`, and for numbers of another shape, type or range.
+        """
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            raise DataError("got (observation, info), as env.reset() returns it: pass the observation alone")
+        if isinstance(observation, dict):
+            raise DataError(f"got a dictionary with {sorted(map(str, observation))}, expected {self}")
+        try:
+            seen = np.asarray(observation)
+        except ValueError as error:  # rows of different lengths
+            raise DataError(f"observations of different shapes ({error}), expected {self}") from None
+        if seen.dtype.kind not in "biuf":
+            raise DataError(f"got {observation!r:.80} of type {seen.dtype}, expected {self}")
+        return self._states(seen) if self.is_state else self._numbers(seen)
+
+    def _states(self, seen: Array) -> tuple[Array, bool]:
+        if seen.ndim > 1:
+            raise DataError(f"got an array {list(seen.shape)}, expected {self}")
+        states, is_batch = seen.reshape(-1), seen.ndim == 1
+        wrong = (states != np.rint(states.astype(np.float64))) | (states < self.first)
+        wrong |= states >= self.first + self.count
+        if wrong.any():
+            raise DataError(f"got {states[wrong][0]}, expected {self}")
+        return states.astype(np.int64), is_batch
+
+    def _numbers(self, seen: Array) -> tuple[Array, bool]:
+        per_row = int(np.prod(seen.shape[1:], dtype=np.int64))
+        is_batch = seen.ndim > 1 and per_row == self.count
+        if not is_batch and seen.size != self.count:
+            raise DataError(f"got an array {list(seen.shape)} of {seen.size} numbers, expected {self}")
+        rows = seen if is_batch else seen[None]
+        if not np.isfinite(rows).all():
+            where = np.argwhere(~np.isfinite(rows))[0].tolist()
+            raise DataError(f"observation {where[0]} is not finite at {where[1:]}: {rows[tuple(where)]}")
+        return rows, is_batch
+
+    def __str__(self) -> str:
+        if self.is_state:
+            return f"the number of a state, {self.first} to {self.first + self.count - 1}, or a list of them"
+        return f"{self.count} numbers, or rows of them [n, {self.count}]"
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedPolicy:
+    """A control policy from its folder. `predict` may be called from several threads."""
+
+    policy: HasNumpyPolicy
+    """A network (`ControlPolicy`) or a table."""
+    folder: Path
+    observation: ObservationForm
+    actions: DiscreteActions | BoxActions
+    acting: NumpyPolicy
+    draws: np.random.Generator = field(default_factory=np.random.default_rng)
+    """Random numbers of stochastic actions without a `seed`."""
+    lock: Lock = field(default_factory=Lock)
+    """Held while memory is lent to a policy that has some."""
+
+    def predict(
+        self,
+        observation: ArrayLike,
+        state: ArrayLike | None = None,
+        episode_start: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        deterministic: bool = True,  # noqa: FBT001, FBT002 - the signature that users of other libraries know
+        seed: int | None = None,
+    ) -> tuple[Any, Array | None]:
+        """Action for one observation, or actions `[n, *action]` for a batch `[n, *observation]`, and the next `state`.
+
+        `state` is the result of the call before, None to begin, and None of a policy without memory. `episode_start`
+        `[n]` flags rows whose state is forgotten first. `deterministic` takes the policy's mode, as evaluations do;
+        otherwise `seed` gives equal actions for equal arguments, and without one they are drawn anew. Actions of a box
+        are within its bounds. Raises DataError for arguments that do not fit, ConfigError for a `mask` or a stochastic
+        action of a policy that has none.
+        """
+        if mask is not None:
+            raise ConfigError(f"{self.folder}: this policy was trained without masks of legal actions; leave mask out")
+        seen, is_batch = self.observation.rows(observation)
+        with self.lock:
+            self._recall(state, episode_start, len(seen))
+            if deterministic:
+                chosen = self.acting.best(seen)
+            else:
+                chosen = self._drawn(seen, seed)
+            remembered = _memory(self.acting)
+        if isinstance(self.actions, BoxActions):
+            bounds = (self.actions.low, self.actions.high)
+            low, high = (np.asarray(side, np.float32).reshape(self.actions.shape) for side in bounds)
+            chosen = np.clip(chosen, low, high)
+        return (chosen if is_batch else chosen[0]), remembered
+
+    @property
+    def has_memory(self) -> bool:
+        """True if actions depend on earlier observations, by way of `state`."""
+        return isinstance(self.acting, _REMEMBERING)
+
+    def _drawn(self, seen: Array, seed: int | None) -> Array:
+        if isinstance(self.acting, NumpyCallAndReturnPolicy | NumpyOptionCriticPolicy):
+            raise ConfigError(
+                f"{self.folder}: a policy of options acts by its mode only; leave deterministic=False out"
+            )
+        draws = self.draws if seed is None else generator(seed, "predict")
+        return self.acting.decide(seen, self.acting.noise(draws, (len(seen),)))[0]
+
+    def _recall(self, state: ArrayLike | None, episode_start: ArrayLike | None, count: int) -> None:
+        """Lend `state` to a policy with memory; rows that begin forget theirs. Raises DataError."""
+        acting = self.acting
+        if not isinstance(acting, _REMEMBERING):
+            if state is not None:
+                raise DataError(f"{self.folder}: this policy has no memory; its state is None")
+            return
+        _forget(acting)
+        if state is None:
+            return
+        held = np.array(state)
+        if held.ndim == 0 or len(held) != count:
+            raise DataError(f"state is of shape {list(held.shape)}, and there are {count} observations")
+        began = np.zeros(count, np.bool_) if episode_start is None else np.asarray(episode_start, np.bool_).reshape(-1)
+        if len(began) != count:
+            raise DataError(f"episode_start has {len(began)} flags, and there are {count} observations")
+        _remember(acting, held, began)
+
+
+# ----------------------------------------------------------------------------------------------------------- memory
+
+_REMEMBERING: Final = (NumpyRecurrentPolicy, NumpyCallAndReturnPolicy, NumpyOptionCriticPolicy, MpcPolicy)
+
+
+def _memory(acting: NumpyPolicy) -> Array | None:
+    """A copy of what the policy remembers of each row `[n, ...]`; None without memory, or before a plan."""
+    match acting:
+        case NumpyRecurrentPolicy():
+            return acting.state.copy()
+        case NumpyCallAndReturnPolicy() | NumpyOptionCriticPolicy():
+            return acting.active_options.copy()
+        case MpcPolicy():
+            return None if acting.plan is None else acting.plan.numpy().copy()
+        case _:
+            return None
+
+
+def _forget(acting: NumpyPolicy) -> None:
+    match acting:
+        case NumpyRecurrentPolicy():
+            acting.state = acting.state[:0]
+        case NumpyCallAndReturnPolicy() | NumpyOptionCriticPolicy():
+            acting.active_options = acting.active_options[:0]
+        case MpcPolicy():
+            acting.plan, acting.decisions = None, 0
+        case _:
+            pass
+
+
+def _remember(acting: NumpyPolicy, held: Array, began: NDArray[np.bool_]) -> None:
+    match acting:
+        case NumpyRecurrentPolicy():
+            acting.state = np.where(began[:, None], 0.0, held).astype(np.float32)
+        case NumpyCallAndReturnPolicy() | NumpyOptionCriticPolicy():
+            acting.active_options = np.where(began, -1, held).astype(np.int64)
+        case MpcPolicy():
+            acting.plan = torch.from_numpy(np.where(began[:, None, None], 0.0, held).astype(np.float32))
+        case _:
+            pass
+
+
+# ---------------------------------------------------------------------------------------------------------- opening
+
+
+def open_saved_policy(folder: Path) -> SavedPolicy:
+    """The control policy in `folder`, of any kind that hone saves. Raises DataError for a damaged or unknown one."""
+    policy = load_control_policy(folder)
+    observation, actions = _forms(policy, folder)
+    return SavedPolicy(
+        policy=policy, folder=folder, observation=observation, actions=actions, acting=policy.numpy_policy()
+    )
+
+
+def _forms(policy: HasNumpyPolicy, folder: Path) -> tuple[ObservationForm, DiscreteActions | BoxActions]:
+    match policy:
+        case ControlPolicy():
+            inputs = policy.spaces.inputs
+            form = ObservationForm(count=inputs.size, is_state=inputs.one_hot, first=inputs.start)
+            return form, policy.spaces.actions
+        case ActionTable():
+            cells = policy.features
+            form = (
+                ObservationForm(count=cells.count, is_state=True, first=cells.first)
+                if isinstance(cells, StateFeatures)
+                else ObservationForm(count=len(cells.low), is_state=False)
+            )
+            return form, DiscreteActions(count=cells.actions, start=policy.first_action)
+        case StateValues():
+            states, count = policy.target_policy.shape
+            return ObservationForm(count=states, is_state=True), DiscreteActions(count=count)
+        case _:
+            raise DataError(f"{folder}: a policy of the kind {type(policy).__name__} cannot be loaded")

@@ -1,0 +1,124 @@
+"""One small control policy of every kind that hone saves, with weights that are not zero."""
+
+import numpy as np
+import torch
+
+from hone.control.networks.actor_critic import (
+    ActorCritic,
+    ControlPolicy,
+    DeterministicActorCritic,
+    QNetworkPolicy,
+    SoftActorCritic,
+)
+from hone.control.networks.discriminator import AdversarialActorCritic
+from hone.control.networks.intrinsic_reward import CuriousActorCritic, RndConfig
+from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.control.networks.mpc import CemPlanning, ModelPlanner
+from hone.control.networks.multitask import MultitaskActorCritic
+from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
+from hone.control.networks.options import OptionCriticPolicy, OptionTablePolicy
+from hone.control.networks.q_networks import CategoricalReturn, DiscreteSacPolicy, DqnPolicy, QArchitecture
+from hone.control.networks.recurrent import RecurrentActorCritic
+
+SEEN = 4
+"""Numbers of an observation."""
+NUMBERS = ObservationInputs(size=SEEN)
+NORMALISED = ObservationInputs(size=SEEN, mean=(1.0, -2.0, 0.0, 5.0), scale=(2.0, 0.5, 1.0, 3.0), limit=2.0)
+STATES = ObservationInputs(size=SEEN, one_hot=True, start=2)
+CHOICES = DiscreteActions(count=3, start=1)
+BOX = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(2,), gaussian="clipped")
+SQUASHED = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(1, 2), gaussian="squashed")
+NETWORK = MlpConfig(hidden=[16, 16])
+RELU = MlpConfig(hidden=[32, 32], activation="relu")
+
+
+def control_policies() -> dict[str, ControlPolicy]:
+    """Policies by a name that tells kind and spaces; every kind of `checkpoint.py` is among them."""
+    made = [
+        ("ppo choices", ActorCritic(PolicySpaces(inputs=NORMALISED, actions=CHOICES), NETWORK, seed=0)),
+        ("ppo states", ActorCritic(PolicySpaces(inputs=STATES, actions=CHOICES), NETWORK, seed=0, critic=False)),
+        ("ppo clipped", ActorCritic(PolicySpaces(inputs=NORMALISED, actions=BOX), NETWORK, seed=0)),
+        ("ppo squashed", ActorCritic(PolicySpaces(inputs=NUMBERS, actions=SQUASHED), RELU, seed=0)),
+        ("sac", SoftActorCritic(PolicySpaces(inputs=NUMBERS, actions=BOX), RELU, seed=0)),
+        ("td3", DeterministicActorCritic(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),
+        ("values", QNetworkPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0)),
+        ("dqn", DqnPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0)),
+        (
+            "rainbow",
+            DqnPolicy(
+                PolicySpaces(inputs=NUMBERS, actions=CHOICES),
+                NETWORK,
+                seed=0,
+                architecture=QArchitecture(
+                    outcome=CategoricalReturn(low=-3.0, high=3.0, size=5), dueling=True, sigma=0.5, layer_norm=True
+                ),
+            ),
+        ),
+        ("discrete sac", DiscreteSacPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0)),
+        ("iql choices", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=CHOICES), RELU, seed=0)),
+        ("iql box", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),
+        (
+            "discrete bcq",
+            DiscreteBcqPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0, threshold=0.9),
+        ),
+        (
+            "bcq",
+            BcqPolicy(PolicySpaces(inputs=NUMBERS, actions=BOX), RELU, seed=0, max_perturbation=0.1, samples=5),
+        ),
+        ("bear", BearPolicy(PolicySpaces(inputs=NUMBERS, actions=BOX), RELU, seed=0, samples=5)),
+        (
+            "gail",
+            AdversarialActorCritic(
+                PolicySpaces(inputs=NUMBERS, actions=CHOICES), NETWORK, seed=0, discriminator=MlpConfig(hidden=[4])
+            ),
+        ),
+        (
+            "curious",
+            CuriousActorCritic(
+                PolicySpaces(inputs=NUMBERS, actions=CHOICES), NETWORK, seed=0, novelty=RndConfig(), lanes=2
+            ),
+        ),
+        (
+            "multitask choices",
+            MultitaskActorCritic(PolicySpaces(inputs=NUMBERS, actions=CHOICES), NETWORK, seed=0, tasks=2),
+        ),
+        (
+            "multitask box",
+            MultitaskActorCritic(
+                PolicySpaces(inputs=NUMBERS, actions=BOX), RELU, seed=0, tasks=2, trunk_sees_task=True
+            ),
+        ),
+        (
+            "recurrent",
+            RecurrentActorCritic(PolicySpaces(inputs=NUMBERS, actions=CHOICES), MlpConfig(hidden=[8]), seed=0),
+        ),
+        ("option table", OptionTablePolicy(PolicySpaces(inputs=STATES, actions=CHOICES), NETWORK, options=2)),
+        (
+            "option critic",
+            OptionCriticPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), NETWORK, seed=0, options=2, epsilon=0.1),
+        ),
+        (
+            "planner",
+            ModelPlanner(
+                PolicySpaces(inputs=NUMBERS, actions=BOX),
+                MlpConfig(hidden=[8]),
+                seed=0,
+                members=2,
+                planning=CemPlanning(horizon=3, candidates=8, elites=2, iterations=2),
+            ),
+        ),
+    ]
+    draws = np.random.default_rng(0)
+    for _, policy in made:
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(torch.from_numpy(draws.normal(0.0, 0.3, parameter.shape).astype(np.float32)))
+    return dict(made)
+
+
+def observations(policy: ControlPolicy, count: int, seed: int = 0) -> np.ndarray:
+    """Random observations `[count, ...]` of a policy."""
+    draws, inputs = np.random.default_rng(seed), policy.spaces.inputs
+    if inputs.one_hot:
+        return draws.integers(inputs.start, inputs.start + inputs.size, count)
+    return draws.normal(0.0, 3.0, (count, inputs.size)).astype(np.float32)
