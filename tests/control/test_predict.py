@@ -158,5 +158,5 @@ def test_a_run_is_loaded_by_its_folder_and_a_language_model_is_not(tmp_path: Pat
     assert hone.api.load("pole", runs=tmp_path).predict(np.zeros(4))[0] == loaded.predict(np.zeros(4))[0]
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is a language model: hone.api.sample"):
+    with pytest.raises(ConfigError, match="is a language model: "):
         hone.api.load(tmp_path / "model")

@@ -121,4 +121,7 @@ def observations(policy: ControlPolicy, count: int, seed: int = 0) -> np.ndarray
     draws, inputs = np.random.default_rng(seed), policy.spaces.inputs
     if inputs.one_hot:
         return draws.integers(inputs.start, inputs.start + inputs.size, count)
-    return draws.normal(0.0, 3.0, (count, inputs.size)).astype(np.float32)
+    numbers = draws.normal(0.0, 3.0, (count, inputs.size)).astype(np.float32)
+    if isinstance(policy, MultitaskActorCritic):  # the last numbers name the task
+        numbers[:, -policy.tasks :] = np.eye(policy.tasks)[draws.integers(0, policy.tasks, count)]
+    return numbers

@@ -460,10 +460,12 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="export",
-        summary="write a run's language model into a folder, its adapter merged",
+        summary="write a run's model into a folder; a control policy as ONNX",
         module="hone.cli.commands.export",
-        positionals=(CHECKPOINT, ("folder", "the new folder, or with --gguf the new file")),
+        positionals=(CHECKPOINT,),
+        optional=(("folder", "the new folder, or with --gguf the new file"),),
         options=(
+            CommandOption(flag="--onnx", metavar="FILE", help="a control policy as this ONNX file, compared with it"),
             CommandOption(flag="--adapter", help="the adapter as it is, a PEFT folder, in place of merging"),
             CommandOption(flag="--push", metavar="ORG/NAME", help="also upload the folder to this model of the Hub"),
             CommandOption(

@@ -116,10 +116,7 @@ class SavedPolicy:
         seen, is_batch = self.observation.rows(observation)
         with self.lock:
             self._recall(state, episode_start, len(seen))
-            if deterministic:
-                chosen = self.acting.best(seen)
-            else:
-                chosen = self._drawn(seen, seed)
+            chosen = self.acting.best(seen) if deterministic else self._drawn(seen, seed)
             remembered = _memory(self.acting)
         if isinstance(self.actions, BoxActions):
             bounds = (self.actions.low, self.actions.high)

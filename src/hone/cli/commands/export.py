@@ -1,4 +1,5 @@
-"""`hone export`: the model of a run or checkpoint, in a folder or a GGUF file of its own, and on the Hub."""
+"""`hone export`: the model of a run or checkpoint, in a folder or a GGUF file of its own, and on the Hub; a control
+policy as an ONNX file."""
 
 from pathlib import Path
 
@@ -7,12 +8,16 @@ from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import standard_screen
 from hone.core.errors import ConfigError, HoneError
 from hone.process.hub import NAME, push_folder
-from hone.run.saved_config import config_tree, table_of
+from hone.run.saved_config import config_tree, is_control, table_of
 
 
 def run(call: CommandCall) -> int:
     """Write the folder or file, and upload it with --push; returns the exit code."""
     name, runs = call.text("push"), Path(call.text("runs"))
+    if call.text("onnx"):
+        return _export_onnx(call, runs)
+    if not call.text("folder"):
+        raise ConfigError("hone export: name the new folder, or with --gguf the new file; --onnx FILE needs none")
     if name and not NAME.fullmatch(name):
         raise ConfigError(f"--push {name!r}: expected the name of a model on the Hub, such as org/name")
     if name and call.text("gguf"):
@@ -26,6 +31,22 @@ def run(call: CommandCall) -> int:
     screen.line(message)
     if name:
         screen.line(f"pushed {target} to {push_folder(target, name)}")
+    return 0
+
+
+def _export_onnx(call: CommandCall, runs: Path) -> int:
+    others = [f"--{name}" for name in ("push", "gguf", "adapter") if call.values[name]]
+    if others or call.text("folder"):
+        given = ", ".join(others) or call.text("folder")
+        raise ConfigError(f"--onnx writes one file of a control policy; leave {given} out")
+    from hone.control.export_onnx import export_onnx  # noqa: PLC0415 - as above
+
+    policy, _ = find_policy(call.text("checkpoint"), runs)
+    if not is_control(policy):
+        raise ConfigError(
+            f"{policy} is a language model, and --onnx is for control policies; export it into a folder, or with --gguf"
+        )
+    standard_screen().line(export_onnx(policy, Path(call.text("onnx"))).describe())
     return 0
 
 

@@ -59,15 +59,12 @@ class MultitaskActorCritic(ControlPolicy):
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
         """Log-probability and entropy of `chosen` under the current policy, and the value."""
-        features, task = self._features(seen)
-        outputs = _outputs_of_own_head(features, self.actors, self.actor_biases, task)
-        value = _outputs_of_own_head(features, self.critics, self.critic_biases, task).squeeze(-1)
+        outputs, log_std, value = self.own_head_outputs(seen)
         actions = self.spaces.actions
         if isinstance(actions, DiscreteActions):
             logp, entropy = categorical(outputs, chosen - actions.start)
             return PolicyOutput(logp=logp, entropy=entropy, value=value)
-        assert self.log_std is not None
-        log_std = self.log_std[task]
+        assert log_std is not None
         samples, volume = to_gaussian(chosen.reshape(outputs.shape), actions)
         scaled = (samples - outputs) * torch.exp(-log_std)
         logp = (-0.5 * scaled.square() - log_std - 0.5 * LOG_TWO_PI).sum(dim=1)
@@ -82,6 +79,14 @@ class MultitaskActorCritic(ControlPolicy):
         """State values `[n]`, each in its task."""
         features, task = self._features(seen)
         return _outputs_of_own_head(features, self.critics, self.critic_biases, task).squeeze(-1)
+
+    def own_head_outputs(self, seen: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Logits or means `[n, outputs]` of each observation's own task, log standard deviations `[n, a]` (None for
+        choices), and values `[n]`."""
+        features, task = self._features(seen)
+        outputs = _outputs_of_own_head(features, self.actors, self.actor_biases, task)
+        value = _outputs_of_own_head(features, self.critics, self.critic_biases, task).squeeze(-1)
+        return outputs, None if self.log_std is None else self.log_std[task], value
 
     def numpy_policy(self) -> NumpyPolicy:
         """Policy that reads the task from the end of the observation."""

@@ -144,7 +144,7 @@ EPSILON = 1e-5
 
 def layer_normed(x: Tensor) -> Tensor:
     """`[n, units]` -> the same with mean 0 and variance 1 in each row."""
-    return F.layer_norm(x, (x.shape[1],), eps=EPSILON)
+    return F.layer_norm(x, (int(x.shape[1]),), eps=EPSILON)
 
 
 def layer_normed_array(x: Floats) -> Floats:
@@ -349,7 +349,7 @@ class DqnPolicy(ControlPolicy):
 
     def _combine_dueling(self, raw: Tensor) -> Tensor:
         """`[n, outputs]` of the last layer -> `[n, choices, size]`."""
-        streams = raw.view(len(raw), -1, self.architecture.outcome.size)
+        streams = raw.view(-1, self.action_count + self.architecture.dueling, self.architecture.outcome.size)
         if not self.architecture.dueling:
             return streams
         value, advantage = streams[:, :1], streams[:, 1:]

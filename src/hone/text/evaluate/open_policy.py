@@ -337,8 +337,8 @@ def export_policy(policy: Path, target: Path, *, adapter: bool, gguf: str = "", 
     model; DataError for a damaged folder; ResourceError where the target cannot be written."""
     if is_control(policy):
         raise ConfigError(
-            f"{policy} is a control policy, which is complete as it is: copy the folder; hone export is for language "
-            "models"
+            f"{policy} is a control policy, which is complete as it is: copy the folder, or write an ONNX file with "
+            "--onnx FILE"
         )
     _check_target(policy, target, adapter=adapter, gguf=gguf)
     part = target.absolute().with_name(f".{target.absolute().name}.part")

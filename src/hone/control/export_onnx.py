@@ -1,0 +1,370 @@
+"""A control policy as an ONNX file: normalisation, network, heads and the scaling to the box in one graph.
+
+Belongs here: the graph's inputs, outputs and metadata, and its comparison with the policy. Input `observation` is
+`[batch, numbers]` float32, or `[batch]` int64 for numbered states. Outputs are `action` (the policy's mode, in the
+environment's units and within the bounds of a box), and by kind of policy `logits`, `q_values`, `mean` and `log_std`,
+and `value`. A recurrent policy has a further input `state` `[batch, units]` and output `next_state`.
+"""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hone import __version__
+from hone.control.networks.actor_critic import (
+    ActorCritic,
+    ControlPolicy,
+    DeterministicActorCritic,
+    QNetworkPolicy,
+    SoftActorCritic,
+    as_mlps,
+)
+from hone.control.networks.intrinsic_reward import CuriousActorCritic
+from hone.control.networks.mlp import BoxActions, Mlp
+from hone.control.networks.multitask import MultitaskActorCritic
+from hone.control.networks.numpy_policies import LOG_STD_RANGE
+from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
+from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
+from hone.control.networks.recurrent import RecurrentActorCritic
+from hone.control.predict import SavedPolicy, open_saved_policy
+from hone.control.tables.tables import ActionTable, StateFeatures
+from hone.core.errors import ConfigError, DataError, ResourceError
+from hone.core.random import generator
+
+Array = NDArray[np.generic]
+Outputs = dict[str, Tensor]
+ROWS: Final = 1000
+"""Random observations that an export is compared on."""
+OPSET: Final = 17
+TOLERANCE: Final = 1e-4
+"""Largest difference of an output, as a share of its scale; and of the scores of two actions of which either is right,
+because rounding decides between them."""
+_INPUT, _STATE, _NEXT_STATE = "observation", "state", "next_state"
+
+# ------------------------------------------------------------------------------------------------------------ graphs
+
+
+class _PolicyGraph(nn.Module):
+    """The mode of a policy, as a module for the exporter: tensors in, a tuple of tensors out."""
+
+    names: tuple[str, ...] = ()
+    """Names of the outputs, known after the first call."""
+
+    def __init__(self, policy: ControlPolicy) -> None:
+        super().__init__()
+        self.policy = copy.deepcopy(policy).to("cpu").eval()
+        for module in self.policy.modules():
+            if isinstance(module, Mlp):
+                module.kernels = None  # compiled code, which the exporter cannot look into
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        outputs = _outputs(self.policy, *given)
+        self.names = tuple(outputs)
+        return tuple(outputs.values())
+
+
+class _TableGraph(nn.Module):
+    """Greedy actions of a table of numbered states."""
+
+    names = ("action", "q_values")
+
+    def __init__(self, table: ActionTable) -> None:
+        super().__init__()
+        assert isinstance(table.features, StateFeatures)
+        self.register_buffer("q", torch.from_numpy(table.q.astype(np.float32)))
+        self.first, self.first_action = table.features.first, table.first_action
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
+        values = self.get_buffer("q")[observation - self.first]
+        return values.argmax(dim=1) + self.first_action, values
+
+
+def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = None) -> Outputs:
+    """The policy's mode and what it comes from, in torch. Raises ConfigError for kinds that plan or draw options."""
+    x = policy.spaces.inputs.tensor(observation)
+    match policy:
+        case ActorCritic():
+            critic = policy.critic
+            value = None if critic is None else critic(x).squeeze(1)
+            return _actor_outputs(policy, policy.actor(x), policy.log_std, value)
+        case CuriousActorCritic():
+            return _actor_outputs(policy, policy.actor(x), policy.log_std, policy.critic(x).squeeze(1))
+        case MultitaskActorCritic():
+            return _actor_outputs(policy, *policy.own_head_outputs(observation))
+        case RecurrentActorCritic():
+            assert state is not None
+            fresh = torch.where(x[:, :1] != 0.0, torch.zeros_like(state), state)
+            held = gru_step(policy.gru, x, fresh)
+            return {
+                **_actor_outputs(policy, policy.actor(held), None, policy.critic(held).squeeze(1)),
+                _NEXT_STATE: held,
+            }
+        case IqlPolicy() if not isinstance(policy.spaces.actions, BoxActions):
+            return _actor_outputs(policy, policy.actor(x), None, policy.value(x).squeeze(1))
+        case DiscreteSacPolicy():
+            return _actor_outputs(policy, policy.actor(x), None, None)
+        case QNetworkPolicy() | DqnPolicy() | DiscreteBcqPolicy():
+            return _greedy_outputs(policy, observation)
+        case _:
+            return _box_outputs(policy, x)
+
+
+def _box_outputs(policy: ControlPolicy, x: Tensor) -> Outputs:
+    """Of policies whose actions are points of a finite box."""
+    match policy:
+        case SoftActorCritic():
+            mean, log_std = policy.actor(x).chunk(2, dim=1)
+            unit = torch.tanh(mean)
+            return {"action": _to_box(policy, unit), "mean": mean, "log_std": log_std.clamp(*LOG_STD_RANGE)}
+        case DeterministicActorCritic():
+            return {"action": _to_box(policy, torch.tanh(policy.actor(x)))}
+        case IqlPolicy():
+            return {"action": _to_box(policy, torch.tanh(policy.actor(x))), "value": policy.value(x).squeeze(1)}
+        case BcqPolicy() | BearPolicy():
+            return {"action": _to_box(policy, _best_of_samples(policy, x))}
+        case _:
+            raise ConfigError(
+                f"a policy of the kind {policy.kind} has no ONNX form: it plans, or its options remember by drawing "
+                "random numbers; use hone.api.load, or hone serve"
+            )
+
+
+def _actor_outputs(policy: ControlPolicy, outputs: Tensor, log_std: Tensor | None, value: Tensor | None) -> Outputs:
+    """Of a softmax over choices, or of a Gaussian in the form of its box."""
+    actions = policy.spaces.actions
+    valued = {} if value is None else {"value": value}
+    if not isinstance(actions, BoxActions):
+        return {"action": outputs.argmax(dim=1) + actions.start, "logits": outputs, **valued}
+    assert log_std is not None
+    match actions.gaussian:
+        case "unscaled":
+            chosen = outputs
+        case "clipped":
+            chosen = torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * outputs
+        case "squashed":
+            chosen = torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * torch.tanh(outputs)
+    return {"action": _within(actions, chosen), "mean": outputs, "log_std": log_std.expand_as(outputs), **valued}
+
+
+def _greedy_outputs(policy: QNetworkPolicy | DqnPolicy | DiscreteBcqPolicy, observation: Tensor) -> Outputs:
+    """Of policies that take the action of the highest value."""
+    match policy:
+        case QNetworkPolicy():
+            values = policy.q_values(observation)
+        case DqnPolicy():
+            values = policy.q_values(policy.average_return_outputs(observation))
+        case DiscreteBcqPolicy():
+            x = policy.spaces.inputs.tensor(observation)
+            logits, values = policy.behaviour(x), policy.values(x)
+            allowed = (logits - logits.amax(dim=1, keepdim=True)).exp() >= policy.threshold
+            values = torch.where(allowed, values, torch.full_like(values, -torch.inf))
+    return {"action": values.argmax(dim=1) + policy.spaces.choices.start, "q_values": values}
+
+
+def _to_box(policy: ControlPolicy, unit: Tensor) -> Tensor:
+    """Points in [-1, 1] `[n, a]` -> actions `[n, *action]`."""
+    actions = policy.spaces.box
+    low, high = (torch.tensor(side, dtype=torch.float32) for side in (actions.low, actions.high))
+    return _within(actions, low + 0.5 * (high - low) * (unit + 1.0))
+
+
+def _within(actions: BoxActions, chosen: Tensor) -> Tensor:
+    low, high = (torch.tensor(side, dtype=torch.float32) for side in (actions.low, actions.high))
+    return torch.minimum(torch.maximum(chosen, low), high).reshape(-1, *actions.shape)
+
+
+def gru_step(gru: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
+    """One step of a layer of gated recurrent units, written out, because exporters have got `nn.GRU` wrong without a
+    word: `[n, inputs]`, `[n, units]` -> `[n, units]`."""
+    fresh = nn.functional.linear(x, gru.weight_ih_l0, gru.bias_ih_l0)
+    kept = nn.functional.linear(state, gru.weight_hh_l0, gru.bias_hh_l0)
+    units = state.shape[1]
+    reset, update = torch.sigmoid(fresh[:, : 2 * units] + kept[:, : 2 * units]).chunk(2, dim=1)
+    new = torch.tanh(fresh[:, 2 * units :] + reset * kept[:, 2 * units :])
+    return new + update * (state - new)
+
+
+def _best_of_samples(policy: BcqPolicy | BearPolicy, x: Tensor) -> Tensor:
+    """The best of the candidates with the fixed noise of `NumpyBestOfSamplesPolicy.best`, on the scale [-1, 1]."""
+    size = policy.latent_size if isinstance(policy, BcqPolicy) else policy.action_size
+    draws = generator(0, "best of", policy.samples).standard_normal((policy.samples, size), dtype=np.float32)
+    noise = torch.from_numpy(draws)
+    critic, values, candidates = as_mlps(policy.critics)[0], [], []
+    for row in noise:
+        if isinstance(policy, BcqPolicy):
+            unit = policy.perturb_actions(x, policy.generate_actions(x, row + torch.zeros_like(x[:, :1])))
+        else:
+            unit = torch.tanh(policy.sample_pre_tanh(x, row[None, None])).squeeze(1)
+        candidates.append(unit)
+        values.append(critic(torch.cat((x, unit), dim=1)))
+    best = torch.cat(values, dim=1).argmax(dim=1)
+    return torch.stack(candidates, dim=1).gather(1, best[:, None, None].expand(-1, 1, policy.action_size)).squeeze(1)
+
+
+# ------------------------------------------------------------------------------------------------------------ export
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxExport:
+    """A written file, and its comparison with the policy."""
+
+    path: Path
+    inputs: Mapping[str, Sequence[int | str | None]]
+    """Names and shapes."""
+    outputs: Mapping[str, Sequence[int | str | None]]
+    rows: int
+    """Observations that it was compared on."""
+    equal: int
+    """Rows with the same action: equal numbers, or points of a box within `TOLERANCE` of its reach. In the others two
+    actions have the same score to rounding."""
+    greatest_difference: float
+    """Of actions in a box, as a share of its reach; 0 for numbered actions."""
+
+    def describe(self) -> str:
+        """A line for the user."""
+        inputs, outputs = (
+            ", ".join(f"{name} {list(shape)}" for name, shape in side.items()) for side in (self.inputs, self.outputs)
+        )
+        ties = ", the others are ties to rounding" if self.equal < self.rows else ""
+        off = f" to {self.greatest_difference:.1g} of the box" if self.greatest_difference else ""
+        return f"wrote {self.path}: {inputs} -> {outputs}; {self.equal} of {self.rows} actions are equal{off}{ties}"
+
+
+def export_onnx(folder: Path, target: Path) -> OnnxExport:
+    """Write the control policy of `folder` as `target`, compare its actions on `ROWS` random observations by
+    onnxruntime, and remove it again if they differ.
+
+    The file's metadata have `policy.json` and the version of hone. Raises ConfigError for a target that is there and
+    for kinds without an ONNX form, DataError for other actions, ResourceError without onnx or onnxruntime.
+    """
+    onnx, runtime = (_library(name) for name in ("onnx", "onnxruntime"))
+    if target.exists():
+        raise ConfigError(f"{target} is there already; remove it, or give another name")
+    saved = open_saved_policy(folder)
+    graph, example = _graph(saved)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(graph, example, target)
+        model = onnx.load(str(target))
+        description = (folder / "policy.json").read_text(encoding="utf-8")
+        onnx.helper.set_model_props(model, {"policy.json": description, "hone": __version__})
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, str(target))
+        return _compared(saved, runtime.InferenceSession(str(target), providers=["CPUExecutionProvider"]), target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def _library(name: str) -> Any:  # noqa: ANN401 - an optional library
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ResourceError(f"hone export --onnx needs {name}: pip install 'hone-rl[onnx]'") from error
+
+
+def _graph(saved: SavedPolicy) -> tuple[_PolicyGraph | _TableGraph, tuple[Tensor, ...]]:
+    """Module for the exporter, and inputs of two rows. Raises ConfigError for kinds without an ONNX form."""
+    seen = torch.from_numpy(np.ascontiguousarray(random_observations(saved, 2)))
+    policy = saved.policy
+    if isinstance(policy, ControlPolicy):
+        graph = _PolicyGraph(policy)
+        example = (
+            seen,
+            *([torch.zeros(2, policy.gru.hidden_size)] if isinstance(policy, RecurrentActorCritic) else []),
+        )
+    elif isinstance(policy, ActionTable) and isinstance(policy.features, StateFeatures):
+        graph, example = _TableGraph(policy), (seen,)
+    else:
+        raise ConfigError(
+            f"{saved.folder}: only networks and tables of action values of numbered states have an ONNX form"
+        )
+    with torch.no_grad():
+        graph(*example)
+    return graph, example
+
+
+def _write(graph: _PolicyGraph | _TableGraph, example: tuple[Tensor, ...], target: Path) -> None:
+    """Trace the module into a file. The exporter by TorchScript is taken: it writes one file, in a tenth of a second,
+    and needs no further package."""
+    inputs = [_INPUT, _STATE][: len(example)]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # constants of the policy are meant to be constants of the graph
+        torch.onnx.export(
+            graph,
+            example,
+            str(target),
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=list(graph.names),
+            dynamic_axes={name: {0: "batch"} for name in (*inputs, *graph.names)},
+        )
+
+
+def random_observations(saved: SavedPolicy, count: int, seed: int = 0) -> Array:
+    """Observations `[count, ...]` for comparisons: random states, or numbers about where the policy was trained."""
+    draws, form = generator(seed, "onnx"), saved.observation
+    if form.is_state:
+        return draws.integers(form.first, form.first + form.count, count)
+    numbers = draws.normal(0.0, 2.0, (count, form.count))
+    if isinstance(saved.policy, ControlPolicy):
+        inputs = saved.policy.spaces.inputs
+        if inputs.mean:
+            numbers = np.array(inputs.mean) + np.array(inputs.scale) * numbers
+        if isinstance(saved.policy, MultitaskActorCritic):
+            tasks = saved.policy.tasks
+            numbers[:, -tasks:] = np.eye(tasks)[draws.integers(0, tasks, count)]
+    return numbers.astype(np.float32)
+
+
+def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # noqa: ANN401 - onnxruntime has no types
+    """Actions of the file and of the policy on the same observations. Raises DataError where they differ."""
+    seen = random_observations(saved, ROWS, seed=1)
+    names = [one.name for one in session.get_outputs()]
+    if isinstance(saved.policy, RecurrentActorCritic):
+        state = generator(1, "onnx state").uniform(-1.0, 1.0, (ROWS, saved.policy.gru.hidden_size)).astype(np.float32)
+        given, expected = {_INPUT: seen, _STATE: state}, saved.predict(seen, state)[0]
+    else:
+        given, expected = {_INPUT: seen}, saved.predict(seen)[0]
+    told = dict(zip(names, session.run(None, given), strict=True))
+    equal, tied, greatest = _same_actions(saved, told, np.asarray(expected))
+    if not (equal | tied).all():
+        row = int(np.flatnonzero(~(equal | tied))[0])
+        raise DataError(
+            f"{target}: {int((~(equal | tied)).sum())} of {ROWS} actions differ from the policy's, so the file was "
+            f"removed; the first is of {seen[row].tolist()}: {told['action'][row].tolist()}, and the policy takes "
+            f"{expected[row].tolist()}"
+        )
+    return OnnxExport(
+        path=target,
+        inputs={side.name: side.shape for side in session.get_inputs()},
+        outputs={side.name: side.shape for side in session.get_outputs()},
+        rows=ROWS,
+        equal=int(equal.sum()),
+        greatest_difference=greatest,
+    )
+
+
+def _same_actions(
+    saved: SavedPolicy, told: Mapping[str, Array], expected: Array
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
+    """Flags `[n]` of equal actions and of ties to rounding, and the greatest difference as a share of the box."""
+    chosen = np.asarray(told["action"])
+    if isinstance(saved.actions, BoxActions):
+        off = np.abs(chosen - expected).reshape(len(chosen), -1) / saved.actions.reach
+        return off.max(axis=1) <= TOLERANCE, np.zeros(len(chosen), np.bool_), float(off.max())
+    scores = np.asarray(told["logits"] if "logits" in told else told["q_values"], np.float64)
+    rows, start = np.arange(len(chosen)), saved.actions.start
+    gap = np.abs(scores[rows, chosen - start] - scores[rows, expected - start])
+    scale = np.maximum(np.abs(np.where(np.isfinite(scores), scores, 0.0)).max(axis=1), 1.0)
+    return chosen == expected, gap <= TOLERANCE * scale, 0.0

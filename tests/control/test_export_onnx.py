@@ -1,0 +1,152 @@
+"""ONNX files of policies: equal actions by onnxruntime, for batches of any size, and a refusal of what differs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from control_policies import control_policies, observations
+
+from hone.cli.main import main
+from hone.control import export_onnx
+from hone.control.export_onnx import gru_step, random_observations
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.checkpoint import save_policy
+from hone.control.predict import open_saved_policy
+from hone.control.tables.tables import ActionTable, StateFeatures, StateValues, save_table
+from hone.core.errors import ConfigError, DataError, ResourceError
+
+onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+POLICIES = control_policies()
+WITHOUT = {"option table", "option critic", "planner"}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_onnxruntime_takes_the_policys_actions(name: str, tmp_path: Path) -> None:
+    policy = POLICIES[name]
+    save_policy(policy, tmp_path / "policy")
+    target = tmp_path / "new" / "policy.onnx"
+    if name in WITHOUT:
+        with pytest.raises(ConfigError, match="has no ONNX form"):
+            export_onnx.export_onnx(tmp_path / "policy", target)
+        assert not target.exists()
+        return
+    told = export_onnx.export_onnx(tmp_path / "policy", target)
+    assert told.equal == told.rows == 1000 and told.greatest_difference < 1e-5
+    assert [path.name for path in target.parent.iterdir()] == ["policy.onnx"]
+    session, saved = onnxruntime.InferenceSession(str(target)), open_saved_policy(tmp_path / "policy")
+    for count in (1, 7):
+        seen = observations(policy, count, seed=count)
+        given = {"observation": seen}
+        state = None
+        if name == "recurrent":
+            state = np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
+            given["state"] = state
+        outputs = dict(zip((one.name for one in session.get_outputs()), session.run(None, given), strict=True))
+        chosen, after = saved.predict(seen, state)
+        np.testing.assert_allclose(outputs["action"], chosen, atol=1e-5)
+        if after is not None:
+            np.testing.assert_allclose(outputs["next_state"], after, atol=1e-5)
+    description = onnx.load(str(target)).metadata_props
+    kept = {one.key: one.value for one in description}
+    assert json.loads(kept["policy.json"])["kind"] == policy.kind and "hone" in kept
+
+
+def test_outputs_are_those_of_the_kind(tmp_path: Path) -> None:
+    named = {
+        "ppo choices": ["action", "logits", "value"],
+        "ppo clipped": ["action", "mean", "log_std", "value"],
+        "dqn": ["action", "q_values"],
+        "sac": ["action", "mean", "log_std"],
+        "td3": ["action"],
+        "recurrent": ["action", "logits", "value", "next_state"],
+    }
+    for name, outputs in named.items():
+        save_policy(POLICIES[name], tmp_path / name)
+        told = export_onnx.export_onnx(tmp_path / name, tmp_path / f"{name}.onnx")
+        assert list(told.outputs) == outputs, name
+    session = onnxruntime.InferenceSession(str(tmp_path / "ppo choices.onnx"))
+    seen = observations(POLICIES["ppo choices"], 5)
+    _, logits, value = session.run(None, {"observation": seen})
+    policy = POLICIES["ppo choices"]
+    assert isinstance(policy, ActorCritic)
+    with torch.no_grad():
+        x = policy.spaces.inputs.tensor(torch.from_numpy(seen))
+        np.testing.assert_allclose(logits, policy.actor(x), atol=1e-5)
+        np.testing.assert_allclose(value, policy.value(torch.from_numpy(seen)), atol=1e-5)
+
+
+def test_a_file_with_other_actions_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_policy(POLICIES["ppo choices"], tmp_path / "policy")
+    right = export_onnx._outputs
+
+    def wrong(*given: object) -> dict[str, torch.Tensor]:
+        outputs = right(*given)  # pyright: ignore[reportArgumentType]
+        return {**outputs, "action": (outputs["logits"] * torch.tensor([1.0, 1.0, 0.0])).argmax(dim=1) + 1}
+
+    monkeypatch.setattr(export_onnx, "_outputs", wrong)
+    with pytest.raises(DataError, match=r"of 1000 actions differ from the policy's, so the file was removed"):
+        export_onnx.export_onnx(tmp_path / "policy", tmp_path / "policy.onnx")
+    assert not (tmp_path / "policy.onnx").exists()
+
+
+def test_what_is_in_the_way_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_policy(POLICIES["dqn"], tmp_path / "policy")
+    (tmp_path / "mine.onnx").write_text("mine")
+    with pytest.raises(ConfigError, match="is there already"):
+        export_onnx.export_onnx(tmp_path / "policy", tmp_path / "mine.onnx")
+    assert (tmp_path / "mine.onnx").read_text() == "mine"
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(ResourceError, match=r"needs onnxruntime: pip install 'hone-rl\[onnx\]'"):
+        export_onnx.export_onnx(tmp_path / "policy", tmp_path / "policy.onnx")
+
+
+def test_tables_of_states_are_exported_and_others_are_not(tmp_path: Path) -> None:
+    table = ActionTable(StateFeatures(count=5, actions=3, first=2), first_action=4, tables=2)
+    table.x[:] = np.random.default_rng(0).normal(size=len(table.x))
+    save_table(table, tmp_path / "table")
+    assert export_onnx.export_onnx(tmp_path / "table", tmp_path / "table.onnx").equal == 1000
+    states = np.arange(2, 7)
+    action, values = onnxruntime.InferenceSession(str(tmp_path / "table.onnx")).run(None, {"observation": states})
+    np.testing.assert_array_equal(action, table.numpy_policy().best(states))
+    np.testing.assert_allclose(values, table.q, rtol=1e-6)
+    save_table(StateValues(np.eye(2)), tmp_path / "values")
+    with pytest.raises(ConfigError, match="only networks and tables of action values"):
+        export_onnx.export_onnx(tmp_path / "values", tmp_path / "values.onnx")
+
+
+def test_one_step_of_the_unit_is_torchs() -> None:
+    gru = torch.nn.GRU(3, 5)
+    x, state = torch.randn(4, 3), torch.randn(4, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(gru_step(gru, x, state), gru(x[None], state[None])[0][0])
+
+
+def test_random_observations_are_where_the_policy_was_trained(tmp_path: Path) -> None:
+    save_policy(POLICIES["ppo choices"], tmp_path / "policy")
+    seen = random_observations(open_saved_policy(tmp_path / "policy"), 4000)
+    np.testing.assert_allclose(seen.mean(axis=0), [1.0, -2.0, 0.0, 5.0], atol=0.4)
+    np.testing.assert_allclose(seen.std(axis=0), [4.0, 1.0, 2.0, 6.0], rtol=0.1)
+
+
+def test_the_command_writes_the_file_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_policy(POLICIES["ppo clipped"], tmp_path / "policy")
+    target = tmp_path / "policy.onnx"
+    assert main(["export", str(tmp_path / "policy"), "--onnx", str(target)]) == 0
+    told = capsys.readouterr().out.replace("\n", "")
+    assert "1000 of 1000 actions are equal" in told and "observation ['batch', 4] -> action ['batch', 2]" in told
+    for arguments, words in (
+        (["--onnx", str(target)], "is there already"),
+        (["--onnx", "b.onnx", "--gguf", "F16"], "leave --gguf out"),
+        (["folder", "--onnx", "b.onnx"], "leave folder out"),
+        ([], "name the new folder"),
+        ([str(tmp_path / "new")], "copy the folder, or write an ONNX file with --onnx FILE"),
+    ):
+        assert main(["export", str(tmp_path / "policy"), *arguments]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert main(["export", str(tmp_path / "model"), "--onnx", "b.onnx"]) == 2
+    assert "is a language model, and --onnx is for control policies" in capsys.readouterr().err
