@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from hone.control.environments.world import GymConfig, GymSpaces, inspect_world
 from hone.control.experts import require_same_spaces
 from hone.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
-from hone.control.logs.parquet import BehaviourLog
+from hone.control.logs.formats import LogDataConfig
+from hone.control.logs.parquet import AS_WRITTEN, BehaviourLog, describe_log
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
 from hone.control.off_policy import rows_with_noise
@@ -50,7 +51,10 @@ class OfflineRunConfig(RunConfig):
 
     run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=1000))
     log: str
-    """A parquet file written by hone, a frozen view of a decision log, or a Minari data set (folder or HDF5 file)."""
+    """A parquet file written by hone, a frozen view of a decision log, a Minari data set (folder or HDF5 file), or a
+    file of another program: CSV, .npz, or HDF5 of D4RL or d3rlpy."""
+    data: LogDataConfig = LogDataConfig()
+    """Columns and spaces of a log that another program wrote."""
     env: GymConfig | None = None
     """Environment of the evaluations; None: no evaluation."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
@@ -94,14 +98,15 @@ class OfflineRunConfig(RunConfig):
                 warnings.extend(notes)
 
         def decisions() -> BehaviourLog:
-            return self.read_log(Path(self.log), spaces=known[0] if known else None)
+            return self.read_log(Path(self.log), spaces=known[0] if known else None, data=self.data)
 
         checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
         log: BehaviourLog = run_all_checks(checks)["log"]
         theirs = network_spaces(log.observation_space, log.action_space)
         if known:
             require_same_spaces("log", self.log, theirs, network_spaces(*known[0]))
-        return opened_run(log, _build, warnings=[*warnings, *log.notes])
+        opened = opened_run(log, _build, warnings=[*warnings, *log.notes])
+        return replace(opened, notes=[f"log: {describe_log(log)}"])
 
 
 # ---------------------------------------------------------------------------------------------- rows
@@ -192,12 +197,15 @@ def offline_job(config: OfflineRunConfig, log: BehaviourLog, method: LearningMet
 
 
 class LogReader(Protocol):
-    """Reads a log of decisions; `spaces` of observations and actions are taken where it names none. Raises DataError.
+    """Reads a log of decisions; `spaces` of observations and actions are taken where it names none, and `data` names
+    columns and spaces of a foreign one. Raises DataError.
 
     `read_log`, or a reader that knows further formats.
     """
 
-    def __call__(self, path: Path, *, spaces: GymSpaces | None = None) -> BehaviourLog: ...
+    def __call__(
+        self, path: Path, *, spaces: GymSpaces | None = None, data: LogDataConfig = AS_WRITTEN
+    ) -> BehaviourLog: ...
 
 
 def _build(config: OfflineRunConfig, log: BehaviourLog) -> TrainingJob[Any]:

@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from hone.control.logs.parquet import BehaviourLog, SpacePair, read_log
+from hone.control.logs.formats import LogDataConfig
+from hone.control.logs.parquet import AS_WRITTEN, BehaviourLog, SpacePair, read_log
 from hone.core.errors import DataError
 from hone.decide.joins.parquet import is_frozen_view, read_frozen_view
 
 
-def read_decisions(path: Path, *, spaces: SpacePair | None = None) -> BehaviourLog:
+def read_decisions(path: Path, *, spaces: SpacePair | None = None, data: LogDataConfig = AS_WRITTEN) -> BehaviourLog:
     """The log at `path`: a frozen view, or what `read_log` reads. Raises DataError."""
-    return frozen_view_log(path) if is_frozen_view(path) else read_log(path, spaces=spaces)
+    return frozen_view_log(path) if is_frozen_view(path) else read_log(path, spaces=spaces, data=data)
 
 
 def frozen_view_log(folder: Path) -> BehaviourLog:

@@ -34,7 +34,7 @@ def read_minari(path: Path) -> tuple[Episodes, dict[str, Any], dict[str, Any]]:
     """
     file_path = _file(path)
     try:
-        with _h5py().File(file_path, "r") as file:
+        with load_h5py().File(file_path, "r") as file:
             described = _spaces(file_path, dict(file.attrs))
             groups = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:]))
             columns = [_episode(file[name], f"{file_path}: {name}") for name in groups]
@@ -56,7 +56,7 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
     assert episodes.final is not None
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    with _h5py().File(data / _DATA_FILE, "w") as file:
+    with load_h5py().File(data / _DATA_FILE, "w") as file:
         for number in range(len(episodes)):
             one = episodes.take(np.array([number]))
             steps = one.decisions
@@ -79,11 +79,20 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
     (data / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
 
 
-def _h5py() -> Any:  # noqa: ANN401 - an optional library without types
+def load_h5py() -> Any:  # noqa: ANN401 - an optional library without types
     try:
         return importlib.import_module("h5py")
     except ImportError as error:
-        raise ResourceError("Minari datasets are HDF5 files: install h5py (pip install h5py)") from error
+        raise ResourceError("Minari, D4RL and d3rlpy keep HDF5 files: install h5py (pip install h5py)") from error
+
+
+def is_minari(path: Path) -> bool:
+    """True unless an HDF5 file holds arrays of whole data sets at its top, and no groups of episodes."""
+    try:
+        with load_h5py().File(path, "r") as file:
+            return any(name.startswith("episode_") for name in file.keys() - {"episode_terminals"}) or not len(file)
+    except OSError:
+        return True  # `read_minari` says what is wrong with it
 
 
 def _file(path: Path) -> Path:
@@ -126,7 +135,7 @@ def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 -
     missing = [name for name in _DATASET_NAMES if name not in group]
     if missing:
         raise DataError(f"{place} has no {', '.join(missing)}")
-    nested = [name for name in ("observations", "actions") if not isinstance(group[name], _h5py().Dataset)]
+    nested = [name for name in ("observations", "actions") if not isinstance(group[name], load_h5py().Dataset)]
     if nested:
         raise DataError(
             f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are supported"

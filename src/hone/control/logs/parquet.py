@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from hone.control.logs.minari import read_minari, write_minari
+from hone.control.logs.formats import LogDataConfig, parse_space, propose_space, read_foreign_log
+from hone.control.logs.minari import is_minari, read_minari, write_minari
 from hone.core.episodes import Episodes, column_table
-from hone.core.errors import DataError
+from hone.core.errors import ConfigError, DataError
 from hone.core.ragged import Ints, offsets_of, row_sums
 from hone.process.user_files import file_fault
 
@@ -81,6 +82,14 @@ class _LogColumns:
         with np.errstate(over="ignore"):
             return values.astype(dtype)
 
+    def rows(self, name: str) -> Array:
+        """Column of numbers `[N]`, or of lists of as many numbers as the first row has `[N, k]`. Raises DataError."""
+        flat, owner = _flattened(self.table[name].combine_chunks())
+        count = int((owner == 0).sum())
+        is_list = len(flat) != len(self.table) or not flat.type.equals(self.table[name].type)
+        dtype = np.float32 if pa.types.is_floating(flat.type) else np.int64
+        return self.values(name, dtype, (count,) if is_list else ())
+
     def nulls(self, name: str, rows: Ints) -> NDArray[np.bool_]:
         """Flags of `rows` without a value."""
         return self.table[name].take(pa.array(rows)).is_null().to_numpy()
@@ -120,6 +129,13 @@ def _flattened(column: pa.Array) -> tuple[pa.Array, Ints]:
 # -------------------------------------------------------------------------------------------------------------- parquet
 
 
+AS_WRITTEN = LogDataConfig()
+"""Columns and spaces under the names of the file's format."""
+_ROUNDING = 1e-4
+"""What rounding may add to the logarithm of a probability of 1."""
+_HDF5 = {".hdf5", ".h5"}
+_FOREIGN = {".csv", ".npz", *_HDF5}
+"""Suffixes of files that describe no spaces."""
 REQUIRED = ("episode", "observation", "action", "reward", "terminated")
 OPTIONAL: dict[str, type[np.generic]] = {
     "group": np.int64, "version": np.int32, "logp": np.float32, "score": np.float64
@@ -191,25 +207,54 @@ def write_log(path: Path, log: BehaviourLog) -> None:
     pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
 
 
-def read_log(path: Path, *, spaces: SpacePair | None = None) -> BehaviourLog:
-    """Read parquet, or Minari's folder or `.hdf5` file. `spaces` of observations and actions are taken where a parquet
-    file does not name its own. Raises DataError that names file, row and value."""
-    if path.is_dir() or path.suffix in {".hdf5", ".h5"}:
+def read_log(path: Path, *, spaces: SpacePair | None = None, data: LogDataConfig = AS_WRITTEN) -> BehaviourLog:
+    """Read parquet, Minari's folder or `.hdf5` file, or a file of `formats.py` (CSV, npz, D4RL, d3rlpy).
+
+    `data` names the columns and spaces of a file that hone did not write; `spaces` of observations and actions, an
+    environment's, are taken where neither the file nor `data` has any. Raises DataError that names file, row and value.
+    """
+    if path.is_dir() or (path.suffix in _HDF5 and is_minari(path)):
+        if data != AS_WRITTEN:
+            raise DataError(f"{path}: a Minari data set names its columns and spaces itself; leave [data] out")
         episodes, observation, action = read_minari(path)
         log = BehaviourLog(
             episodes=episodes,
             observation_space=space_from_minari(observation, path),
             action_space=space_from_minari(action, path),
         )
+    elif path.suffix in _FOREIGN or data.columns:
+        table, notes = read_foreign_log(path, data)
+        log = _read_columns(_LogColumns(table=table, path=path), spaces, data)
+        log = replace(log, notes=(*notes, *log.notes))
+        _require_log_probabilities(log, path)
     else:
-        log = _read_parquet(path, spaces)
+        log = _read_columns(_LogColumns(table=_table(path), path=path), spaces, data)
     _require_sound(log, path)
     return _without_unusable_ends(log)
 
 
-def _read_parquet(path: Path, spaces: SpacePair | None) -> BehaviourLog:
-    columns = _LogColumns(table=_table(path), path=path)
-    observation, action, shapes = _described(columns, spaces)
+def describe_log(log: BehaviourLog) -> str:
+    """A line for `hone plan` and `hone show`: episodes, how they end, decisions, returns and spaces."""
+    episodes = log.episodes
+    terminated, truncated = int(episodes.terminated.sum()), int(episodes.truncated.sum())
+    low, middle, high = np.quantile(episodes.score, (0.1, 0.5, 0.9))
+    return (
+        f"{len(episodes)} episodes ({terminated} terminated, {truncated} truncated, "
+        f"{len(episodes) - terminated - truncated} cut), {episodes.decisions} decisions; returns {low:.4g}, "
+        f"{middle:.4g}, {high:.4g} (10%, median, 90%); observations {_space_words(log.observation_space)}, actions "
+        f"{_space_words(log.action_space)}"
+    )
+
+
+def _space_words(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Discrete):
+        return f"{int(space.start)} to {int(space.start) + int(space.n) - 1}"
+    return f"{space.dtype}{list(space.shape or ())}"
+
+
+def _read_columns(columns: _LogColumns, spaces: SpacePair | None, data: LogDataConfig) -> BehaviourLog:
+    path = columns.path
+    observation, action, shapes = _described(columns, spaces, data)
     ends = columns.last_rows()
     offsets = offsets_of(np.diff(ends, prepend=-1))
     flags = {name: columns.values(name, np.bool_) for name in ("terminated", "truncated") if columns.has(name)}
@@ -269,23 +314,50 @@ def _table(path: Path) -> pa.Table:
 
 
 def _described(
-    columns: _LogColumns, given: SpacePair | None
+    columns: _LogColumns, given: SpacePair | None, data: LogDataConfig
 ) -> tuple[spaces.Space[Any], spaces.Space[Any], dict[str, list[int]]]:
-    """Spaces of the decisions, and shapes of the optional columns, from the file's metadata; or the spaces `given`."""
+    """Spaces of the decisions, and shapes of the optional columns: those of `data`, else of the file's metadata, else
+    those `given`."""
     path = columns.path
     try:
         notes = json.loads((columns.table.schema.metadata or {}).get(b"hone", b"null"))
-        if notes is None and given is not None:
-            return *given, {}
-        if notes is None:
-            raise DataError(
-                f"{path}: no spaces in the file's metadata (key `hone`): it was not written by write_log of "
-                "hone.control.logs.parquet. Write it so, or name the environment in [env]: its spaces are taken"
-            )
-        pair = [space_from_minari(notes[name], path) for name in ("observation_space", "action_space")]
-        return pair[0], pair[1], notes.get("columns", {})
+        shapes = {} if notes is None else notes.get("columns", {})
+        names = ("observation", "action")
+        known = given if notes is None else [space_from_minari(notes[f"{name}_space"], path) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: the file's metadata (key `hone`) do not describe its spaces: {error!r}") from error
+    if known is None and path.suffix not in _FOREIGN and data == AS_WRITTEN:
+        raise DataError(
+            f"{path}: no spaces in the file's metadata (key `hone`): it was not written by write_log of "
+            "hone.control.logs.parquet. Write it so, or name the environment in [env]: its spaces are taken; or "
+            "write them in data.spaces"
+        )
+    if strange := [name for name in data.spaces if name not in names]:
+        raise ConfigError(*(f"data.spaces.{name}: only observation and action have a space" for name in strange))
+    told = [
+        _told_space(columns, name, data, None if known is None else known[place]) for place, name in enumerate(names)
+    ]
+    if faults := [one for one in told if isinstance(one, str)]:
+        raise DataError(*faults)
+    return told[0], told[1], shapes  # pyright: ignore[reportReturnType] - no text is left
+
+
+def _told_space(
+    columns: _LogColumns, name: str, data: LogDataConfig, known: spaces.Space[Any] | None
+) -> spaces.Space[Any] | str:
+    """Space of a column; without one that is told or known, an unbounded box for an observation of numbers with
+    fractions, and otherwise the fault."""
+    if name not in data.spaces and known is not None:
+        return known
+    values = columns.rows(name)
+    if name in data.spaces:
+        return parse_space(data.spaces[name], f"data.spaces.{name}", values)
+    if name == "observation" and values.dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, values.shape[1:] or (1,), np.float32)
+    return (
+        f"{columns.path}: the file does not say which {name}s there are; name the environment in [env], or write "
+        f'data.spaces.{name} = "{propose_space(values)}", which holds all of its {name}s'
+    )
 
 
 def _with_finals(log: BehaviourLog, columns: _LogColumns, ends: Ints) -> BehaviourLog:
@@ -375,6 +447,16 @@ def _require_sound(log: BehaviourLog, path: Path) -> None:
         )
     if faults:
         raise DataError(*faults)
+
+
+def _require_log_probabilities(log: BehaviourLog, path: Path) -> None:
+    """Raises DataError for log-probabilities of finite actions above 0: other programs log probabilities."""
+    wrong = np.flatnonzero(log.episodes.logp > _ROUNDING)
+    if len(wrong) and isinstance(log.action_space, spaces.Discrete):
+        raise DataError(
+            f"{path}: row {wrong[0]}: logp is {log.episodes.logp[wrong[0]]:.4g}, and the logarithm of a probability is "
+            'at most 0; if the column holds probabilities, write data.columns.logp = "NAME:log"'
+        )
 
 
 def _not_finite_ends(episodes: Episodes) -> NDArray[np.bool_]:
