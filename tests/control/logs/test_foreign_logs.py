@@ -408,3 +408,20 @@ def test_plan_tells_how_a_log_was_read(tmp_path: Path, capsys: pytest.CaptureFix
     told = " ".join(capsys.readouterr().out.split())
     assert "3 episodes (2 terminated, 1 truncated, 0 cut), 11 decisions; returns" in told
     assert "observations float32[3], actions 0 to 1" in told
+
+
+def test_show_tells_the_columns_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = WITHOUT_FINALS["D4RL"](tmp_path)
+    assert main(["show", str(path)]) == 3
+    shown = capsys.readouterr()
+    assert "D4RL, 12 rows" in shown.out and "float32 [3]" in shown.out
+    assert 'data.spaces.action = "discrete(2)"' in shown.err
+    boxed = npz(tmp_path, flat(episode=HELD["episode"], actions=np.zeros((STEPS, 2), np.float32)))
+    assert main(["show", str(boxed)]) == 3
+    assert "npz, 12 rows" in capsys.readouterr().out
+    source = read_log(csv_of(tmp_path), spaces=SPACES)
+    write_log(
+        tmp_path / "set-v0", BehaviourLog(episodes=source.episodes, observation_space=SPACES[0], action_space=SPACES[1])
+    )
+    assert main(["show", str(tmp_path / "set-v0" / "data" / "main_data.hdf5")]) == 0
+    assert "3 episodes (2 terminated, 1 truncated, 0 cut), 11 decisions" in capsys.readouterr().out

@@ -18,6 +18,8 @@ from hone.run.store.folder import RunFolder, list_runs, open_run
 from hone.run.store.metrics import read_metrics
 
 METRICS_SHOWN = 40
+_LOGS = (".csv", ".npz", ".hdf5", ".h5")
+"""Suffixes of logs of decisions that other programs wrote."""
 
 
 def run(call: CommandCall) -> int:
@@ -26,6 +28,8 @@ def run(call: CommandCall) -> int:
     runs = Path(call.text("runs"))
     if call.command == "show" and call.switch("tokens"):
         _show_tokens(screen, call)
+    elif call.command == "show" and Path(call.text("run")).suffix in _LOGS:
+        _show_log(screen, Path(call.text("run")))
     elif call.command == "show":
         folder = find_run(call.text("run"), runs)
         if call.switch("map"):
@@ -79,6 +83,22 @@ def _show_tokens(screen: TerminalScreen, call: CommandCall) -> None:
             text = span.text.replace("\n", "\u21b5")
             screen.line(f"  {span.kind:<8}{span.tokens:>5}  {text}", style=_STYLES[span.kind])
     for note in shown.notes:
+        screen.line(note)
+
+
+def _show_log(screen: TerminalScreen, path: Path) -> None:
+    """Print the columns of a log that another program wrote, and what an offline recipe makes of it. Raises DataError
+    at the end for one that it cannot read as it is."""
+    from hone.control.logs.formats import raw_log  # noqa: PLC0415 - Gymnasium: not needed to show a run
+    from hone.control.logs.parquet import describe_log, read_log  # noqa: PLC0415 - as above
+
+    raw = raw_log(path)
+    rows = len(next(iter(raw.columns.values()), ()))
+    screen.title(f"{path}: {raw.kind}, {rows:,} rows")
+    screen.rows([(name, raw.type_of(name)) for name in raw.columns])
+    log = read_log(path)
+    screen.line(describe_log(log))
+    for note in log.notes:
         screen.line(note)
 
 

@@ -75,6 +75,13 @@ class RawLog:
     columns: dict[str, RawColumn]
     notes: list[str] = field(default_factory=list[str])
 
+    def type_of(self, name: str) -> str:
+        """Type of a column, and the shape of its rows."""
+        column = self.columns[name]
+        if isinstance(column, np.ndarray):
+            return f"{column.dtype} {list(column.shape[1:])}" if column.ndim > 1 else str(column.dtype)
+        return str(column.type)
+
     def column(self, name: str) -> RawColumn:
         """A column, or the array that `name.0`, `name.1` ... make, or those that match a pattern with `*`.
 
@@ -106,7 +113,7 @@ class RawLog:
 def read_foreign_log(path: Path, data: LogDataConfig) -> tuple[pa.Table, tuple[str, ...]]:
     """Columns `episode, observation, action, reward, terminated` and those of the optional ones that the file has, and
     notes for the user. Raises DataError with everything that is missing, ResourceError without h5py."""
-    raw = _raw_log(path)
+    raw = raw_log(path)
     unknown = [name for name in data.columns if name not in _ALIASES]
     if unknown:
         raise DataError(
@@ -323,7 +330,7 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 # ----------------------------------------------------------------------------------------------------------- formats
 
 
-def _raw_log(path: Path) -> RawLog:
+def raw_log(path: Path) -> RawLog:
     """Read a file by its suffix. Raises DataError for one that is missing or damaged."""
     if path.suffix != ".npz" and (fault := file_fault(path)):  # that one is a zip archive
         raise DataError(fault)
