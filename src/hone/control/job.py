@@ -6,6 +6,7 @@ Belongs here: wiring between worlds, small networks and the loop. Does not: anyt
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_weights, save_policy
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.spaces import world_spaces
+from hone.control.warm_start import warm_start
 from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.run.job import EvaluationResult, OpenedRun, RunConfig, TrainingJob, episode_table, opened_run
@@ -123,6 +125,7 @@ def control_job(
         save_policy=lambda folder: save_policy(policy, folder),
         load_policy=load,
         rollouts=episode_table if rollouts else None,
+        warm_start=partial(warm_start, policy, recipe.learner, recipe.source),
         evaluate=None if env is None else score,
         evaluate_every=evaluation.every,
         dataset_fingerprint=dataset_fingerprint,

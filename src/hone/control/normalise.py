@@ -35,7 +35,7 @@ class NormaliseConfig(Config):
 
 
 @dataclass
-class _NormalisedObservations(SourceWrapper[P]):
+class NormalisedObservations(SourceWrapper[P]):
     """Another source, whose observations the policy sees normalised by what was seen before its publication."""
 
     moments: RunningMeanStd
@@ -77,7 +77,7 @@ class _NormalisedObservations(SourceWrapper[P]):
 
 
 @dataclass
-class _RescaledRewards(SourceWrapper[P]):
+class RescaledRewards(SourceWrapper[P]):
     """Another source, with rewards in units of the spread of returns so far. Scores stay as they were paid."""
 
     return_scale: ReturnScale
@@ -103,7 +103,7 @@ class _RescaledRewards(SourceWrapper[P]):
 def with_normalisation(source: Source[P], config: NormaliseConfig, *, size: int, discount: float) -> Source[P]:
     """`source` with what `config` asks for; `size` numbers make an observation."""
     if config.rewards:
-        source = _RescaledRewards(source, ReturnScale(discount), config.limit)
+        source = RescaledRewards(source, ReturnScale(discount), config.limit)
     if config.observations:
-        source = _NormalisedObservations(source, RunningMeanStd(size), config.limit)
+        source = NormalisedObservations(source, RunningMeanStd(size), config.limit)
     return source

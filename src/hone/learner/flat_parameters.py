@@ -4,7 +4,7 @@ The optimizer then works on a single tensor: zeroing, norm, clipping and Adam ar
 parameter, which is most of a small network's step, and the optimizer's state is a few flat arrays on disk.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Final
@@ -37,6 +37,8 @@ class FlatParameters:
         """Views of `gradient`, one for each parameter."""
         self._views_by_parameter: dict[int, Tensor] = {}
         """The same by the identity of the parameter."""
+        self._frozen: list[Tensor] = []
+        """Views of `gradient` that stay 0."""
         self._handed: set[int] = set()
         """Parameters whose gradients were written here by layers directly, in the last step."""
         start = 0
@@ -68,9 +70,23 @@ class FlatParameters:
     def zero_grad(self) -> None:
         self.gradient.zero_()
 
+    def freeze(self, parameters: Collection[nn.Parameter]) -> None:
+        """Keep the gradient of these parameters at 0 from now on: without weight decay they never move."""
+        frozen = {id(parameter) for parameter in parameters}
+        pairs = zip(self.parameters, self.views, strict=True)
+        self._frozen = [view for parameter, view in pairs if id(parameter) in frozen]
+
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
-        """Context of the backward passes of one step; afterwards `gradient` is the sum of theirs, and no other.
+        """Context of the backward passes of one step; afterwards `gradient` is the sum of theirs, and no other."""
+        with self._collect_all():
+            yield
+        for view in self._frozen:
+            view.zero_()
+
+    @contextmanager
+    def _collect_all(self) -> Iterator[None]:
+        """`collect_gradients` with the gradients of frozen parameters.
 
         Gradients that layers write here directly need no zeros first; one that autograd brings as well is added.
         """

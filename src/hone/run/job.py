@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hone.core.clock import Clock
 from hone.core.config import Config
@@ -24,6 +24,17 @@ from hone.run.store.rollouts import MAX_OBSERVATION, EpisodeTable, RolloutTable
 from hone.run.store.survivorship import SurvivorshipCounts
 
 # --------------------------------------------------------------------------------------------------------------- config
+
+
+class InitConfig(Config):
+    """Weights that a control run begins with; `run.init = "runs/a"` is short for the path alone."""
+
+    path: str
+    """A run (its newest checkpoint), a checkpoint, or the folder of a policy."""
+    freeze: list[str] = []
+    """Parts of the policy that are not trained: `actor`, `critic.layers.0`."""
+    reset: list[str] = []
+    """Parts that keep their own initial weights: `critic`, `log_std`."""
 
 
 class RunSettings(Config):
@@ -59,12 +70,19 @@ class RunSettings(Config):
     tensor: int = Field(default=1, ge=1)
     """Ranks that hold each layer of a language model together, its heads and the columns of its MLP cut among them, for
     the same rows; a divisor of `ranks`. 1: ranks only share out the rows."""
+    init: InitConfig | None = None
+    """Begin with the weights of another run's policy, of control; a language model begins with `model.path`."""
     virtual_ranks: int = Field(default=0, ge=0)
     """Shares that every batch is cut into whatever the number of ranks: the weights then have the same bits on 1, 2, 4
     ... ranks. A power of two that `ranks` divides; 0: as many as ranks."""
     patience_s: float = Field(default=120.0, gt=0)
     """Longest wait of a rank for the others, in seconds; afterwards all of them start again from the last
     checkpoint."""
+
+    @field_validator("init", mode="before")
+    @classmethod
+    def _init_from_path(cls, given: object) -> object:
+        return {"path": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _check_ranks(self) -> "RunSettings":
@@ -81,6 +99,8 @@ class RunSettings(Config):
                 f"virtual_ranks = {virtual} with ranks = {self.ranks}: it must be a power of two that ranks divides; "
                 f"nearest: {max(2, 1 << (max(virtual, self.ranks) - 1).bit_length())}, with ranks a power of two"
             )
+        if self.init is not None and self.ranks > 1:
+            raise ValueError(f"run.init with ranks = {self.ranks}: the other ranks would begin with other weights")
         return self
 
     @property
@@ -256,6 +276,9 @@ class TrainingJob(Generic[P]):
     """Rollouts of a step; None: its episodes are no rollouts, such as samples of a replay buffer."""
     pop_trace: Callable[[], DecisionTrace | None] = no_trace
     """Returns figures of the latest update's decisions, and forgets them; called after every step."""
+    warm_start: Callable[[InitConfig, Path | None], Sequence[str]] | None = None
+    """Begins with the weights that `run.init` names, or, of a run that is resumed from the policy in the folder, only
+    repeats what no checkpoint holds; returns lines for the log. None: the recipe has no such start."""
     write_episodes: Callable[[Path, int, Episodes], None] | None = None
     """Run folder, step and its episodes: writes what the recipe leaves behind for later stages. Called after every
     step; a resumed run repeats the calls of the steps that it does again."""

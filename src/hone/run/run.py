@@ -465,13 +465,28 @@ def _initial_state(
     notes = [*order.notes, *job.warnings, *cleaned]
     never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
     if not order.resume:
-        return None, 0, notes
+        return None, 0, [*notes, *_warm_start(order, job, None)]
     if never_saved:
         if checkpoints.folder.exists():
             checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
-        return None, 0, [*notes, f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"]
+        again = f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"
+        return None, 0, [*notes, again, *_warm_start(order, job, None)]
     state, done, lines = _restore(order, job, checkpoints)
     return state, done, notes + lines
+
+
+def _warm_start(order: RunRequest, job: TrainingJob[Any], resumed: Path | None) -> Sequence[str]:
+    """Begin with the weights that `run.init` names; lines for the log. Raises ConfigError where the recipe has no such
+    start."""
+    init = order.config.run.init
+    if init is None:
+        return []
+    if job.warm_start is None:
+        raise ConfigError(
+            f"run.init = {init.path!r}: recipe {order.config.recipe} does not begin from another run's weights; "
+            "networks of control do, and a language model by model.path"
+        )
+    return job.warm_start(init, resumed)
 
 
 def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder) -> tuple[State, int, list[str]]:
@@ -482,6 +497,7 @@ def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFo
     done = integer(state, "step")
     try:
         job.load_policy(checkpoint.policy_folder)
+        _warm_start(order, job, checkpoint.policy_folder)
         job.recipe.learner.restore(substate(state, "learner"))
         job.recipe.source.restore(substate(state, "source"))
     except (DataError, LookupError, TypeError, ValueError, RuntimeError, AssertionError) as fault:

@@ -103,11 +103,11 @@ def load_weights(policy: ControlPolicy, folder: Path) -> None:
     }
     if faults := [line for kind in (lost, unknown, unfit) for line in one_line(kind, "tensors")]:
         raise DataError(*faults)
-    _require_same_gaussian(policy, folder / "policy.json")
+    require_same_gaussian(policy, folder / "policy.json")
     policy.load_state_dict(tensors)
 
 
-def _require_same_gaussian(policy: ControlPolicy, path: Path) -> None:
+def require_same_gaussian(policy: ControlPolicy, path: Path) -> None:
     """Raises DataError for weights of a Gaussian over the box in another form: they mean other actions."""
     actions = policy.spaces.actions
     if isinstance(actions, DiscreteActions) or not path.is_file():
