@@ -310,7 +310,7 @@ def test_the_options_are_these() -> None:
         "play": ["--device", "--runs", "--seed", "--side", "--temperature"],
         "track": ["--names", "--place", "--project", "--runs", "--to"],
         "fetch": [],
-        "export": ["--adapter", "--gguf", "--onnx", "--push", "--runs"],
+        "export": ["--adapter", "--dtype", "--gguf", "--onnx", "--push", "--runs"],
         "dataset": ["--kind", "--max-per-prompt", "--min-score", "--pairs", "--runs"],
         "show": ["--config", "--map", "--model", "--rows", "--runs", "--tokens", "--verify"],
         "chaos": ["--count", "--device", "--faults", "--name", "--runs", "--seed", "--yes"],

@@ -1,6 +1,7 @@
 """Scored answers laid out as episodes: tokens, labels at the ends of steps, answers that do not fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hone.models.language.tokenizers import (
     Tokenizer,
     byte_tokenizer,
     character_tokenizer,
+    vocabulary_hash,
 )
 from hone.text.answer_data import AnswerKind, AnswersConfig, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.tasks.dataset import ExampleDataset
@@ -138,3 +140,13 @@ def test_keys_without_an_effect_are_refused(tmp_path: Path) -> None:
     for source in ("stage:answers", str(tmp_path)):
         with pytest.raises(ValidationError, match=r"answers.separator: for a file of steps"):
             AnswerTaskConfig(source=source, answers=AnswersConfig(separator=";"))
+
+
+def test_settings_of_prompts_that_collected_answers_do_not_take_are_named(tmp_path: Path) -> None:
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "30"}
+    task = task_of(tmp_path, row, tools={"use": ["hone:calculator"]})
+    collected = replace(read_answers(task, "preference"), vocabulary=vocabulary_hash(CHARACTERS))
+    _, notes = encode_answers(collected, task, CHARACTERS, context=100, kind="preference")
+    assert len(notes) == 1
+    assert "task.tools is not used here, but where they are collected" in notes[0]
+    assert encode_answers(collected, task_of(tmp_path, row), CHARACTERS, context=100, kind="preference")[1] == []

@@ -471,6 +471,12 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(
                 flag="--gguf", metavar="TYPE", help="a file for llama.cpp with weights of this type: F16, BF16 or Q8_0"
             ),
+            CommandOption(
+                flag="--dtype",
+                metavar="TYPE",
+                help="the whole model in float32, bfloat16 or float16 (default: the type of the model that training "
+                "began with)",
+            ),
             RUNS,
         ),
     ),

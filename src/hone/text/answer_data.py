@@ -228,6 +228,12 @@ def encode_answers(
     rows = examples.apply(lambda example: _encode(example, task, encoder, learnt=learnt))
     rows, notes = _fit(examples, rows, task, context)
     notes += encoder.remarks(sum(len(row.answers) for row in rows))
+    unused = {"tools": task.tools, "system": task.system, "chat_template_kwargs": task.chat_template_kwargs}
+    if examples.vocabulary is not None and (names := [f"task.{name}" for name, value in unused.items() if value]):
+        notes.append(
+            f"{examples.source}: collected answers are learnt as the tokens that were asked and drawn; "
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not used here, but where they are collected"
+        )
     groups = [(group, answer, score) for group, row in enumerate(rows) for answer, score in row.answers]
     episodes = answer_episodes(
         [answer for _, answer, _ in groups],

