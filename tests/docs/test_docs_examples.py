@@ -85,7 +85,10 @@ AFTER = {
     "dialogues/guess.toml": ["sample", "runs/short/play", "--dialogue", "--count", "3"],
 }
 """The command that the head of an example says to run afterwards, made smaller."""
-ELSEWHERE = ("agents/", "chain_sum/", "control/", "critics/", "decisions/", "early_experience/", "preferences/")
+ELSEWHERE = (
+    *("agents/", "chain_sum/", "control/", "critics/", "decisions/", "early_experience/", "preferences/"),
+    "smollm2/",
+)
 CONTROL = sorted(path.name for path in (EXAMPLES / "control").glob("*.toml"))
 
 

@@ -17,8 +17,23 @@ PAGES = [
 
 NOT_RUN = {
     "make demo": "minutes; the pipeline that it runs is run here with fewer steps",
+    "make demo-chat": "minutes; a slow test runs its pipeline with fewer steps",
     "make test": "runs this very test",
     "hone fetch smollm2": "downloads 98 MB; a slow test runs it",
+    **{
+        f"hone {words}": "needs the published model: tests/docs/test_docs_smollm2.py runs the configs"
+        for words in (
+            "train examples/smollm2/grpo.toml",
+            "plan examples/smollm2/sft.toml",
+            "train examples/smollm2/sft.toml",
+            "train examples/smollm2/dpo.toml",
+            "train examples/smollm2/reward_model.toml",
+            "train examples/smollm2/tools.toml",
+            "export smollm2/grpo sums.gguf --gguf Q8_0",
+            "export smollm2/grpo sums --dtype bfloat16",
+            "serve smollm2/grpo",
+        )
+    },
     "pip install torch==2.13.0": "installs",
     "pip install -c constraints.txt -e .": "installs",
 }

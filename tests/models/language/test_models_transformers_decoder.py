@@ -1,5 +1,6 @@
 """Models that transformers computes: their numbers, training, adapters, folders and generation here."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from safetensors.torch import load_file
 from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Request, SamplingParams, generate
+from hone.core.generation import Grammar, Request, SamplingParams, generate
+from hone.engine.grammar import GrammarCompiler
 from hone.engine.open_engine import EngineSize, choose_runner, open_engine
 from hone.engine.session import TokenizerRules
 from hone.models.language.config import model_config_from_hf
@@ -18,6 +20,7 @@ from hone.models.language.hf_checkpoint import load_model, load_weights, load_wi
 from hone.models.language.lora import LoraConfig
 from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.tensor_parallel import tensor_split_faults
+from hone.models.language.tokenizers import character_tokenizer
 from hone.models.language.transformers_decoder import TransformersDecoder
 from hone.models.packing import pack_rows
 
@@ -101,6 +104,29 @@ def test_answers_are_those_of_transformers(reference):
             with torch.no_grad():
                 ids = torch.cat((ids, theirs(ids).logits[:, -1:].argmax(-1)), 1)
         assert answer.tokens.tolist() == ids[0, len(prompt) :].tolist()
+
+
+def test_a_grammar_holds_its_answers_with_the_log_probabilities_under_the_mask(reference):
+    model, tokenizer = load_model(reference[0]), character_tokenizer(["0123456789,abx"])
+    grammars = GrammarCompiler(tokenizer.size, tokenizer.eos_ids, tokenizer.backend.to_str)
+    rules = TokenizerRules(eos=tokenizer.eos_ids, vocab=tokenizer.size, grammars=grammars)
+    engine = open_engine(model, rules, size=EngineSize(slots=3, sequence_tokens=96), seed=0)
+    pattern, prompt = "[0-9]{1,3}(,[0-9]{1,3}){0,2}", np.arange(3, 8, dtype=np.int32)
+    sampling = SamplingParams(max_tokens=12, grammar=Grammar(kind="regex", text=pattern))
+    answers = list(generate(engine, [Request(id="digits", prompt=prompt, samples=3, sampling=sampling)], round=0))
+    assert len(answers) == 3
+    for done in answers:
+        text = tokenizer.decode(done.tokens)
+        assert re.fullmatch(pattern, text) if done.finish_reason == "eos" else set(text) <= set("0123456789,")
+        with torch.no_grad():
+            hidden = model.hidden(pack_rows([np.concatenate([prompt, done.tokens])[:-1]]))
+            logp = model.logits(hidden[len(prompt) - 1 :])[:, : tokenizer.size].double().log_softmax(-1).numpy()
+        for place, (row, token) in enumerate(zip(logp, done.tokens, strict=True)):
+            left = set(range(tokenizer.size))
+            ids = done.sampling_mask.values[slice(*done.sampling_mask.offsets[place : place + 2])].tolist()
+            left = left - set(ids) if ids[0] == -1 else set(ids)
+            under = row[token] - np.logaddexp.reduce(row[sorted(left)])
+            np.testing.assert_allclose([done.logp[place], done.sampled_logp[place]], [row[token], under], atol=2e-5)
 
 
 def test_an_adapter_of_such_a_model(tmp_path):

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Final
 
+from hone.cli.commands.fetch import PREFIX, fetch_model
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
@@ -75,8 +76,8 @@ def _show_tokens(screen: TerminalScreen, call: CommandCall) -> None:
     """Print the first rows of a dataset as the tokens that a run would train. Raises ConfigError or DataError."""
     from hone.text.show_tokens import shown_rows  # noqa: PLC0415 - torch
 
-    count = int(parse_number(call.text("rows"), "--rows", least=1))
-    shown = shown_rows(Path(call.text("run")), call.text("model"), count)
+    count, model = int(parse_number(call.text("rows"), "--rows", least=1)), call.text("model")
+    shown = shown_rows(Path(call.text("run")), str(fetch_model(model)) if model.startswith(PREFIX) else model, count)
     for title, spans in shown.rows:
         screen.title(title)
         for span in spans:

@@ -119,7 +119,7 @@ class ModelSource(Config):
 
     path: str | None = None
     """A Hugging Face folder, a GGUF file, an adapter's folder of PEFT, a run of hone (its newest checkpoint), one of
-    its checkpoints, or a model of the Hub: `org/name`, `org/name@revision`."""
+    its checkpoints, a model of the Hub (`org/name`, `org/name@revision`), or one of `hone fetch`: `hone:smollm2`."""
     new: NewModelConfig | None = None
     """Start from random weights."""
     experts: ExpertTrainingConfig | None = None
