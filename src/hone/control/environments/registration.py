@@ -75,6 +75,9 @@ _BUILTIN_ENVS = {
     "hone/RepeatFirst-v0": _compiled("repeat_first"),
     **{f"hone/MinAtar{title}-v0": _compiled(name, minimal_actions=False) for name, title in _MINATAR.items()},
     **{f"hone/MinAtar{title}-v1": _compiled(name) for name, title in _MINATAR.items()},
+    **{f"hone/Empty{size}x{size}-v0": _compiled(f"empty_{size}", 4 * size * size) for size in (5, 8)},
+    **{f"hone/DoorKey{size}x{size}-v0": _compiled(f"door_key_{size}", 10 * size * size) for size in (5, 6, 8)},
+    **{f"hone/MemoryS{size}-v0": _compiled(f"memory_{size}", 5 * size * size) for size in (7, 13)},
     OPTION_MEMORY_ID: _BuiltinEnv(entry_point="hone.control.environments.option_wrapper:make_option_memory_env"),
 }
 

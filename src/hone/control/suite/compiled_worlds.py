@@ -1,4 +1,4 @@
-"""Worlds in C++: the five games of MinAtar, cart pole, pendulum, and a card game of memory, 20 to 100 ns a step.
+"""Worlds in C++: games of MinAtar, rooms of MiniGrid, cart pole, pendulum, and a card game of memory.
 
 Belongs here: their spaces and options, and both of Gymnasium's forms of them, one at a time and many. The rules are in
 `compiled/`, where tests compare each step with the packages that published them, drawn from the same chance. All
@@ -30,6 +30,8 @@ STICKY: Final = 0.1
 
 _BOARD_AXES: Final = 3
 _CELL_PIXELS: Final = 32
+_OBJECTS: Final = 11
+"""Channels that say what is in a cell of a room of MiniGrid; games have fewer channels."""
 
 _At = ctypes.c_void_p
 _SIGNATURES: Final = {
@@ -79,13 +81,19 @@ class _World:
     action: spaces.Discrete | spaces.Box
     limit: int | None = None
     minimal: int = 0
-    """Actions of the minimal set of a game; 0 for a world that is no game of MinAtar."""
+    """Number of the actions that do something, where that is a choice: the first ones of a room of MiniGrid, and those
+    that compiled/minatar.h lists; 0 elsewhere."""
     has_velocities: bool = False
 
 
 def _game(channels: int, minimal: int, limit: int | None = None) -> _World:
     board = spaces.Box(0, 1, (10, 10, channels), np.bool_)  # pyright: ignore[reportArgumentType, reportCallIssue]
     return _World(observation=board, action=spaces.Discrete(6), minimal=minimal, limit=limit)
+
+
+def _room(size: int, minimal: int, steps_per_cell: int) -> _World:
+    view = spaces.Box(0, 1, (7, 7, 20), np.bool_)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return _World(observation=view, action=spaces.Discrete(7), minimal=minimal, limit=steps_per_cell * size * size)
 
 
 _POLE = np.array([4.8, np.inf, 2 * 12 * 2 * np.pi / 360, np.inf], np.float32)
@@ -105,6 +113,9 @@ _WORLDS: Final = {
     "freeway": _game(7, 3),
     "seaquest": _game(10, 6),
     "space_invaders": _game(6, 4),
+    **{f"empty_{size}": _room(size, 3, 4) for size in (5, 8)},
+    **{f"door_key_{size}": _room(size, 6, 10) for size in (5, 6, 8)},
+    **{f"memory_{size}": _room(size, 3, 5) for size in (7, 13)},
 }
 
 
@@ -122,10 +133,10 @@ def _functions() -> LibraryFunctions:
 class CompiledVectorEnv(VectorEnv[Array, Array, Array]):
     """Many of one compiled world; an episode that ends is followed by the next in the same step.
 
-    `minimal_actions` leaves out the actions that do nothing in a game of MinAtar, `sticky` is the probability that the
-    last action is taken again there, `ramping` raises its difficulty. `velocities = False` sets the velocities in the
-    observation of cart pole and pendulum to 0, so that a policy needs memory. Raises ConfigError for an unknown world
-    or an option that it does not have, ResourceError without a compiler.
+    `minimal_actions` leaves out the actions that do nothing in a game of MinAtar or a room of MiniGrid. `sticky` is the
+    probability that a game takes the last action again, `ramping` raises its difficulty. `velocities = False` sets the
+    velocities in the observation of cart pole and pendulum to 0, so that a policy needs memory. Raises ConfigError for
+    an unknown world or an option that it does not have, ResourceError without a compiler.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -230,12 +241,13 @@ class CompiledEnv(gymnasium.Env[Array, Any]):
         return self.seen, float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def render(self) -> NDArray[np.uint8]:
-        """The board `[320, 320, 3]`, in each cell the colour of its highest channel. Raises ConfigError without one."""
+        """The board or the agent's view `[side * 32, side * 32, 3]`, in each cell the colour of its highest channel, of a
+        room its object. Raises ConfigError without one."""
         if self.seen.ndim != _BOARD_AXES:
             raise ConfigError("this world has no board to draw")
-        channels = self.seen.shape[-1]
-        top = (self.seen * np.arange(1, channels + 1)).max(axis=-1)
-        return np.kron(_colours(channels)[top], np.ones((_CELL_PIXELS, _CELL_PIXELS, 1), np.uint8))
+        board = self.seen[..., :_OBJECTS]
+        top = (board * np.arange(1, board.shape[-1] + 1)).max(axis=-1)
+        return np.kron(_colours(board.shape[-1])[top], np.ones((_CELL_PIXELS, _CELL_PIXELS, 1), np.uint8))
 
 
 def _colours(channels: int) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "classic.h"
+#include "grid.h"
 #include "minatar.h"
 
 #define HONE_OUT extern "C" __attribute__((visibility("default")))
@@ -30,6 +31,13 @@ constexpr Entry WORLDS[] = {
     entry<MinAtar<Freeway>>("freeway"),
     entry<MinAtar<Seaquest>>("seaquest"),
     entry<MinAtar<SpaceInvaders>>("space_invaders"),
+    entry<EmptyRoom<5>>("empty_5"),
+    entry<EmptyRoom<8>>("empty_8"),
+    entry<DoorKey<5>>("door_key_5"),
+    entry<DoorKey<6>>("door_key_6"),
+    entry<DoorKey<8>>("door_key_8"),
+    entry<Memory<7>>("memory_7"),
+    entry<Memory<13>>("memory_13"),
 };
 
 }  // namespace
