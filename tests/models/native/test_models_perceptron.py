@@ -34,7 +34,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         functions = perceptron.open_functions(perceptron.build().path, name)
     except (ConfigError, ResourceError) as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(perceptron, "_loaded", lambda: functions)
+    monkeypatch.setattr(perceptron, "_loaded", lambda *, relu=True: functions)
     return name
 
 
@@ -66,8 +66,9 @@ def draw(seed: int, *shape: int) -> Tensor:
     return torch.from_numpy(generator(seed, "perceptron", len(shape)).standard_normal(shape, "float32"))
 
 
-def new_network(sizes: list[int], seed: int = 0) -> Mlp:
-    network = Mlp(sizes[0], sizes[-1], MlpConfig(hidden=sizes[1:-1], activation="relu"), seed=seed, stream="x")
+def new_network(sizes: list[int], seed: int = 0, *, tanh: bool = False) -> Mlp:
+    config = MlpConfig(hidden=sizes[1:-1], activation="tanh" if tanh else "relu")
+    network = Mlp(sizes[0], sizes[-1], config, seed=seed, stream="x")
     with torch.no_grad():
         for number, parameter in enumerate(network.parameters()):
             parameter.add_(0.05 * draw(seed + number, *parameter.shape))  # biases, too
@@ -90,8 +91,8 @@ def relative_error(result: Tensor, true: Tensor) -> float:
     return float((result.double() - true).norm() / true.norm().clamp(min=1e-30))
 
 
-def check(sizes: list[int], rows: int, seed: int = 0) -> None:
-    network = new_network(sizes, seed)
+def check(sizes: list[int], rows: int, seed: int = 0, *, tanh: bool = False) -> None:
+    network = new_network(sizes, seed, tanh=tanh)
     x, slope = draw(seed + 1, rows, sizes[0]), draw(seed + 2, rows, sizes[-1])
     assert network.kernels is not None
     assert network.kernels.supports(x)
@@ -110,6 +111,51 @@ def check(sizes: list[int], rows: int, seed: int = 0) -> None:
 )
 def test_any_shape(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
     check([inputs, *hidden, outputs], rows, seed)
+
+
+@pytest.fixture
+def vectors(isa: str) -> str:
+    """Each instruction set that has tanh."""
+    if isa == "amx":
+        pytest.skip("tanh networks run in vectors")
+    return isa
+
+
+every_vector = pytest.mark.usefixtures("vectors")
+
+
+@every_vector
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(32, 100), min_size=2, max_size=4),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(32, 300),
+    st.integers(0, 99),
+)
+def test_any_shape_of_tanh_units(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
+    check([inputs, *hidden, outputs], rows, seed, tanh=True)
+
+
+def test_tanh_at_every_size_of_its_argument(vectors: str) -> None:
+    """The tape's first layer, of weights 1, is tanh(x): within 4e-7 of it, odd, never beyond 1, and NaN where x is."""
+    network = new_network([1, 32, 32, 1], tanh=True)
+    assert network.kernels is not None
+    with torch.no_grad():
+        network.layer_parameters[0][0].fill_(1.0)
+        network.layer_parameters[0][1].zero_()
+    sizes = torch.cat([torch.logspace(-30, 1.2, 3993), torch.tensor([0.0, 8.99, 9.0, 9.01, 20.0, 3e38, torch.inf])])
+    x = torch.cat([sizes, -sizes, torch.full((32,), torch.nan)])[:, None]
+    tape = network.kernels.new_tape(len(x))
+    network.kernels.forward(x, tape)
+    units = tape.reshape(-1, 64, 16 if vectors == "avx2" else 32)[:, 0].flatten()
+    assert units[8000:].isnan().all()
+    there, mirrored = units[:4000], units[4000:8000]
+    assert torch.equal(there, -mirrored)
+    true = torch.tanh(sizes.double())
+    assert float((there.double() - true).abs().max()) < 4e-7
+    assert float(((there.double() - true).abs() / true.clamp(min=1e-30)).max()) < 5e-7
+    assert float(there.max()) == 1.0
 
 
 @every_isa
@@ -277,7 +323,7 @@ def test_a_copy_has_its_own_weights_and_moved_weights_are_found() -> None:
 @pytest.mark.parametrize(
     ("sizes", "activation", "rows"),
     [
-        ([3, 64, 64, 1], "tanh", 64),
+        ([3, 64, 64, 1], "tanh", 8),
         ([3, 64, 64, 1], "relu", 8),
         ([3, 16, 64, 1], "relu", 64),
         ([3, 64, 1], "relu", 64),

@@ -198,8 +198,8 @@ class PolicySpaces:
 class Mlp(nn.Module):
     """`inputs -> hidden... -> outputs`, orthogonal initial weights (Saxe et al., 2014), biases 0.
 
-    Hidden layers have gain sqrt(2), the last one `gain`: 0.01 gives a nearly uniform initial policy. ReLU networks
-    run in compiled kernels on processors with AVX2, AVX-512 or AMX.
+    Hidden layers have gain sqrt(2), the last one `gain`: 0.01 gives a nearly uniform initial policy. Networks of 2 to 7
+    hidden layers run in compiled kernels on processors with AVX2, AVX-512 or AMX.
     """
 
     has_kernels: ClassVar[bool] = True
@@ -215,8 +215,8 @@ class Mlp(nn.Module):
         # Beside the modules, which are slow to look up: a small network's step is mostly overhead.
         self.layer_parameters = [(layer.weight, layer.bias) for layer in linear]
         """Weight `[out, in]` and bias `[out]` of each layer."""
-        fits = self.has_kernels and self.relu and supports_sizes([inputs, *config.hidden, outputs])
-        self.kernels = PerceptronKernels(self.layer_parameters) if fits else None
+        fits = self.has_kernels and supports_sizes([inputs, *config.hidden, outputs])
+        self.kernels = PerceptronKernels(self.layer_parameters, relu=self.relu) if fits else None
         with torch.no_grad():
             for number, layer in enumerate(linear):
                 scale = gain if number == len(config.hidden) else math.sqrt(2.0)

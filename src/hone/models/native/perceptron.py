@@ -1,10 +1,10 @@
-"""Both passes of a small ReLU network by compiled kernels, on processors with AVX2, AVX-512 or AMX: a torch function
-with gradients.
+"""Both passes of a small ReLU or tanh network by compiled kernels, on processors with AVX2, AVX-512 or AMX: a torch
+function with gradients.
 
 The C interface of perceptron/perceptron.h, and the networks that it serves. `Mlp` asks here first and runs in plain
-torch everywhere else. Products are those of float32 numbers in vector registers. With AMX, numbers are rounded to 24
-bits of the greatest one of their row and multiplied as three bytes each, which on networks is as exact as float32
-(perceptron/digits.h). benchmarks/RESULTS.md has what they are worth in whole recipes.
+torch everywhere else. Products are those of float32 numbers in vector registers. With AMX, numbers of a ReLU network
+are rounded to 24 bits of the greatest one of their row and multiplied as three bytes each, which on networks is as
+exact as float32 (perceptron/digits.h). benchmarks/RESULTS.md has what they are worth in whole recipes.
 """
 
 import ctypes
@@ -76,15 +76,16 @@ def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
     return build_source(source, force=force, checked=checked)
 
 
-def open_functions(path: Path, isa: str | None = None) -> LibraryFunctions:
+def open_functions(path: Path, isa: str | None = None, *, relu: bool = True) -> LibraryFunctions:
     """Both passes of the library at `path` by `isa`, or by the most capable instruction set of this processor within
-    `$HONE_NATIVE_ISA`; none where there is none.
+    `$HONE_NATIVE_ISA`; none where there is none. Those of a tanh network (not `relu`) are by vectors at most.
 
     Raises ResourceError for a bad library, and ConfigError for an unsupported instruction set.
     """
     functions = load_functions(path, LIBRARY_LABEL, _SIGNATURES)
     bits = int(functions["hone_instruction_sets"]())
-    runs = within_limit(name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
+    here = (name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
+    runs = within_limit(name for name in here if relu or name != "amx")
     if isa is not None and isa not in runs:
         raise ConfigError(f"instruction set {isa!r} is not supported here; supported: {', '.join(runs) or 'none'}")
     if not runs:
@@ -94,9 +95,9 @@ def open_functions(path: Path, isa: str | None = None) -> LibraryFunctions:
 
 
 @cache
-def _loaded() -> LibraryFunctions:
+def _loaded(*, relu: bool = True) -> LibraryFunctions:
     try:
-        return open_functions(build().path)
+        return open_functions(build().path, relu=relu)
     except ResourceError:  # no compiler: torch does the same
         return {}
 
@@ -107,7 +108,7 @@ def available_functions() -> LibraryFunctions:
 
 
 def supports_sizes(sizes: Sequence[int]) -> bool:
-    """True if the kernels support a ReLU network of these sizes: inputs, hidden layers, outputs."""
+    """True if the kernels support a network of these sizes: inputs, hidden layers, outputs."""
     small_ends = sizes[0] <= MAX_INPUTS and sizes[-1] <= MAX_OUTPUTS
     return small_ends and len(sizes) - 1 in LAYERS and all(size in UNITS for size in sizes[1:-1])
 
@@ -115,10 +116,12 @@ def supports_sizes(sizes: Sequence[int]) -> bool:
 class PerceptronKernels:
     """Both passes of one network. Addresses of its parameters are looked up at each call, as they may have moved.
 
-    `layer_parameters`: weight `[out, in]` and bias `[out]` of each layer, of sizes that `supports_sizes`.
+    `layer_parameters`: weight `[out, in]` and bias `[out]` of each layer, of sizes that `supports_sizes`; hidden units
+    are rectified (`relu`) or tanh.
     """
 
-    def __init__(self, layer_parameters: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, layer_parameters: Sequence[tuple[Tensor, Tensor]], *, relu: bool = True) -> None:
+        self.relu = relu
         weights = [weight for weight, _ in layer_parameters]
         self.parameters = [*weights, *(bias for _, bias in layer_parameters)]
         """Weights, then biases."""
@@ -129,8 +132,10 @@ class PerceptronKernels:
         """Addresses of the parameters that `_struct` holds."""
         self._gradient_addresses: tuple[int, ...] = ()
         """Addresses of their gradients that it holds."""
-        self._struct = np.zeros(2 + 5 * _MAX_LAYERS, np.int64)
-        """The C struct: layers, sizes, then addresses of weights, biases and of their gradients."""
+        self._struct = np.zeros(3 + 5 * _MAX_LAYERS, np.int64)
+        """The C struct: layers, sizes, then addresses of weights, biases and of their gradients, and the kind of units.
+        """
+        self._struct[-1] = not relu
         self._struct[0], self._struct[1 : 1 + len(self.sizes)] = len(self.sizes) - 1, self.sizes
 
     def supports(self, x: Tensor) -> bool:
@@ -151,7 +156,7 @@ class PerceptronKernels:
         rows = x.shape[0]
         y = torch.empty(rows, self.sizes[-1])
         kept = 0 if tape is None else tape.data_ptr()
-        _loaded()["hone_forward"](self._network(), rows, x.data_ptr(), kept, y.data_ptr())
+        _loaded(relu=self.relu)["hone_forward"](self._network(), rows, x.data_ptr(), kept, y.data_ptr())
         return y
 
     def new_tape(self, rows: int) -> Tensor:
@@ -169,7 +174,7 @@ class PerceptronKernels:
         if gradients is None:
             parts, returned = torch.zeros(sum(self._counts)).split(self._counts), True
             gradients = [part.view_as(owner) for part, owner in zip(parts, self.parameters, strict=True)]
-        _loaded()["hone_backward"](
+        _loaded(relu=self.relu)["hone_backward"](
             self._network(gradients),
             x.shape[0],
             x.data_ptr(),
@@ -194,12 +199,15 @@ class PerceptronKernels:
     def _write_addresses(self, part: int, addresses: tuple[int, ...]) -> None:
         """Write addresses of weights and biases into part 0 of the C struct, of their gradients into part 1."""
         layers = len(self.sizes) - 1
-        parts = self._struct[2 + _MAX_LAYERS :].reshape(2, 2, _MAX_LAYERS)
+        parts = self._struct[2 + _MAX_LAYERS : -1].reshape(2, 2, _MAX_LAYERS)
         parts[part, :, :layers] = np.array(addresses).reshape(2, layers)
 
 
 class _PerceptronFunction(torch.autograd.Function):
-    """h_k = relu(h_{k-1} W_k' + b_k); dz_{k-1} = (dz_k W_k) [h_{k-1} > 0], dW_k = dz_k' h_{k-1}, db_k = sum of dz_k."""
+    """h_k = f(h_{k-1} W_k' + b_k); dz_{k-1} = (dz_k W_k) f', dW_k = dz_k' h_{k-1}, db_k = sum of dz_k.
+
+    f is relu, f' = [h_{k-1} > 0], or tanh, f' = 1 - h_{k-1}^2.
+    """
 
     @staticmethod
     def forward(ctx: Any, kernels: PerceptronKernels, x: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
@@ -214,7 +222,9 @@ class _PerceptronFunction(torch.autograd.Function):
         _, inputs, *wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which torch alone computes
             asked = [part for part, wants in zip((x, *parameters), (inputs, *wanted), strict=True) if wants]
-            gradients = iter(torch.autograd.grad(_in_torch(x, parameters), asked, slopes, create_graph=True))
+            gradients = iter(
+                torch.autograd.grad(_in_torch(x, parameters, relu=ctx.kernels.relu), asked, slopes, create_graph=True)
+            )
             return None, *(next(gradients) if wants else None for wants in (inputs, *wanted))
         by_inputs, by_parameters = ctx.kernels.backward(
             x, ctx.tape, slopes[0].contiguous(), weights=any(wanted), inputs=inputs
@@ -222,9 +232,9 @@ class _PerceptronFunction(torch.autograd.Function):
         return None, by_inputs, *(by_parameters or (None,) * len(wanted))
 
 
-def _in_torch(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+def _in_torch(x: Tensor, parameters: Sequence[Tensor], *, relu: bool) -> Tensor:
     """The forward pass in plain torch; `parameters`: weights, then biases."""
     layers = len(parameters) // 2
     for number, (weight, bias) in enumerate(zip(parameters[:layers], parameters[layers:], strict=True)):
-        x = F.linear(torch.relu(x) if number else x, weight, bias)
+        x = F.linear((torch.relu(x) if relu else torch.tanh(x)) if number else x, weight, bias)
     return x

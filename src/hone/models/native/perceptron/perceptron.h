@@ -19,6 +19,7 @@ struct Perceptron {
   const float* bias[MOST_LAYERS];        // [out]
   float* d_weight[MOST_LAYERS];
   float* d_bias[MOST_LAYERS];
+  int64_t tanh;                          // hidden units: 1 tanh, 0 rectified (all that AMX does)
 };
 
 struct Forward {

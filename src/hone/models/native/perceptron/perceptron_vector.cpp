@@ -1,5 +1,5 @@
-// A perceptron of rectified units, forwards and backwards, by float32 products in vector registers. Compiled once for
-// each instruction set that has fused multiplications.
+// A perceptron of rectified or tanh units, forwards and backwards, by float32 products in vector registers. Compiled once
+// for each instruction set that has fused multiplications.
 //
 // Floor, for a hidden layer of 256 units on 256 units: 16.8 million fused operations a product and 256 rows, at 32 a
 // cycle with AVX-512 and 16 with AVX2: 0.18 and 0.33 ms at 3 GHz. One product a layer forwards, two backwards.
@@ -123,14 +123,32 @@ void from_panel(const float* panel, int64_t count, int64_t width, float* rows) {
     for (int64_t j = 0; j < width; ++j) rows[i * width + j] = panel[j * PANEL + i];
 }
 
+// x P(x^2) / Q(x^2), a minimax fit on [-9, 9] with a relative error of 6.7e-9; that of the sums in float32 is 3e-7.
+// Beyond it tanh is 1 to float32. What is not a number stays so.
+HONE_INLINE vf tanh_of(vf x) {
+  constexpr float P[] = {1.0f,           0.13084006f,    3.1039526e-3f,  1.1154272e-5f,
+                         -2.0225086e-8f, 5.2778851e-11f, -8.488559e-14f};
+  constexpr float Q[] = {1.0f, 0.46417335f, 2.4495164e-2f, 2.5461402e-4f};
+  const vf near = larger(spread(-9.0f), smaller(spread(9.0f), x)), square = near * near;
+  vf above = spread(P[6]), below = spread(Q[3]);
+#pragma GCC unroll 6
+  for (int i = 5; i >= 0; --i) above = fma(above, square, spread(P[i]));
+#pragma GCC unroll 3
+  for (int i = 2; i >= 0; --i) below = fma(below, square, spread(Q[i]));
+  return larger(spread(-1.0f), smaller(spread(1.0f), near * above / below));
+}
+
 // Layer l of one panel: weights [outs, ins] times its inputs, and the biases.
 void pass(const Perceptron& net, int64_t l, const float* from, float* to) {
   const int64_t ins = net.sizes[l], outs = net.sizes[l + 1];
-  const vf least = spread(l + 1 < net.layers ? 0.0f : -__builtin_inff());
+  const bool hidden = l + 1 < net.layers, curved = hidden && net.tanh;
+  const vf least = spread(hidden ? 0.0f : -__builtin_inff());
   multiply<2>({net.weight[l], ins, 1, ins}, outs, from, [&](int64_t n, const float* line) {
     const vf bias = spread(net.bias[l][n]);
-    for (int v = 0; v < 2; ++v)  // what is not a number stays so
-      store(to + n * PANEL + v * LANES, larger(least, load(line + v * LANES) + bias));
+    for (int v = 0; v < 2; ++v) {  // what is not a number stays so
+      const vf sum = load(line + v * LANES) + bias;
+      store(to + n * PANEL + v * LANES, curved ? tanh_of(sum) : larger(least, sum));
+    }
   });
 }
 
@@ -154,7 +172,8 @@ struct Block {
     return (l + 1 < net.layers ? shape.widest : net.sizes[net.layers]) * PANEL;
   }
 
-  // `below`: slopes of the hidden units that layer l reads, zero where they were.
+  // `below`: slopes of the sums of the hidden units that layer l reads: those of the units, times 1 - unit^2 for tanh,
+  // and zero where a rectified unit was.
   void layer_slopes(int64_t l) const {
     const int64_t ins = net.sizes[l], outs = net.sizes[l + 1];
     for (int64_t p = 0; p < panels; ++p) {
@@ -164,7 +183,8 @@ struct Block {
       multiply<2>({net.weight[l], 1, ins, outs}, ins, panel, [&](int64_t k, const float* line) {
         for (int v = 0; v < 2; ++v) {
           const int64_t at = k * PANEL + v * LANES;
-          store(to + at, load(units + at) <= vf{} ? vf{} : load(line + v * LANES));
+          const vf unit = load(units + at), up = load(line + v * LANES);
+          store(to + at, net.tanh ? fma(-unit * unit, up, up) : unit <= vf{} ? vf{} : up);
         }
       });
     }
