@@ -241,8 +241,10 @@ class CompiledEnv(gymnasium.Env[Array, Any]):
         return self.seen, float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def render(self) -> NDArray[np.uint8]:
-        """The board or the agent's view `[side * 32, side * 32, 3]`, in each cell the colour of its highest channel, of a
-        room its object. Raises ConfigError without one."""
+        """The board or the agent's view `[side * 32, side * 32, 3]`.
+
+        Each cell has the colour of its highest channel, in a room of its object. Raises ConfigError without a board.
+        """
         if self.seen.ndim != _BOARD_AXES:
             raise ConfigError("this world has no board to draw")
         board = self.seen[..., :_OBJECTS]
