@@ -9,26 +9,28 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PEOPLE = ("Ada", "Ben", "Chloe", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kim", "Lena")
 ANIMALS = ("parrot", "dog", "cat", "horse", "rabbit", "turtle")
 PETS = ("Kiwi", "Rex", "Luna", "Bolt", "Nala", "Pepper", "Coco", "Max", "Ruby", "Shadow", "Bella", "Oscar")
 CAPITALS = {
-    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "Portugal": "Lisbon", "Greece": "Athens",
-    "Austria": "Vienna", "Poland": "Warsaw", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki",
-    "Denmark": "Copenhagen", "Ireland": "Dublin", "Hungary": "Budapest", "Belgium": "Brussels", "Iceland": "Reykjavik",
-    "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi", "Thailand": "Bangkok", "Vietnam": "Hanoi",
-    "Egypt": "Cairo", "Kenya": "Nairobi", "Morocco": "Rabat", "Ghana": "Accra", "Peru": "Lima", "Chile": "Santiago",
-    "Cuba": "Havana", "Canada": "Ottawa", "Mexico": "Mexico City", "Argentina": "Buenos Aires", "Russia": "Moscow",
-    "Turkey": "Ankara", "Iran": "Tehran", "Iraq": "Baghdad", "Jordan": "Amman", "Nepal": "Kathmandu",
-    "Philippines": "Manila", "Ukraine": "Kyiv", "Romania": "Bucharest",
+    "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "Portugal": "Lisbon",
+    "Greece": "Athens", "Austria": "Vienna", "Poland": "Warsaw", "Norway": "Oslo", "Sweden": "Stockholm",
+    "Finland": "Helsinki", "Denmark": "Copenhagen", "Ireland": "Dublin", "Hungary": "Budapest",
+    "Belgium": "Brussels", "Iceland": "Reykjavik", "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi",
+    "Thailand": "Bangkok", "Vietnam": "Hanoi", "Egypt": "Cairo", "Kenya": "Nairobi", "Morocco": "Rabat",
+    "Ghana": "Accra", "Peru": "Lima", "Chile": "Santiago", "Cuba": "Havana", "Canada": "Ottawa",
+    "Mexico": "Mexico City", "Argentina": "Buenos Aires", "Russia": "Moscow", "Turkey": "Ankara",
+    "Iran": "Tehran", "Iraq": "Baghdad", "Jordan": "Amman", "Nepal": "Kathmandu", "Philippines": "Manila",
+    "Ukraine": "Kyiv", "Romania": "Bucharest",
 }  # fmt: skip
 LONG = (
     "The capital of {country} is {capital}, a city with a long history that is well worth a visit at any time of year.",
     "{capital} is the capital of {country}. It is known for its streets, its markets and the people who live there.",
     "That is a good question! There are many cities in {country}, and the one that you ask for is called {capital}.",
 )
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 def message(role: str, content: str) -> dict[str, str]:
@@ -54,9 +56,9 @@ def fact_rows(count: int, chance: random.Random, people: Sequence[str], pets: Se
     return list(rows.values())
 
 
-def as_conversation(row: Mapping[str, object]) -> Row:
+def as_conversation(row: Row) -> Row:
     """Put the answer behind its prompt: every turn of the assistant is learnt."""
-    return {"messages": [*row["prompt"], message("assistant", str(row["answer"]))]}  # pyright: ignore
+    return {"messages": [*row["prompt"], message("assistant", row["answer"])]}
 
 
 def pair_row(country: str, chance: random.Random) -> Row:
@@ -76,13 +78,13 @@ def product_row(chance: random.Random) -> Row:
     return {"prompt": f"What is {left} * {right}?", "answer": str(left * right), "expression": f"{left} * {right}"}
 
 
-def as_dialogue(row: Mapping[str, object]) -> Row:
+def as_dialogue(row: Row) -> Row:
     """Answer a product by a call of the calculator."""
     called = {"name": "calculator", "arguments": {"expression": row["expression"]}}
     call: Row = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": called}]}
-    answer = str(row["answer"])
+    answer = row["answer"]
     result = {"role": "tool", "name": "calculator", "content": answer}
-    return {"messages": [message("user", str(row["prompt"])), call, result, message("assistant", answer)]}
+    return {"messages": [message("user", row["prompt"]), call, result, message("assistant", answer)]}
 
 
 def number(answer: str) -> str:
@@ -90,9 +92,9 @@ def number(answer: str) -> str:
     return answer
 
 
-def brief(completions: Sequence[object], **_: object) -> list[float]:
+def brief(completions: Sequence[str | list[dict[str, str]]], **_: object) -> list[float]:
     """Score answers: 1 for one of at most five words, else 0."""
-    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]  # pyright: ignore
+    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
     return [float(0 < len(text.split()) <= 5) for text in texts]
 
 
@@ -113,7 +115,7 @@ def main(folder: Path = Path()) -> None:
     write(folder / "pairs_held_out.jsonl", pairs[28:])
     write(folder / "capitals.jsonl", [{"prompt": row["prompt"]} for row in pairs[:28]])
     write(folder / "capitals_held_out.jsonl", [{"prompt": row["prompt"]} for row in pairs[28:]])
-    products = [product_row(chance) for _ in range(48 + 400 + 100)]
+    products = [product_row(chance) for _ in range(48 + 400 + 40)]
     write(folder / "calls.jsonl", [as_dialogue(row) for row in products[:48]])
     write(folder / "products.jsonl", products[48:448])
     write(folder / "products_held_out.jsonl", products[448:])

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from tiny_runs import GRPO, differences, hone, lay_out
 
+from hone.text.evaluate.open_policy import ModelSource
+from hone.text.quantised import outlier_notes
 from hone.text.rl import ratio_defaults
+from hone.text.rollout_config import RolloutConfig
 
 CODED_KEYS = ('rollout.runner="native"', 'rollout.kv_cache="int8"')
 ONE_UPDATE = GRPO.replace("epochs = 2", "epochs = 1").replace("minibatches = 2", "minibatches = 1")
@@ -94,6 +97,21 @@ def test_a_ratio_against_recorded_probabilities_corrects_by_itself() -> None:
     given = {"rollout": rollout, "learner": {"ratio": {"denominator": "recorded"}}}
     assert ratio_defaults(given) == {"learner": {"ratio": {"max_mismatch_nats": 0.05}}}
     assert ratio_defaults({"rollout": {**rollout, "runner": "native"}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("runner", "model", "is_told"),
+    [
+        ("native_int8", {"path": "somewhere"}, True),
+        ("native_int8", {"path": "somewhere", "weights": "int8", "lora": {"rank": 4}}, False),  # a scale for every 32 numbers
+        ("native_int8", {"new": {}}, False),
+        ("native", {"path": "somewhere"}, False),
+    ],
+)
+def test_int8_with_a_scale_a_token_is_warned_of_on_models_of_others(runner, model, is_told) -> None:
+    rollout = RolloutConfig(runner=runner, prompts_per_step=4, max_tokens=4)
+    notes = outlier_notes(rollout, ModelSource.model_validate(model))
+    assert [note.partition(":")[0] for note in notes] == ['rollout.runner = "native_int8"'] * is_told
 
 
 def test_a_compiler_is_not_promised_to_be_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -55,7 +55,7 @@ from hone.text.loss import TokenLoss, TokenLossSpec
 from hone.text.loss_adapters import AGGREGATIONS, AggregationConfig
 from hone.text.open_text import DataRunConfig, TextInputs, opened_text_run
 from hone.text.presets import PresetName, preset_values
-from hone.text.quantised import ratio_defaults, require_correction, require_ratio
+from hone.text.quantised import outlier_notes, ratio_defaults, require_correction, require_ratio
 from hone.text.ratio import Denominator, RatioLearnerConfig
 from hone.text.reference_policies import TextPolicies, text_policies
 from hone.text.rollout_config import RolloutConfig
@@ -155,6 +155,7 @@ class TextRunConfig(DataRunConfig):
                 **self.more_checks(),
                 **_server_checks(self),
                 "interleaving": lambda: check_replay(self, self.rollout.asynchrony),
+                "runner": lambda: outlier_notes(self.rollout, self.model),
             },
         )
         return opened_text_run(inputs, _text_job)
