@@ -64,8 +64,8 @@ def last(run: Path, key: str) -> float:
 
 def turn_nll(policy: Path, conversations: Sequence[Mapping[str, list[dict[str, str]]]]) -> list[float]:
     """Mean negative log-likelihood of the answers' tokens by turn, in nats."""
-    opened = open_policy(ModelSource(path=str(policy)), seed=0, device="cpu", temperature=1.0)
-    encoder, terms = TurnEncoder(opened.tokenizer), ([], [])
+    opened = open_policy(ModelSource(path=str(policy), compute="float32"), seed=0, device="cpu", temperature=1.0)
+    encoder, terms = TurnEncoder(opened.tokenizer), [[], []]
     for one in conversations:
         (row,) = encoder.rows(one["messages"][:1], one["messages"][1:])
         with torch.no_grad():

@@ -6,9 +6,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from real_chat_model import smollm2
+from real_chat_model import smollm2, smollm2_stand_in
 
 from hone.cli.commands import fetch
+from hone.cli.commands.evaluate import find_policy
 from hone.cli.main import main
 from hone.core.errors import ResourceError
 from hone.models.language.hf_checkpoint import read_config
@@ -74,3 +75,18 @@ def test_the_published_model_is_read():
     chat = tokenizer.apply_chat([{"role": "user", "content": "2+2?"}])
     assert tokenizer.decode(chat, special=True).endswith("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n")
     assert len(tokenizer.encode("1234567890123456")) == 16
+
+
+def test_a_name_stands_for_the_file_wherever_a_model_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = smollm2_stand_in(tmp_path / "cache", monkeypatch)
+    assert find_policy("hone:smollm2", tmp_path / "runs") == (file, None)
+    rows = '{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n' * 2
+    (tmp_path / "chats.jsonl").write_text(rows)
+    assert main(["show", "chats.jsonl", "--tokens", "--model", "hone:smollm2", "--rows", "1"]) == 0
+    assert "trained" in capsys.readouterr().out
+    (tmp_path / "run.toml").write_text(
+        'recipe = "sft"\nsteps = 1\nmodel.path = "hone:smolm2"\ntask.source = "chats.jsonl"\nlearner.lr = 1e-3\n'
+    )
+    assert main(["plan", "run.toml"]) == 2
+    assert "run.toml:3: hone fetch knows no model 'smolm2'; did you mean smollm2?" in capsys.readouterr().err

@@ -103,7 +103,11 @@ def test_a_ratio_against_recorded_probabilities_corrects_by_itself() -> None:
     ("runner", "model", "is_told"),
     [
         ("native_int8", {"path": "somewhere"}, True),
-        ("native_int8", {"path": "somewhere", "weights": "int8", "lora": {"rank": 4}}, False),  # a scale for every 32 numbers
+        (
+            "native_int8",
+            {"path": "somewhere", "weights": "int8", "lora": {"rank": 4}},
+            False,
+        ),  # a scale for every 32 numbers
         ("native_int8", {"new": {}}, False),
         ("native", {"path": "somewhere"}, False),
     ],
