@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from control_policies import control_policies, observations
+from control_policies import control_policies, legal, observations
 
 from hone.cli.main import main
 from hone.control import export_onnx
@@ -44,8 +44,10 @@ def test_onnxruntime_takes_the_policys_actions(name: str, tmp_path: Path) -> Non
         if name == "recurrent":
             state = np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
             given["state"] = state
+        if (mask := legal(policy, count)) is not None:
+            given["mask"] = mask
         outputs = dict(zip((one.name for one in session.get_outputs()), session.run(None, given), strict=True))
-        chosen, after = saved.predict(seen, state)
+        chosen, after = saved.predict(seen, state, mask=mask)
         np.testing.assert_allclose(outputs["action"], chosen, atol=1e-5)
         if after is not None:
             np.testing.assert_allclose(outputs["next_state"], after, atol=1e-5)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from control_policies import SEEN, control_policies, observations
+from control_policies import SEEN, control_policies, legal, observations
 
 import hone.api
 from hone.control.networks.checkpoint import _POLICY_KINDS, save_policy
@@ -34,17 +34,18 @@ def test_a_batch_is_what_evaluations_do_and_one_observation_is_a_row_of_it(
 ) -> None:
     policy, loaded = POLICIES[name], saved[name]
     seen = observations(policy, 6)
-    expected = policy.numpy_policy().best(seen)
+    mask = legal(policy, 6)
+    expected = policy.numpy_policy().best(seen, mask)
     if isinstance(loaded.actions, BoxActions):
         low, high = (np.reshape(side, loaded.actions.shape) for side in (loaded.actions.low, loaded.actions.high))
         expected = expected.clip(low, high)
-    chosen, state = loaded.predict(seen)
+    chosen, state = loaded.predict(seen, mask=mask)
     np.testing.assert_array_equal(chosen, expected)
     assert (state is not None) == (loaded.has_memory and name != "planner")  # one that is not fitted makes no plan
-    one, _ = loaded.predict(seen[0])
+    one, _ = loaded.predict(seen[0], mask=None if mask is None else mask[0])
     assert np.shape(one) == (() if isinstance(loaded.actions, DiscreteActions) else loaded.actions.shape)
     np.testing.assert_allclose(one, chosen[0], atol=1e-5)
-    lists, _ = loaded.predict(seen.tolist())
+    lists, _ = loaded.predict(seen.tolist(), mask=None if mask is None else mask.tolist())
     np.testing.assert_allclose(lists, chosen, atol=1e-5)
 
 
@@ -126,8 +127,22 @@ def test_arguments_that_do_not_fit_are_refused(saved: dict[str, SavedPolicy]) ->
             saved["recurrent"].predict(seen, **arguments)
     with pytest.raises(DataError, match="has no memory"):
         saved["sac"].predict(seen, state=np.zeros((2, 8)))
-    with pytest.raises(ConfigError, match="without masks"):
-        saved["dqn"].predict(seen, mask=[True, False, True])
+    with pytest.raises(ConfigError, match="takes no masks"):
+        saved["sac"].predict(seen, mask=[True, False, True])
+    with pytest.raises(ConfigError, match="takes legal actions only; give mask, 3 flags"):
+        saved["ppo masked"].predict(seen)
+    for mask, words in (
+        ([True, False], r"mask is of bool \[2\], expected \[2, 3\] flags"),
+        ([[1, 0, 0], [0, 0, 0]], "mask leaves observation 1 no action"),
+        ([[0.5] * 3] * 2, r"mask is of float64 \[2, 3\]"),
+    ):
+        with pytest.raises(DataError, match=words):
+            saved["ppo masked"].predict(seen, mask=mask)
+    only, _ = saved["dqn"].predict(seen, mask=[[0, 1, 0], [0, 0, 1]])  # one that was trained without obeys a mask, too
+    assert only.tolist() == [2, 3]
+    many = np.repeat(seen[:1], 2000, axis=0)
+    drawn, _ = saved["ppo masked"].predict(many, mask=[[1, 0, 1]] * 2000, deterministic=False, seed=0)
+    assert set(drawn.tolist()) == {1, 3}
     for state in (1, 6, 2.5):
         with pytest.raises(DataError, match="the number of a state, 2 to 5"):
             saved["ppo states"].predict(state)

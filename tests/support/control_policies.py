@@ -26,6 +26,7 @@ NUMBERS = ObservationInputs(size=SEEN)
 NORMALISED = ObservationInputs(size=SEEN, mean=(1.0, -2.0, 0.0, 5.0), scale=(2.0, 0.5, 1.0, 3.0), limit=2.0)
 STATES = ObservationInputs(size=SEEN, one_hot=True, start=2)
 CHOICES = DiscreteActions(count=3, start=1)
+MASKED = DiscreteActions(count=3, start=1, masked=True)
 BOX = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(2,), gaussian="clipped")
 SQUASHED = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(1, 2), gaussian="squashed")
 NETWORK = MlpConfig(hidden=[16, 16])
@@ -36,6 +37,7 @@ def control_policies() -> dict[str, ControlPolicy]:
     """Policies by a name that tells kind and spaces; every kind of `checkpoint.py` is among them."""
     made = [
         ("ppo choices", ActorCritic(PolicySpaces(inputs=NORMALISED, actions=CHOICES), NETWORK, seed=0)),
+        ("ppo masked", ActorCritic(PolicySpaces(inputs=NUMBERS, actions=MASKED), NETWORK, seed=0)),
         ("ppo states", ActorCritic(PolicySpaces(inputs=STATES, actions=CHOICES), NETWORK, seed=0, critic=False)),
         ("ppo clipped", ActorCritic(PolicySpaces(inputs=NORMALISED, actions=BOX), NETWORK, seed=0)),
         ("ppo squashed", ActorCritic(PolicySpaces(inputs=NUMBERS, actions=SQUASHED), RELU, seed=0)),
@@ -125,3 +127,13 @@ def observations(policy: ControlPolicy, count: int, seed: int = 0) -> np.ndarray
     if isinstance(policy, MultitaskActorCritic):  # the last numbers name the task
         numbers[:, -policy.tasks :] = np.eye(policy.tasks)[draws.integers(0, policy.tasks, count)]
     return numbers
+
+
+def legal(policy: ControlPolicy, count: int) -> np.ndarray | None:
+    """Random masks `[count, choices]` of a policy of legal actions; None for others."""
+    actions = policy.spaces.actions
+    if not isinstance(actions, DiscreteActions) or not actions.masked:
+        return None
+    mask = np.random.default_rng(1).random((count, actions.count)) < 0.5
+    mask[np.arange(count), np.arange(count) % actions.count] = True
+    return mask

@@ -3,7 +3,8 @@
 Belongs here: the graph's inputs, outputs and metadata, and its comparison with the policy. Input `observation` is
 `[batch, numbers]` float32, or `[batch]` int64 for numbered states. Outputs are `action` (the policy's mode, in the
 environment's units and within the bounds of a box), and by kind of policy `logits`, `q_values`, `mean` and `log_std`,
-and `value`. A recurrent policy has a further input `state` `[batch, units]` and output `next_state`.
+and `value`. A recurrent policy has a further input `state` `[batch, units]` and output `next_state`, and a policy of
+legal actions a further input `mask` `[batch, actions]` of flags.
 """
 
 import copy
@@ -29,9 +30,9 @@ from hone.control.networks.actor_critic import (
     as_mlps,
 )
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
-from hone.control.networks.mlp import BoxActions, Mlp
+from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp
 from hone.control.networks.multitask import MultitaskActorCritic
-from hone.control.networks.numpy_policies import LOG_STD_RANGE
+from hone.control.networks.numpy_policies import LOG_STD_RANGE, HasNumpyPolicy
 from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
 from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
 from hone.control.networks.recurrent import RecurrentActorCritic
@@ -48,7 +49,7 @@ OPSET: Final = 17
 TOLERANCE: Final = 1e-4
 """Largest difference of an output, as a share of its scale; and of the scores of two actions of which either is right,
 because rounding decides between them."""
-_INPUT, _STATE, _NEXT_STATE = "observation", "state", "next_state"
+_INPUT, _STATE, _MASK, _NEXT_STATE = "observation", "state", "mask", "next_state"
 
 # ------------------------------------------------------------------------------------------------------------ graphs
 
@@ -67,9 +68,21 @@ class _PolicyGraph(nn.Module):
                 module.kernels = None  # compiled code, which the exporter cannot look into
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        outputs = _outputs(self.policy, *given)
+        masked = _takes_mask(self.policy)  # then the mask is the last input
+        outputs = _outputs(self.policy, *(given[:-1] if masked else given))
+        if masked:
+            scores = next(name for name in ("logits", "q_values") if name in outputs)
+            legal = torch.where(given[-1], outputs[scores], torch.full_like(outputs[scores], -torch.inf))
+            outputs = {**outputs, "action": legal.argmax(dim=1) + self.policy.spaces.choices.start, scores: legal}
         self.names = tuple(outputs)
         return tuple(outputs.values())
+
+
+def _takes_mask(policy: HasNumpyPolicy) -> bool:
+    if not isinstance(policy, ControlPolicy):
+        return False
+    actions = policy.spaces.actions
+    return isinstance(actions, DiscreteActions) and actions.masked
 
 
 class _TableGraph(nn.Module):
@@ -253,7 +266,7 @@ def export_onnx(folder: Path, target: Path) -> OnnxExport:
     graph, example = _graph(saved)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(graph, example, target)
+        _write(graph, [_INPUT, *_further_inputs(saved, 2)], example, target)
         model = onnx.load(str(target))
         description = (folder / "policy.json").read_text(encoding="utf-8")
         onnx.helper.set_model_props(model, {"policy.json": description, "hone": __version__})
@@ -278,10 +291,7 @@ def _graph(saved: SavedPolicy) -> tuple[_PolicyGraph | _TableGraph, tuple[Tensor
     policy = saved.policy
     if isinstance(policy, ControlPolicy):
         graph = _PolicyGraph(policy)
-        example = (
-            seen,
-            *([torch.zeros(2, policy.gru.hidden_size)] if isinstance(policy, RecurrentActorCritic) else []),
-        )
+        example = (seen, *(torch.from_numpy(array) for array in _further_inputs(saved, 2).values()))
     elif isinstance(policy, ActionTable) and isinstance(policy.features, StateFeatures):
         graph, example = _TableGraph(policy), (seen,)
     else:
@@ -293,10 +303,9 @@ def _graph(saved: SavedPolicy) -> tuple[_PolicyGraph | _TableGraph, tuple[Tensor
     return graph, example
 
 
-def _write(graph: _PolicyGraph | _TableGraph, example: tuple[Tensor, ...], target: Path) -> None:
+def _write(graph: _PolicyGraph | _TableGraph, inputs: Sequence[str], example: tuple[Tensor, ...], target: Path) -> None:
     """Trace the module into a file. The exporter by TorchScript is taken: it writes one file, in a tenth of a second,
     and needs no further package."""
-    inputs = [_INPUT, _STATE][: len(example)]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # constants of the policy are meant to be constants of the graph
         torch.onnx.export(
@@ -305,7 +314,7 @@ def _write(graph: _PolicyGraph | _TableGraph, example: tuple[Tensor, ...], targe
             str(target),
             dynamo=False,
             opset_version=OPSET,
-            input_names=inputs,
+            input_names=list(inputs),
             output_names=list(graph.names),
             dynamic_axes={name: {0: "batch"} for name in (*inputs, *graph.names)},
         )
@@ -327,16 +336,27 @@ def random_observations(saved: SavedPolicy, count: int, seed: int = 0) -> Array:
     return numbers.astype(np.float32)
 
 
+def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
+    """Random states and masks `[count, ...]` of a policy that has them, by the names of the inputs."""
+    draws, policy = generator(1, "onnx inputs"), saved.policy
+    given: dict[str, Array] = {}
+    if isinstance(policy, RecurrentActorCritic):
+        given[_STATE] = draws.uniform(-1.0, 1.0, (count, policy.gru.hidden_size)).astype(np.float32)
+    if _takes_mask(policy):
+        assert isinstance(saved.actions, DiscreteActions)
+        mask = draws.random((count, saved.actions.count)) < 0.5
+        mask[np.arange(count), draws.integers(0, saved.actions.count, count)] = True
+        given[_MASK] = mask
+    return given
+
+
 def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # noqa: ANN401 - onnxruntime has no types
     """Actions of the file and of the policy on the same observations. Raises DataError where they differ."""
     seen = random_observations(saved, ROWS, seed=1)
     names = [one.name for one in session.get_outputs()]
-    if isinstance(saved.policy, RecurrentActorCritic):
-        state = generator(1, "onnx state").uniform(-1.0, 1.0, (ROWS, saved.policy.gru.hidden_size)).astype(np.float32)
-        given, expected = {_INPUT: seen, _STATE: state}, saved.predict(seen, state)[0]
-    else:
-        given, expected = {_INPUT: seen}, saved.predict(seen)[0]
-    told = dict(zip(names, session.run(None, given), strict=True))
+    further = _further_inputs(saved, ROWS)
+    expected, _ = saved.predict(seen, further.get(_STATE), mask=further.get(_MASK))
+    told = dict(zip(names, session.run(None, {_INPUT: seen, **further}), strict=True))
     equal, tied, greatest = _same_actions(saved, told, np.asarray(expected))
     if not (equal | tied).all():
         row = int(np.flatnonzero(~(equal | tied))[0])
@@ -366,5 +386,6 @@ def _same_actions(
     scores = np.asarray(told["logits"] if "logits" in told else told["q_values"], np.float64)
     rows, start = np.arange(len(chosen)), saved.actions.start
     gap = np.abs(scores[rows, chosen - start] - scores[rows, expected - start])
+    gap = np.where(np.isnan(gap), np.inf, gap)  # of two that are not allowed
     scale = np.maximum(np.abs(np.where(np.isfinite(scores), scores, 0.0)).max(axis=1), 1.0)
     return chosen == expected, gap <= TOLERANCE * scale, 0.0

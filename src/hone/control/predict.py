@@ -17,8 +17,9 @@ from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions
 from hone.control.networks.mpc import MpcPolicy
-from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
+from hone.control.networks.numpy_policies import DiscreteNetworkPolicy, Flags, HasNumpyPolicy, NumpyPolicy
 from hone.control.networks.options import NumpyCallAndReturnPolicy, NumpyOptionCriticPolicy
+from hone.control.networks.q_networks import NumpyNoisyPolicy
 from hone.control.networks.recurrent import NumpyRecurrentPolicy
 from hone.control.tables.tables import ActionTable, StateFeatures, StateValues
 from hone.core.errors import ConfigError, DataError
@@ -107,16 +108,16 @@ class SavedPolicy:
 
         `state` is the result of the call before, None to begin, and None of a policy without memory. `episode_start`
         `[n]` flags rows whose state is forgotten first. `deterministic` takes the policy's mode, as evaluations do;
-        otherwise `seed` gives equal actions for equal arguments, and without one they are drawn anew. Actions of a box
-        are within its bounds. Raises DataError for arguments that do not fit, ConfigError for a `mask` or a stochastic
-        action of a policy that has none.
+        otherwise `seed` gives equal actions for equal arguments, and without one they are drawn anew. `mask` `[n, M]`
+        flags legal actions; a policy that was trained with masks needs one. Actions of a box are within its bounds.
+        Raises DataError for arguments that do not fit, ConfigError for a `mask` or a stochastic action of a policy that
+        has none.
         """
-        if mask is not None:
-            raise ConfigError(f"{self.folder}: this policy was trained without masks of legal actions; leave mask out")
         seen, is_batch = self.observation.rows(observation)
+        legal = self._legal(mask, len(seen))
         with self.lock:
             self._recall(state, episode_start, len(seen))
-            chosen = self.acting.best(seen) if deterministic else self._drawn(seen, seed)
+            chosen = self.acting.best(seen, legal) if deterministic else self._drawn(seen, legal, seed)
             remembered = _memory(self.acting)
         if isinstance(self.actions, BoxActions):
             bounds = (self.actions.low, self.actions.high)
@@ -129,13 +130,37 @@ class SavedPolicy:
         """True if actions depend on earlier observations, by way of `state`."""
         return isinstance(self.acting, _REMEMBERING)
 
-    def _drawn(self, seen: Array, seed: int | None) -> Array:
+    def _legal(self, mask: ArrayLike | None, count: int) -> Flags | None:
+        """Masks `[n, M]`. Raises ConfigError where the policy needs one or takes none, DataError for one that does not
+        fit or leaves no action."""
+        actions = self.actions
+        if mask is None:
+            if isinstance(actions, DiscreteActions) and actions.masked:
+                raise ConfigError(
+                    f"{self.folder}: this policy takes legal actions only; give mask, {actions.count} flags for each "
+                    "observation"
+                )
+            return None
+        if not isinstance(actions, DiscreteActions) or not isinstance(self.acting, _MASKABLE):
+            raise ConfigError(f"{self.folder}: this policy takes no masks of legal actions; leave mask out")
+        legal = np.asarray(mask)
+        if legal.dtype.kind not in "biu" or legal.size != count * actions.count:
+            raise DataError(
+                f"mask is of {legal.dtype} {list(legal.shape)}, expected [{count}, {actions.count}] flags, one an "
+                "action"
+            )
+        legal = legal.reshape(count, actions.count).astype(np.bool_)
+        if not legal.any(axis=1).all():
+            raise DataError(f"mask leaves observation {int(np.flatnonzero(~legal.any(axis=1))[0])} no action")
+        return legal
+
+    def _drawn(self, seen: Array, legal: Flags | None, seed: int | None) -> Array:
         if isinstance(self.acting, NumpyCallAndReturnPolicy | NumpyOptionCriticPolicy):
             raise ConfigError(
                 f"{self.folder}: a policy of options acts by its mode only; leave deterministic=False out"
             )
         draws = self.draws if seed is None else generator(seed, "predict")
-        return self.acting.decide(seen, self.acting.noise(draws, (len(seen),)))[0]
+        return self.acting.decide(seen, self.acting.noise(draws, (len(seen),)), legal)[0]
 
     def _recall(self, state: ArrayLike | None, episode_start: ArrayLike | None, count: int) -> None:
         """Lend `state` to a policy with memory; rows that begin forget theirs. Raises DataError."""
@@ -158,6 +183,7 @@ class SavedPolicy:
 
 # ----------------------------------------------------------------------------------------------------------- memory
 
+_MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy)
 _REMEMBERING: Final = (NumpyRecurrentPolicy, NumpyCallAndReturnPolicy, NumpyOptionCriticPolicy, MpcPolicy)
 
 

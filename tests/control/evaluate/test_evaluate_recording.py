@@ -166,3 +166,25 @@ def test_backends_without_a_screen_are_chosen_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("ctypes.CDLL", missing)
     assert chosen() == ("dummy", None)  # with "egl" but without its library, mujoco cannot even be imported
+
+
+class Masked(Growing):
+    """Its second action is never legal."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):
+        assert action == 0
+        return *super().step(action)[:4], {"action_mask": np.array([1, 0], np.int8)}
+
+
+gymnasium.register("MaskedFrames-v0", Masked)
+
+
+def test_a_policy_of_legal_actions_is_recorded_with_its_masks() -> None:
+    actions = DiscreteActions(count=2, masked=True)
+    policy = ActorCritic(PolicySpaces(inputs=ObservationInputs(size=1), actions=actions), MlpConfig(hidden=[4]), seed=0)
+    config = GymConfig(id="MaskedFrames-v0", kwargs={"length": 6})
+    about, png = video.record_episode(policy, config, seed=0, step=1)
+    assert (about.steps, about.note) == (6, "") and png is not None

@@ -27,6 +27,7 @@ from hone.control.environments.make import (
     find_spec,
     runs_isolated,
 )
+from hone.control.environments.masks import MASK, as_mask
 from hone.control.environments.rollout import env_actions, not_finite
 from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.numpy_policies import HasNumpyPolicy
@@ -93,7 +94,8 @@ def record_episode(
     try:
         film = FrameRecorder(env.render)
         limit = min(RECORDED_STEPS, evaluation_limit(config))
-        score, steps, ended = _play_episode(env, policy, film, seed=key(seed, "watch") & 0xFFFFFFFF, limit=limit)
+        seed = key(seed, "watch") & 0xFFFFFFFF
+        score, steps, ended = _play_episode(env, policy, film, seed=seed, limit=limit, masks=config.mask == "auto")
     except gymnasium.error.DependencyNotInstalled as missing:
         return _without_frames(step, f"its renderer is not installed ({missing})")
     except HoneError as fault:
@@ -149,16 +151,17 @@ def _without_frames(step: int, why: str) -> tuple[EpisodeRecording, None]:
 
 
 def _play_episode(
-    env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, *, seed: int, limit: int
+    env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, *, seed: int, limit: int, masks: bool
 ) -> tuple[float, int, bool]:
     """Play the episode for at most `limit` steps; its return, its length, and whether it ended."""
     best = policy.numpy_policy().best
-    seen, _ = env.reset(seed=seed)
+    seen, info = env.reset(seed=seed)
     score = 0.0
     film.observe(0)
     for step in range(1, limit + 1):
-        action = env_actions(best(np.asarray(seen)[None]), env.action_space, clip=True)[0]
-        seen, reward, terminated, truncated, _ = env.step(action)
+        mask = as_mask(info[MASK], env.action_space, where="the recording")[None] if masks and MASK in info else None
+        action = env_actions(best(np.asarray(seen)[None], mask), env.action_space, clip=True)[0]
+        seen, reward, terminated, truncated, info = env.step(action)
         score += float(reward)
         if not np.isfinite(float(reward)):
             raise UserCodeError(f"reward {reward} at step {step} of a recorded episode is not finite")
