@@ -437,7 +437,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="serve",
-        summary="serve a checkpoint by OpenAI's protocol, or decisions of FILE.toml",
+        summary="serve a model by OpenAI's protocol, a control policy, or decisions",
         module="hone.cli.commands.serve",
         positionals=(("checkpoint", "a checkpoint's folder, a run's name, or a service file, FILE.toml"),),
         options=SERVING,

@@ -11,9 +11,9 @@ from live_server import live, opened, save_tiny
 from pydantic import ValidationError
 
 from hone.models.language.tokenizers import Tokenizer
+from hone.run.http.requests import LONG_BODY, ClientShares
 from hone.text.serving.completions.app import named_fields
 from hone.text.serving.completions.fields import ChatFields, TextFields
-from hone.text.serving.completions.limits import LONG_BODY, ClientShares
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 

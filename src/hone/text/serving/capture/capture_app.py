@@ -25,12 +25,12 @@ from hone.core.clock import Clock
 from hone.core.dialogue import SessionReport
 from hone.core.errors import ResourceError
 from hone.core.strict_json import strict_json
+from hone.run.http.requests import BODY_S, MOST_BODY_BYTES, ApiError, BodyReader
 from hone.run.http.server import TimedConnection
 from hone.text.serving.capture.capture_world import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
 from hone.text.serving.completions.app import IGNORED, error_response
 from hone.text.serving.completions.asked import AskedPrompt, asked_answers, chat_messages
-from hone.text.serving.completions.fields import ApiError, ChatFields
-from hone.text.serving.completions.limits import BODY_S, MOST_BODY_BYTES, BodyReader
+from hone.text.serving.completions.fields import ChatFields
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 

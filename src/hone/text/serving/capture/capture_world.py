@@ -21,9 +21,9 @@ from hone.core.ragged import ranges
 from hone.core.random import generator, permutation
 from hone.core.state import State, integer, substate
 from hone.models.language.tokenizers import Tokenizer
+from hone.run.http.requests import ApiError
 from hone.text.serving.capture.dialogue_tree import DialogueTree, PlannedAnswer, answer_message
 from hone.text.serving.completions.asked import chat_tokenizer
-from hone.text.serving.completions.fields import ApiError
 from hone.text.serving.completions.served_model import without_stop
 from hone.text.tools.formats import ToolFormat
 from hone.text.tools.schemas import schema_of

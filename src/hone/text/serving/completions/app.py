@@ -5,7 +5,6 @@ POST /v1/completions, /v1/chat/completions, /tokenize, /detokenize; GET /v1/mode
 """
 
 import asyncio
-import hmac
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hone.core.clock import Clock
+from hone.run.http.requests import BODY_S, CLOSED, MOST_BODY_BYTES, ApiError, BodyReader, check_key, client_of
 from hone.text.serving.completions.asked import (
     AskedAnswers,
     CallIdentity,
@@ -28,14 +28,12 @@ from hone.text.serving.completions.asked import (
     tool_schemas,
 )
 from hone.text.serving.completions.fields import (
-    ApiError,
     ChatFields,
     DetokenizeFields,
     SamplingFields,
     TextFields,
     TokenizeFields,
 )
-from hone.text.serving.completions.limits import BODY_S, CLOSED, MOST_BODY_BYTES, BodyReader, client_of
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.service import AnswerDesk
@@ -230,10 +228,7 @@ class CompletionRoutes:
         async def guarded(call: Request) -> Response:
             began_s = self.clock.monotonic_s()
             try:
-                kind, _, key = call.headers.get("authorization", "").partition(" ")
-                wanted = self.rules.api_key
-                if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(key.encode(), wanted.encode())):
-                    raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
+                check_key(call, self.rules.api_key)
                 response = await handler(call)
             except Exception as error:  # noqa: BLE001 - every failure has a status and words for its client
                 response = error_response(ApiError.of(error))

@@ -13,9 +13,9 @@ from hone.core.conversation import Message
 from hone.core.dialogue import ToolCall, ToolSchema
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.models.language.tokenizers import Tokenizer
+from hone.run.http.requests import ApiError
 from hone.text.serving.completions.fields import (
     MAX_ANSWERS,
-    ApiError,
     ChatFields,
     ChatMessage,
     SamplingFields,

@@ -12,60 +12,9 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hone.core.errors import ConfigError, DataError, DivergedError, HoneError
 from hone.core.generation import Grammar
 from hone.core.strict_json import strict_json
-
-# ----------------------------------------------------------------------------------------------------------- api errors
-
-_MESSAGE_CHARACTERS = 2000
-_KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
-
-
-class ApiError(Exception):
-    """A request that is not answered: status, message, the field at fault, and a code for programs."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        if len(message) > _MESSAGE_CHARACTERS:  # a client may send back to itself what it likes, but not for long
-            message = f"{message[:_MESSAGE_CHARACTERS]} ... ({len(message)} characters)"
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
-
-    @property
-    def kind(self) -> str:
-        """The `type` of OpenAI's errors."""
-        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-
-    def body(self) -> dict[str, Any]:
-        """`{"error": {"message", "type", "param", "code"}}`."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-
-    @classmethod
-    def unsupported(cls, param: str, message: str) -> "ApiError":
-        """An error for a field that this server knows and does not have."""
-        return cls(400, message, param=param, code="unsupported")
-
-    @classmethod
-    def of(cls, error: Exception) -> "ApiError":
-        """The error of HTTP for a failure: faults of the request are 400, the model's and the server's 500."""
-        if isinstance(error, cls):
-            return error
-        if isinstance(error, DivergedError):
-            return cls(500, str(error), code="model_diverged")
-        if isinstance(error, ConfigError | DataError):
-            return cls(400, str(error), code="invalid_value")
-        if isinstance(error, HoneError):
-            return cls(503, str(error), code="unavailable")
-        return cls(500, f"the server failed: {type(error).__name__}: {error}", code="internal_error")
+from hone.run.http.requests import ApiError
 
 
 def _path(loc: Sequence[str | int]) -> str:

@@ -19,6 +19,7 @@ from hone.engine.open_engine import EngineGuarantees
 from hone.models.language.token_policy import TokenPolicy
 from hone.native.build import return_freed_memory
 from hone.run.http.listening import listening, signals_end_quietly
+from hone.run.http.requests import ClientShares, read_key, require_key
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.saved_config import is_control
 from hone.run.store.checkpoints import CheckpointFolder
@@ -27,7 +28,6 @@ from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.text_eval import prompt_task
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
-from hone.text.serving.completions.limits import ClientShares
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.service import AnswerDesk, EngineService
 from hone.text.tasks.chat_rows import row_tokenizer
@@ -115,7 +115,7 @@ def _fingerprint(run: str, step: int | None, weight_hash: str) -> str:
 def open_served(source: ServedSource) -> OpenedModel:
     """Open a model and its engine. Raises ConfigError, DataError and ResourceError."""
     if is_control(source.policy):
-        raise ConfigError(f"{source.policy} is a control policy; hone serve is for language models")
+        raise ConfigError(f"{source.policy} is a control policy; hone.control.serving serves it")
     policy = open_policy(ModelSource(path=str(source.policy)), seed=0, device=source.device, temperature=1.0)
     most = policy.decoder.config.max_positions
     context = source.context or most
@@ -209,8 +209,6 @@ class CheckpointFollower:
 
 # ----------------------------------------------------------------------------------------------------------- run server
 
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlace:
@@ -233,11 +231,7 @@ class ServerPlace:
 
     def check(self) -> None:
         """Raise ConfigError for an address that others reach without a key."""
-        if self.host not in _LOOPBACK and not self.rules.api_key:
-            raise ConfigError(
-                f"--host {self.host} is reached from other machines: give --api-key-file, or the environment variable "
-                "HONE_API_KEY"
-            )
+        require_key(self.host, self.rules.api_key)
 
 
 def make_routes(opened: OpenedModel, service: EngineService, place: ServerPlace) -> CompletionRoutes:
@@ -299,17 +293,6 @@ def _reload(
         tell(f"not reloaded: {error}")
     else:
         tell(f"reloaded{': the key' if place.key_file is not None else ''}{'' if fresh else '; no newer checkpoint'}")
-
-
-def read_key(file: Path) -> str:
-    """The key in a file, without space at its ends. Raises ConfigError, which does not show it."""
-    try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {file}: cannot be read: {type(error).__name__}") from None
-    if not key:
-        raise ConfigError(f"--api-key-file {file} is empty: write the key into it")
-    return key
 
 
 def _address(opened: OpenedModel, host: str, port: int) -> str:

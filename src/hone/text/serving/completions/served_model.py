@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from hone.core.conversation import Message
 from hone.core.errors import DataError, HoneError
 from hone.models.language.tokenizers import Tokenizer
+from hone.run.http.requests import ApiError
 from hone.text.evaluate.engine_actor import IncrementalDetokenizer
-from hone.text.serving.completions.fields import ApiError
 from hone.text.tools.formats import ToolFormat
 
 # ----------------------------------------------------------------------------------------------------------- token text

@@ -20,9 +20,8 @@ from hone.core.errors import DivergedError, HoneError
 from hone.core.generation import Completion, Request, ScoreRequest, ScoreResult
 from hone.engine.engine import DrawnToken, EmbeddedEngine
 from hone.run.http.listening import SecondsHistogram
+from hone.run.http.requests import ApiError, ClientShares
 from hone.text.serving.completions.asked import AskedAnswers
-from hone.text.serving.completions.fields import ApiError
-from hone.text.serving.completions.limits import ClientShares
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter, StreamedChoice
 
 _CLOSING: Final = "the server is shutting down"

@@ -1,15 +1,104 @@
-"""Limits of a server: what each client may hold, and bodies, which are read and prepared beside the event loop."""
+"""Requests of a server: errors with the shape of OpenAI's, keys, the share of each client, and bodies, which are read
+and prepared beside the event loop."""
 
 import asyncio
+import hmac
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from hone.text.serving.completions.fields import ApiError
+from hone.core.errors import ConfigError, DataError, DivergedError, HoneError
+
+# ----------------------------------------------------------------------------------------------------------- api errors
+
+_MESSAGE_CHARACTERS = 2000
+_KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request that is not answered: status, message, the field at fault, and a code for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if len(message) > _MESSAGE_CHARACTERS:  # a client may send back to itself what it likes, but not for long
+            message = f"{message[:_MESSAGE_CHARACTERS]} ... ({len(message)} characters)"
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def kind(self) -> str:
+        """The `type` of OpenAI's errors."""
+        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        """`{"error": {"message", "type", "param", "code"}}`."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @classmethod
+    def unsupported(cls, param: str, message: str) -> "ApiError":
+        """An error for a field that this server knows and does not have."""
+        return cls(400, message, param=param, code="unsupported")
+
+    @classmethod
+    def of(cls, error: Exception) -> "ApiError":
+        """The error of HTTP for a failure: faults of the request are 400, the model's and the server's 500."""
+        if isinstance(error, cls):
+            return error
+        if isinstance(error, DivergedError):
+            return cls(500, str(error), code="model_diverged")
+        if isinstance(error, ConfigError | DataError):
+            return cls(400, str(error), code="invalid_value")
+        if isinstance(error, HoneError):
+            return cls(503, str(error), code="unavailable")
+        return cls(500, f"the server failed: {type(error).__name__}: {error}", code="internal_error")
+
+
+# ------------------------------------------------------------------------------------------------------------- keys
+
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def require_key(host: str, key: str) -> None:
+    """Raise ConfigError for an address that other machines reach, without a key."""
+    if host not in _LOOPBACK and not key:
+        raise ConfigError(
+            f"--host {host} is reached from other machines: give --api-key-file, or the environment variable "
+            "HONE_API_KEY"
+        )
+
+
+def read_key(file: Path) -> str:
+    """The key in a file, without space at its ends. Raises ConfigError, which does not show it."""
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {file}: cannot be read: {type(error).__name__}") from None
+    if not key:
+        raise ConfigError(f"--api-key-file {file} is empty: write the key into it")
+    return key
+
+
+def check_key(call: Request, wanted: str) -> None:
+    """Raise ApiError (401) for a request without the bearer token that is wanted; empty: none is."""
+    kind, _, key = call.headers.get("authorization", "").partition(" ")
+    if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(key.encode(), wanted.encode())):
+        raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
+
+
+# ----------------------------------------------------------------------------------------------------------- limits
 
 CLOSED: Final = 499
 """Status that is counted for a client that went away."""
