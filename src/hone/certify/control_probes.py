@@ -13,6 +13,7 @@ from hone.certify.check import GradientProbe, gradient_probes, synthetic_credits
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs
 from hone.control.replay.mixed import ReplaySource
+from hone.control.sequences import stack_frames
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
@@ -34,7 +35,9 @@ def control_probes(learner: Learner[Any], job: TrainingJob[Any], *, own_credit: 
         episodes = source.log.take(source.episodes_of(np.arange(min(CONTROL_STEPS, source.units))))
     else:
         episodes = synthetic_control_episodes(double, seed=seed)
-        episodes = episodes.transitions() if isinstance(source, ReplaySource) else episodes
+        if isinstance(source, ReplaySource):
+            frames = double.spaces.inputs.frames
+            episodes = (stack_frames(episodes, frames) if frames > 1 else episodes).transitions()
     if own_credit:
         credits = job.recipe.credit(episodes, replace(learner, policy=double).values(episodes))
     else:
@@ -45,7 +48,9 @@ def control_probes(learner: Learner[Any], job: TrainingJob[Any], *, own_credit: 
 def _perturbed_copy(policy: ControlPolicy, *, seed: int) -> ControlPolicy:
     """A float64 copy with perturbed weights. The given policy is unchanged."""
     double = copy.deepcopy(policy).double()
-    double.spaces = replace(double.spaces, inputs=Float64Inputs(**asdict(double.spaces.inputs)))
+    inputs = double.spaces.inputs
+    nested = {"image": inputs.image, "encoder": inputs.encoder}
+    double.spaces = replace(double.spaces, inputs=Float64Inputs(**{**asdict(inputs), **nested}))
     draws = generator(seed, "certificate", "weights")
     with torch.no_grad():
         for parameter in double.parameters():
@@ -101,6 +106,10 @@ def _synthetic_masks(
 
 
 def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
-    if inputs.one_hot:
-        return draws.integers(inputs.start, inputs.start + inputs.size, count)
-    return draws.standard_normal((count, inputs.size), np.float32)
+    encoder, size = inputs.encoder, inputs.size // inputs.frames
+    if encoder is not None and encoder.shape:
+        return draws.integers(0, max(2, int(encoder.divisor)), (count, *encoder.shape)).astype(np.float32)
+    if encoder is not None or inputs.one_hot:
+        states = size if encoder is None else encoder.count
+        return draws.integers(inputs.start, inputs.start + states, count)
+    return draws.standard_normal((count, size), np.float32)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hone.control.environments.world import GymWorld
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy
+from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.control.rows import as_tensor
 from hone.core.credit import Metrics, Values
@@ -37,6 +38,10 @@ class NetworkActor:
 
     def publish(self, policy: HasNumpyPolicy, version: int) -> None:
         self.numpy_policy, self.version = policy.numpy_policy(), version
+
+    def episode_memory(self) -> NumpyMemoryPolicy | None:
+        """The policy itself, where it has a memory."""
+        return self.numpy_policy if isinstance(self.numpy_policy, NumpyMemoryPolicy) else None
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         return self.numpy_policy.noise(draws, shape)

@@ -16,7 +16,7 @@ would be averaged out, and a single policy, however weak, shows values one side 
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -30,6 +30,7 @@ from hone.control.environments.world import open_world
 from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
+from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import (
     LOG_STD_RANGE,
     LOG_TWO_PI,
@@ -68,6 +69,10 @@ class EpsilonMixture:
     spaces: PolicySpaces
     epsilon: float
     version: int = 0
+
+    def episode_memory(self) -> NumpyMemoryPolicy | None:
+        """The policy, where it has a memory."""
+        return self.numpy_policy if isinstance(self.numpy_policy, NumpyMemoryPolicy) else None
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """The policy's own numbers, flattened, after one that tosses the coin and those that choose anything."""
@@ -267,7 +272,7 @@ def record_log(shares: Sequence[LogShare], env: GymConfig, *, seed: int) -> Beha
                 had += episodes[-1].decisions
         finally:
             world.close()
-        piece = concatenate(episodes)
+        piece = replace(concatenate(episodes), memory=None)  # a log keeps what was seen and done
         piece.group[:] += begun
         begun = int(piece.group.max()) + 1
         pieces.append(piece)

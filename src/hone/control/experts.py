@@ -19,6 +19,7 @@ from hone.control.expert_process import ExpertProcess
 from hone.control.logs.parquet import read_log
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
+from hone.control.networks.numpy_memory import require_no_memory
 from hone.control.networks.numpy_policies import Flags, HasNumpyPolicy
 from hone.control.off_policy import MethodWrapper, OffPolicyMethod
 from hone.control.replay.mixed import DemonstrationMixer
@@ -72,7 +73,7 @@ def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[ExpertActor, Call
     """The expert, and what ends it. Raises ConfigError, DataError."""
     if isinstance(config, ExpertPolicy):
         policy: HasNumpyPolicy = load_control_policy(policy_folder(Path(config.policy)))
-        return policy.numpy_policy(), close_nothing
+        return require_no_memory(policy.numpy_policy(), f"the expert {config.policy}"), close_nothing
     check_reference(config.use, kind="expert", modules=False)
     process = ExpertProcess(config.use, deadline_s=config.deadline_s)
     return process, process.close

@@ -59,6 +59,8 @@ class IntrinsicRewardAlgorithm(on_policy.ClippedAlgorithm):
 class IntrinsicRewardRunConfig(on_policy.OnPolicyRunConfig):
     """A policy, two critics, and a measure of novelty on Gymnasium environments."""
 
+    has_encoders = False
+
     rollout_steps: int = Field(default=64, ge=2)
     """Steps of each environment per iteration."""
     algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm()

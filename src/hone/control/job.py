@@ -21,7 +21,7 @@ from hone.control.evaluate.returns import evaluate_returns, score_metrics
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_weights, save_policy
 from hone.control.networks.mlp import PolicySpaces
-from hone.control.spaces import world_spaces
+from hone.control.spaces import image_warnings, world_spaces
 from hone.control.warm_start import warm_start
 from hone.core.config import Config
 from hone.core.episodes import Episodes
@@ -78,16 +78,18 @@ def open_gym_run(
     """Environments opened and checked once, for `build(config, world)`; they are closed with the job.
 
     `steps` of each environment make a rollout; `masks`: the recipe uses masks of legal actions. `require` raises
-    ConfigError for spaces that do not go with the config.
+    ConfigError for spaces that do not go with the config; it may return the spaces with the encoder of the config,
+    without which images are warned of.
     Raises ConfigError, UserCodeError and ResourceError as `open_world`.
     """
     transport = block_transport(env)
     world = open_world(env, steps=steps, seed=config.seed, squashed=squashed, transport=transport, masks=masks)
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(world.close)
-        require(config, world_spaces(world))
+        encoded = require(config, world_spaces(world))
         on_fault.pop_all()
-    opened = opened_run(world, build, warnings=world.warnings, close=world.close)
+    unread = image_warnings(encoded if isinstance(encoded, PolicySpaces) else world_spaces(world))
+    opened = opened_run(world, build, warnings=[*world.warnings, *unread], close=world.close)
     return replace(opened, notes=world.notes)
 
 

@@ -51,11 +51,12 @@ class NormalisedObservations(SourceWrapper[P]):
         return episodes
 
     def publish(self, policy: P) -> None:
-        """Raises ConfigError for a policy of numbered states, which have no scale."""
+        """Raises ConfigError for a policy of numbered states, which have no scale, and of images."""
         inputs = policy.spaces.inputs
-        if inputs.one_hot:
+        if not inputs.has_scale:
             raise ConfigError(
-                "normalise.observations = true: these observations are numbers of states; set it to false"
+                "normalise.observations = true: these observations are numbers of states, or read by an encoder, which "
+                "scales them itself; set it to false"
             )
         if self.published_statistics is None or not self.just_restored:
             self.published_statistics = self.moments.mean, self.moments.std

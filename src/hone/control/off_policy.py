@@ -22,7 +22,7 @@ from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.control.phases import LearningMethod, method_learner
 from hone.control.replay.mixed import ReplayBuffer, ReplaySource
 from hone.control.rows import TransitionRows, transition_rows
-from hone.control.spaces import world_spaces
+from hone.control.spaces import image_warnings, world_spaces
 from hone.core.config import Config, new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -102,6 +102,10 @@ class ReplayRunConfig(OffPolicyRunConfig):
         """Networks, replay buffer and losses of the recipe."""
         raise TypeError(f"{type(self).__name__} names no method for {spaces}")
 
+    def policy_spaces(self, spaces: PolicySpaces) -> PolicySpaces:
+        """Spaces with the encoder of the config. Raises ConfigError where it does not fit."""
+        return spaces
+
     @classmethod
     def parts(cls) -> RecipeParts:
         return off_policy_parts(cls.method)
@@ -118,7 +122,7 @@ class ReplayRunConfig(OffPolicyRunConfig):
         )
         with contextlib.ExitStack() as on_fault:
             on_fault.callback(world.close)
-            spaces = world_spaces(world)
+            spaces = self.policy_spaces(world_spaces(world))
             if self.box_recipes is not None and not isinstance(spaces.actions, DiscreteActions):
                 raise ConfigError(
                     f"{self.recipe} needs a finite set of actions, got {spaces.actions}; use {self.box_recipes}"
@@ -129,7 +133,8 @@ class ReplayRunConfig(OffPolicyRunConfig):
         def build(config: ReplayRunConfig, world: GymWorld) -> TrainingJob[Any]:
             return replay_job(config, world, wrap(config.method(spaces)), config.replay)
 
-        return opened_run(world, build, warnings=[*world.warnings, *notes], close=world.close)
+        notes = [*world.warnings, *notes, *image_warnings(spaces)]
+        return opened_run(world, build, warnings=notes, close=world.close)
 
     def check(self) -> list[str]:
         """Warnings about the numbers. Raises ConfigError for an environment that the algorithm cannot learn in."""

@@ -4,12 +4,15 @@ Belongs here: wiring of small networks to Gymnasium and the gradient learner. Do
 runs. A recipe hands over its credit and its loss.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -18,10 +21,22 @@ from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymWorld
 from hone.control.job import ControlEvaluationConfig, control_job, open_gym_run, updates_per_step
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, PolicyOutput, entropy_metrics
-from hone.control.networks.mlp import BoxActions, GaussianMlpConfig, MlpConfig, NumpyMlp, PolicySpaces
+from hone.control.networks.encoders import EncodedInputs, encoded_spaces, framed_spaces
+from hone.control.networks.encoding import FrameMemoryConfig, RecurrentMemoryConfig
+from hone.control.networks.memory import MemoryActorCritic
+from hone.control.networks.mlp import (
+    BoxActions,
+    GaussianMlpConfig,
+    MlpConfig,
+    NumpyMlp,
+    PolicyNetworkConfig,
+    PolicySpaces,
+)
+from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
 from hone.control.normalise import NormaliseConfig, with_normalisation
 from hone.control.rows import StepRows, split_decision_rows, step_rows
+from hone.control.sequences import predict_memory_values, sequence_rows, stack_frames
 from hone.control.spaces import gaussian_spaces, world_spaces
 from hone.core.config import Config, new_default
 from hone.core.credit import Credits, Metrics, Values
@@ -31,7 +46,7 @@ from hone.core.reduction import Reduction
 from hone.core.state import Stateful
 from hone.credit.returns import gae, standardised
 from hone.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
-from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
+from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, split_by_rows
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
@@ -51,6 +66,9 @@ CriticLoss: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
 
 class RolloutRunConfig(RunConfig):
     """A policy that acts in Gymnasium environments and learns from each rollout."""
+
+    has_encoders: ClassVar[bool] = False
+    """True if the policy reads images by an encoder, and may have a memory."""
 
     run = new_default(
         RunSettings(threads=1, keep_best=1),
@@ -76,7 +94,12 @@ class RolloutRunConfig(RunConfig):
     ) -> OpenedRun:
         """Open the environments for `build(config, world)`. Raises as `open_gym_run`."""
         return open_gym_run(
-            self, self.env, steps=self.rollout_steps, build=build, require=require, masks=self.uses_masks
+            self,
+            self.env,
+            steps=self.rollout_steps,
+            build=build,
+            require=require,
+            masks=self.uses_masks,
         )
 
     def derive(self) -> dict[str, str]:
@@ -95,14 +118,18 @@ class RolloutRunConfig(RunConfig):
 class OnPolicyRunConfig(RolloutRunConfig):
     """A policy and a critic that learn from single environment steps."""
 
-    network: GaussianMlpConfig = GaussianMlpConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-    """Shape of the policy's network and of the critic's, and form of a Gaussian policy."""
+    has_encoders: ClassVar[bool] = True
+
+    network: PolicyNetworkConfig = PolicyNetworkConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    """Encoder of observations, shape of the policy's network and of the critic's, and form of a Gaussian policy."""
 
     uses_masks = True
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        if not self.has_encoders:
+            require_plain_network(self.network)
         return self
 
     def open(self) -> OpenedRun:
@@ -135,6 +162,16 @@ class ClippedAlgorithm(ActorCriticAlgorithm):
 
     clip: float = Field(default=0.2, gt=0, lt=1)
     """Clip width of the probability ratio: the gradient stops outside 1 - clip .. 1 + clip."""
+
+
+def require_plain_network(network: PolicyNetworkConfig) -> None:
+    """Raises ValueError for keys of encoders, in a recipe that has none."""
+    asked = network.encoder not in {"auto", "mlp"} or network.encoders or network.module is not None
+    if asked or network.memory is not None:
+        raise ValueError(
+            "network.encoder, network.encoders, network.module, network.memory: this recipe's networks have neither "
+            "encoder nor memory; leave the keys out, or take ppo, a2c or reinforce_control"
+        )
 
 
 def standardised_gae(episodes: Episodes, values: Values, *, discount: float, gae_lambda: float) -> Credits:
@@ -177,11 +214,15 @@ class _SnapshotActor(NetworkActor):
 
 
 def _snapshot(acting: NumpyPolicy) -> NumpyPolicy:
+    if isinstance(acting, NumpyMemoryPolicy):
+        return copy.deepcopy(acting)
     if isinstance(acting, NumpyCategoricalPolicy | NumpyGaussianPolicy):
         network = acting.network
         assert isinstance(network, NumpyMlp)
         layers = tuple((weight.copy(order="K"), bias.copy()) for weight, bias in network.layers)
         acting = replace(acting, network=replace(network, layers=layers))
+        if isinstance(acting.inputs, EncodedInputs):
+            acting = replace(acting, inputs=acting.inputs.frozen_copy())
     return replace(acting, log_std=acting.log_std.copy()) if isinstance(acting, NumpyGaussianPolicy) else acting
 
 
@@ -212,32 +253,78 @@ class OnPolicyMethod:
     """See `GradientLearner.extra_state`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PolicyParts:
+    """A policy, and how its decisions are laid out for it."""
+
+    policy: ActorCritic
+    layout: Callable[[Episodes, Credits], StepRows]
+    predict_values: Callable[[Any, Episodes], Values]
+    split: Callable[[Any, NDArray[np.int64], int, Reduction], Iterator[Any]] = split_decision_rows
+    is_plain: bool = False
+    """True if the gradient that a recipe writes out is that of this policy: two MLPs over numbers."""
+
+
+def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> _PolicyParts:
+    """The policy that `network` asks for. Raises ConfigError for a loss that its memory does not go with."""
+    network, device = config.network, config.run.device
+    space = policy_spaces(world_spaces(world), network)
+    memory = network.memory
+    if isinstance(memory, RecurrentMemoryConfig):
+        recurrent = MemoryActorCritic(space, network, seed=config.seed, critic=method.use_critic, memory=memory)
+        recurrent.to(device)
+        return _PolicyParts(
+            policy=recurrent,
+            layout=partial(sequence_rows, recurrent, device=device),
+            predict_values=predict_memory_values,
+            split=split_by_rows,
+        )
+    policy = ActorCritic(space, network, seed=config.seed, critic=method.use_critic).to(device)
+    layout = partial(step_rows, device=device) if method.layout is None else partial(method.layout, policy)
+    if isinstance(memory, FrameMemoryConfig):
+        frames, of_windows = memory.count, layout
+        return _PolicyParts(
+            policy=policy,
+            layout=lambda episodes, credits: of_windows(stack_frames(episodes, frames), credits),
+            predict_values=lambda policy, episodes: predict_values(policy, stack_frames(episodes, frames)),
+        )
+    squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
+    plain = policy.encoder is None and not squashed
+    return _PolicyParts(policy=policy, layout=layout, predict_values=predict_values, is_plain=plain)
+
+
+def policy_spaces(spaces: PolicySpaces, network: PolicyNetworkConfig) -> PolicySpaces:
+    """`spaces` as `network` reads them: form of the Gaussian, stacked observations, encoder. Raises ConfigError."""
+    memory = network.memory
+    spaces = gaussian_spaces(spaces, network)
+    if isinstance(memory, FrameMemoryConfig):
+        spaces = framed_spaces(spaces, memory.count)
+    return encoded_spaces(spaces, network)
+
+
 def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
     """Training job of an actor-critic that acts in `world`."""
-    space = gaussian_spaces(world_spaces(world), config.network)
-    squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
-    policy = ActorCritic(space, config.network, seed=config.seed, critic=method.use_critic).to(config.run.device)
+    parts = _policy_parts(config, world, method)
+    policy, space = parts.policy, parts.policy.spaces
     learner = GradientLearner(
         policy=policy,
-        layout=partial(step_rows, device=config.run.device)
-        if method.layout is None
-        else partial(method.layout, policy),
+        layout=parts.layout,
         phases=[
             policy_phase(
                 policy,
                 method.objective,
                 config.learner,
                 prepare=method.prepare,
-                objective_with_backward=None if squashed else method.objective_with_backward,
+                objective_with_backward=method.objective_with_backward if parts.is_plain else None,
             )
         ],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        predict_values=predict_values if method.use_critic else None,
+        predict_values=parts.predict_values if method.use_critic else None,
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
         shuffle=config.learner.minibatches > 1,
-        split=split_decision_rows,
+        split=parts.split,
         on_metrics=method.on_metrics,
         extra_state=method.extra_state,
     )
@@ -245,7 +332,8 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     actor = _SnapshotActor(_snapshot(acting)) if method.max_staleness else NetworkActor(acting)
     source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, actor), world)
     source = source if method.wrap_source is None else method.wrap_source(source)
-    source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)
+    size = space.inputs.size // space.inputs.frames
+    source = with_normalisation(source, method.normalise, size=size, discount=method.discount)
     ahead = AsyncSource(source, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
     recipe = Recipe(source=ahead if method.max_staleness else source, credit=method.credit, learner=learner)
     job = control_job(
@@ -258,8 +346,13 @@ def _build(config: OnPolicyRunConfig, world: GymWorld) -> TrainingJob[ActorCriti
     return on_policy_job(config, world, config.method())
 
 
-def _require_supported(config: OnPolicyRunConfig, space: PolicySpaces) -> None:
-    require_supported_spaces(config.env, space, config.method().normalise, config.network)
+def _require_supported(config: OnPolicyRunConfig, space: PolicySpaces) -> PolicySpaces:
+    if isinstance(config.network.memory, RecurrentMemoryConfig) and config.method().layout is not None:
+        raise ConfigError(
+            "network.memory: the loss of this config looks at values before the update (algorithm.value_loss.kind = "
+            '"clipped"), which a recurrent policy has no rows of; take "squared" or "huber"'
+        )
+    return require_supported_spaces(config.env, space, config.method().normalise, config.network)
 
 
 def rollout_learner(
@@ -296,15 +389,15 @@ def rollout_job(
 
 
 def require_supported_spaces(
-    env: GymConfig, space: PolicySpaces, normalise: NormaliseConfig, network: GaussianMlpConfig
-) -> None:
-    """Raises ConfigError for what these spaces do not go with."""
+    env: GymConfig, space: PolicySpaces, normalise: NormaliseConfig, network: PolicyNetworkConfig
+) -> PolicySpaces:
+    """The spaces as the network reads them. Raises ConfigError for what they do not go with."""
     require_clipping(env, space, network)
-    if normalise.observations and space.inputs.one_hot:
-        raise ConfigError(
-            f"algorithm.normalise.observations = true: {env.id} shows numbers of states, which have no scale; set it "
-            "to false"
-        )
+    encoded = policy_spaces(space, network)
+    if normalise.observations and not encoded.inputs.has_scale:
+        shown = "numbers of states, which have no scale" if space.inputs.one_hot else "images, which its encoder scales"
+        raise ConfigError(f"algorithm.normalise.observations = true: {env.id} shows {shown}; set it to false")
+    return encoded
 
 
 def require_clipping(env: GymConfig, space: PolicySpaces, network: GaussianMlpConfig) -> None:

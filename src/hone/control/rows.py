@@ -1,7 +1,7 @@
 """Rows of single decisions, as control networks read them: on-policy steps and transitions."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.core.ragged import Ints, ranges
 from hone.core.reduction import ONE_PROCESS, Reduction, total
 
 
@@ -84,6 +85,39 @@ class StepRows(DecisionRows):
     """`[n]` for the critic; 0 where nobody asked for one."""
     mask: Tensor | None = None
     """`[n, M]` legal choices; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceRows(StepRows):
+    """Decisions of sequences, one sequence after another, each with the state of a memory before it. A row is a whole
+    sequence; every decision counts the same, and nothing is padded."""
+
+    lengths: Ints
+    """`[S]` decisions of each sequence."""
+    state: Tensor
+    """`[S, H]`"""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def sizes(self) -> Ints:
+        return self.lengths
+
+    def take(self, rows: Ints) -> Self:
+        starts = np.cumsum(self.lengths) - self.lengths
+        pick = row_picker(ranges(starts[rows], self.lengths[rows]), self.weight.device)
+        columns = {
+            name: None if value is None else pick(value)
+            for name, value in vars(self).items()
+            if name not in {"lengths", "state"}
+        }
+        own = row_picker(rows, self.weight.device)
+        return type(self)(**columns, lengths=self.lengths[rows], state=own(self.state))
+
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
+        decisions = len(self.weight)
+        share = self.weight.new_full((1,), 1.0 / total(decisions, reduction)).expand(decisions)
+        return replace(self, weight=share)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from hone.control.environments.world import GymWorld
 from hone.control.logs.parquet import BehaviourLog
+from hone.control.networks.encoding import image_layout
 from hone.control.networks.mlp import BoxActions, DiscreteActions, GaussianMlpConfig, ObservationInputs, PolicySpaces
 from hone.core.errors import ConfigError
 
@@ -19,7 +20,9 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], *,
         case spaces.Discrete():
             inputs = ObservationInputs(size=int(observation.n), one_hot=True, start=int(observation.start))
         case spaces.Box():
-            inputs = ObservationInputs(size=int(np.prod(observation.shape)))
+            high = float(np.max(observation.high)) if observation.dtype == np.uint8 and observation.shape else 1.0
+            image = image_layout(tuple(observation.shape), np.dtype(observation.dtype), high)
+            inputs = ObservationInputs(size=int(np.prod(observation.shape)), image=image)
         case _:
             raise ConfigError(f"observation space {observation} is not supported: only Box and Discrete are")
     match action:
@@ -38,6 +41,19 @@ def world_spaces(world: GymWorld) -> PolicySpaces:
     """`network_spaces` of open environments."""
     masked = world.masks.now is not None
     return network_spaces(world.envs.single_observation_space, world.envs.single_action_space, masked=masked)
+
+
+def image_warnings(spaces: PolicySpaces) -> list[str]:
+    """Warning about images that no encoder reads: their numbers lose their places."""
+    inputs = spaces.inputs
+    if inputs.image is None or inputs.encoder is not None:
+        return []
+    return [
+        f"observations are images of shape {list(inputs.image.shape)}, which this recipe's network reads as "
+        f"{inputs.size} numbers without their places: it has no encoder. Recipes with network.encoder (ppo, a2c, dqn "
+        "and their relatives, sac, discrete_sac) read images; or make them smaller "
+        "(gymnasium.wrappers.ResizeObservation), or return features instead"
+    ]
 
 
 def gaussian_spaces(spaces: PolicySpaces, network: GaussianMlpConfig) -> PolicySpaces:

@@ -11,7 +11,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.networks.encoders import encoded_spaces, framed_spaces
+from hone.control.networks.encoding import FrameMemoryConfig
+from hone.control.networks.mlp import DiscreteActions, EncodedMlpConfig, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_memory import with_frames
 from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
 from hone.control.networks.q_networks import PLAIN_ARCHITECTURE, BoltzmannLogits, DqnPolicy, QArchitecture
 from hone.control.normalise import NormaliseConfig, with_normalisation
@@ -64,12 +67,14 @@ class LinearBoltzmann(Config):
 ValueExploration: TypeAlias = Annotated[LinearEpsilon | LinearBoltzmann, Field(discriminator="kind")]
 
 
-class ValueNetworkConfig(MlpConfig):
-    """A multilayer perceptron that computes action values."""
+class ValueNetworkConfig(EncodedMlpConfig):
+    """Network that computes action values: encoder of observations, hidden layers."""
 
     layer_norm: bool = True
     """Normalise each hidden layer, without weights of its own, before its activation: then values that learn from their
     own targets do not grow without end (Gallici et al., 2025)."""
+    memory: FrameMemoryConfig | None = None
+    """The newest `frames` observations, read together; the replay buffer keeps each once."""
 
 
 class ValueAlgorithm(TdAlgorithm):
@@ -100,6 +105,10 @@ class ValueRunConfig(ReplayRunConfig):
 
     box_recipes: ClassVar[str | None] = "sac or td3"
 
+    def policy_spaces(self, spaces: PolicySpaces) -> PolicySpaces:
+        memory = self.network.memory
+        return encoded_spaces(spaces if memory is None else framed_spaces(spaces, memory.count), self.network)
+
     def value_method(self) -> "ValueMethod":
         """Loss, replay and network options of the recipe."""
         raise TypeError(f"{type(self).__name__} names no method")
@@ -119,7 +128,11 @@ class ValueRunConfig(ReplayRunConfig):
         algorithm = chosen.algorithm
         policy = _new_policy(self, spaces, chosen)
         buffer = PrioritizedBuffer(
-            replay.capacity, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
+            replay.capacity,
+            steps=chosen.n_steps,
+            discount=algorithm.discount,
+            priorities=chosen.priorities,
+            frames=spaces.inputs.frames,
         )
         updates = self.learner.optimizer_steps(1)
 
@@ -144,7 +157,7 @@ class ValueRunConfig(ReplayRunConfig):
         )
         if chosen.priorities is not None:
             phase = replace(phase, on_micro_batch=buffer.on_micro_batch, step_metrics=buffer.finish_step)
-        normalise = NormaliseConfig(observations=algorithm.normalise_observations and not spaces.inputs.one_hot)
+        normalise = NormaliseConfig(observations=algorithm.normalise_observations and spaces.inputs.has_scale)
         return OffPolicyMethod(
             policy=policy,
             phases=[phase],
@@ -153,7 +166,10 @@ class ValueRunConfig(ReplayRunConfig):
             buffer=buffer,
             actor=ScheduledExplorer(policy.numpy_policy(), exploration_policy=self.exploration_policy),
             wrap_source=lambda source: with_normalisation(
-                source, normalise, size=spaces.inputs.size, discount=algorithm.discount
+                source,
+                normalise,
+                size=spaces.inputs.size // spaces.inputs.frames,
+                discount=algorithm.discount,
             ),
             after_step=after_step,
             shuffle=chosen.priorities is not None,  # they are drawn in the order of the buffer, which is that of time
@@ -184,7 +200,8 @@ class ScheduledValueRunConfig(ValueRunConfig):
         actions = policy.spaces.actions
         assert isinstance(actions, DiscreteActions)
         sharpened = BoltzmannLogits(values=policy.numpy_q_network(), temperature=level)
-        return NumpyCategoricalPolicy(network=sharpened, inputs=policy.spaces.inputs, actions=actions)
+        drawn = NumpyCategoricalPolicy(network=sharpened, inputs=policy.acting_inputs, actions=actions)
+        return with_frames(drawn, policy.spaces.inputs)
 
 
 def exploration_level(exploration: LinearEpsilon | LinearBoltzmann, decisions: int) -> float:

@@ -51,9 +51,16 @@ class PrioritizedBuffer:
     """A memory of transitions, or of steps that make them; what it last handed out, and how wrong the policy was on
     that: priorities are handed back once all of it was heard of."""
 
-    def __init__(self, capacity: int, *, steps: int, discount: float, priorities: PriorityParams | None) -> None:
-        """`steps` > 1: transitions cover so many of them. Without `priorities` all are as likely."""
-        self.buffer = RingBuffer(capacity) if steps == 1 else StepBuffer(capacity, n_steps=steps, discount=discount)
+    def __init__(
+        self, capacity: int, *, steps: int, discount: float, priorities: PriorityParams | None, frames: int = 1
+    ) -> None:
+        """`steps` > 1: transitions cover so many of them; `frames` > 1: observations are stacks of so many, of which
+        each is kept once. Without `priorities` all are as likely."""
+        self.buffer = (
+            RingBuffer(capacity)
+            if steps == frames == 1
+            else StepBuffer(capacity, n_steps=steps, discount=discount, frames=frames)
+        )
         self.prioritised_buffer = None if priorities is None else PrioritizedSampler(self.buffer, priorities)
         self.discount = discount
         self._last_sample: Episodes | None = None

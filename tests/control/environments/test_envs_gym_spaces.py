@@ -12,6 +12,9 @@ from gymnasium import spaces
 from hone.control.environments.check import check_spaces
 from hone.control.environments.space_advice import action_fault, observation_fault
 from hone.control.environments.world import GymConfig, inspect_world, open_world
+from hone.control.networks.encoders import encoded_spaces
+from hone.control.networks.mlp import EncodedMlpConfig
+from hone.control.spaces import image_warnings, network_spaces
 from hone.core.errors import ConfigError
 
 HERE = Path(__file__)
@@ -126,15 +129,12 @@ def test_the_wrapper_of_an_action_works_as_it_is_written(name: str) -> None:
         assert len(every) == int(space.n), "each combination has a number"
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
-@pytest.mark.parametrize("check", [True, False])
-def test_a_flattened_image_is_a_warning(isolation: str, check: bool) -> None:
-    for name, space in IMAGES.items():
-        notes = inspect_world(config("image", name, isolation=isolation, check=check), seed=0)[1]
-        (told,) = [note for note in notes if "images of shape" in note]
-        assert str(int(np.prod(space.shape or ()))) in told
-        assert "no convolutional network" in told
-        if isolation == "none":
-            world = open_world(config("image", name, check=check), steps=2, seed=0)
-            assert [note for note in world.warnings if "images of shape" in note] == [told]
-    assert inspect_world(config("", "", check=check), seed=0)[1] == []
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_without_an_encoder_is_a_warning(name: str) -> None:
+    space = IMAGES[name]
+    plain = network_spaces(space, spaces.Discrete(2))
+    (told,) = image_warnings(plain)
+    assert str(int(np.prod(space.shape or ()))) in told
+    assert "has no encoder" in told
+    assert image_warnings(encoded_spaces(plain, EncodedMlpConfig())) == []
+    assert inspect_world(config("image", name), seed=0)[1] == []

@@ -8,7 +8,7 @@ import torch
 
 from hone.control.networks.checkpoint import load_policy, save_policy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
-from hone.control.networks.recurrent import NumpyRecurrentPolicy, RecurrentActorCritic
+from hone.control.networks.recurrent import NumpyTrialPolicy, RecurrentActorCritic
 from hone.core.errors import ConfigError
 
 SPACES = PolicySpaces(inputs=ObservationInputs(size=4), actions=DiscreteActions(count=3, start=2))
@@ -61,7 +61,7 @@ def test_the_unit_by_hand() -> None:
     """h' = (1 - z) n + z h with n = tanh(W x + b + r (U h + c)), element by element."""
     policy = policy_of(2)
     acting = policy.numpy_policy()
-    assert isinstance(acting, NumpyRecurrentPolicy)
+    assert isinstance(acting, NumpyTrialPolicy)
     x, h = np.array([[0.3, -1.0, 0.2, 0.8]], np.float32), np.array([[0.5, -0.4]], np.float32)
     w, u, b, c = (
         getattr(policy.gru, name).detach().numpy()

@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RolloutBuffer:
     """T steps of B environments, filled in row by row."""
 
@@ -33,6 +33,10 @@ class RolloutBuffer:
     truncated: Flags
     reset_rows: Flags
     """`[T, B]` rows that were a reset and no environment step."""
+    memory: Floats
+    """`[B, H]` state of the policy before the first step; without columns where it has no memory."""
+    initial_memory: Floats
+    """`[H]` state where an episode begins."""
     lost_status: NDArray[np.uint8]
     """`[T, B]` `ScoreStatus` of episodes that ended because their environment was lost; 0 where none was."""
     mask: Flags | None = None
@@ -47,6 +51,17 @@ class RolloutBuffer:
         """Store the rewards `[B]` of step `t`; one that 32-bit floats cannot hold becomes infinite."""
         with np.errstate(over="ignore"):
             self.reward[t] = reward
+
+    def begun_after(self, t: int, *, next_step: bool) -> Flags:
+        """`[B]` whether the observation after step `t` is the first of an episode; `next_step`: ended episodes are
+        reset in the step after."""
+        over = self.reset_rows[t] if next_step else self.terminated[t] | self.truncated[t]
+        return over | (self.lost_status[t] != 0)
+
+    def memory_before(self, env: Ints, time: Ints) -> Floats:
+        """`[E, H]` state before pieces that begin in step `time` `[E]` of environments `env` `[E]`: what it was when
+        the rollout began, or that of a new episode."""
+        return np.where((time == 0)[:, None], self.memory[env], self.initial_memory)
 
     def end_episodes(self, t: int, which: Ints, last: Array, masks: Flags | None = None) -> None:
         """End the episodes of the environments `which` in step `t`, after observations `last` `[*, *observation]` with
@@ -93,6 +108,8 @@ def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space, mask: Fl
         terminated=terminated,
         truncated=truncated,
         reset_rows=junk,
+        memory=np.zeros((len(seen), 0), np.float32),
+        initial_memory=np.zeros(0, np.float32),
         lost_status=np.zeros(shape, np.uint8),
         mask=None if mask is None else np.empty((count + 1, *mask.shape), np.bool_),
     )

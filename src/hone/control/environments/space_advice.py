@@ -75,21 +75,6 @@ def _holds_boxes(space: spaces.Space[Any]) -> bool:
             return isinstance(space, spaces.Box)
 
 
-def space_warnings(name: str, observation: spaces.Space[Any]) -> list[str]:
-    """Warnings about a supported observation space: an image is flattened, as there is no convolutional network."""
-    if not isinstance(observation, spaces.Box) or len(observation.shape) < 2:
-        return []
-    if len(observation.shape) == 2 and observation.dtype != np.uint8:  # two dimensions are an image only of bytes
-        return []
-    size = int(np.prod(observation.shape))
-    return [
-        f"{name}: observations are images of shape {list(observation.shape)} ({observation.dtype}), which a fully "
-        f"connected network reads as {size} numbers without their places: hone has no convolutional network. Make them "
-        "smaller (gymnasium.wrappers.GrayscaleObservation, ResizeObservation), scale them to 0 .. 1 "
-        "(RescaleObservation), or return features instead"
-    ]
-
-
 # ---------------------------------------------------------------------------------------------------------------- goals
 
 

@@ -40,7 +40,6 @@ from hone.control.environments.protocol import (
     state_to_message,
 )
 from hone.control.environments.snapshot import EncodedAttributes, attribute_texts, restore, snapshot, why_inexact_resume
-from hone.control.environments.space_advice import space_warnings
 from hone.core.errors import HoneError, ResourceError, UserCodeError
 from hone.core.out_of_memory import out_of_memory
 from hone.process.parent import connect_to_parent
@@ -142,10 +141,9 @@ class EnvWorker:
         try:
             check_spaces(making.name, env.observation_space, env.action_space, squashed=request["squashed"])
             spaces = [space_to_json(env.observation_space), space_to_json(env.action_space)]
-            notes = space_warnings(making.name, env.observation_space)
         finally:
             env.close()
-        notes += check_env(making, seed=request["seed"]) if request["check"] else []
+        notes = check_env(making, seed=request["seed"]) if request["check"] else []
         return encode({"spaces": spaces, "notes": notes})
 
     def _exact(self, message: WorkerMessage) -> bytes:

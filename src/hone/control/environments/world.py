@@ -7,7 +7,7 @@ is in `info["final_obs"]`; when DISABLED the environments are reset here, by mas
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
@@ -42,7 +42,6 @@ from hone.control.environments.snapshot import (
     snapshot,
     why_inexact_resume,
 )
-from hone.control.environments.space_advice import space_warnings
 from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 from hone.control.environments.worker_process import BlockTransport
 from hone.core.credit import Metrics
@@ -151,6 +150,31 @@ class VectorActor(Protocol):
         ...
 
 
+class EpisodeMemory(Protocol):
+    """The memory of a policy in the running episodes."""
+
+    memory: Floats
+    """`[B, H]` states before the next observations."""
+
+    @property
+    def initial(self) -> Floats:
+        """`[H]` state where an episode begins."""
+        ...
+
+    def forget(self, begun: Flags) -> None:
+        """Put the initial state into rows `[B]` whose episode begins with the next observation."""
+        ...
+
+
+@runtime_checkable
+class RememberingActor(Protocol):
+    """An actor whose policy may have a memory. The world keeps its state from rollout to rollout, and saves it."""
+
+    def episode_memory(self) -> EpisodeMemory | None:
+        """The memory of its policy; None where it has none."""
+        ...
+
+
 @dataclass(kw_only=True)
 class GymWorld:
     """`steps` steps of each environment per rollout. Make it with `open_world`."""
@@ -184,6 +208,10 @@ class GymWorld:
     def __post_init__(self) -> None:
         self.running = _RunningEpisodes(self.envs.num_envs)
         self.ended = np.zeros(self.envs.num_envs, dtype=np.bool_)
+        self.memory = np.zeros((0, 0), np.float32)
+        """`[B, H]` state of the policy that acts here; empty without a memory."""
+        self.begun = np.ones(self.envs.num_envs, dtype=np.bool_)
+        """`[B]` whether the current observation is the first of an episode."""
 
     @property
     def resume_exactness(self) -> str:
@@ -244,19 +272,17 @@ class GymWorld:
         steps = empty_rollout_buffer(self.steps, self.seen, self.envs.single_action_space, self.masks.now)
         noise = actor.noise(generator(self.seed, "act", self.rollouts), steps.reward.shape)
         now, checker = self.seen, StepChecker(seed=self.seed, rollout=self.rollouts)
+        remembered = self._begin_memory(actor, steps)
         for t in range(self.steps):
             steps.seen[t] = now
-            if steps.mask is None:
-                steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t])
-            else:
-                steps.mask[t] = self.masks.now
-                steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t], steps.mask[t])
+            self._decide(actor, remembered, steps, t, noise[t])
             steps.reset_rows[t] = self.ended
             try:
                 action = env_actions(steps.chosen[t], self.envs.single_action_space, clip=self.clip_actions)
                 now, reward, steps.terminated[t], steps.truncated[t], info = self.envs.step(action)
                 steps.set_reward(t, reward)
                 now = self._record_step_ends(steps, t, now, info, checker)
+                self.begun = steps.begun_after(t, next_step=self.autoreset_mode is AutoresetMode.NEXT_STEP)
             except (ResourceError, StepFaultError):
                 raise
             except (ConfigError, DivergedError):
@@ -275,8 +301,31 @@ class GymWorld:
         steps.seen[-1] = self.seen = np.array(now)
         if steps.mask is not None:
             steps.mask[-1] = self.masks.now
+        if remembered is not None:
+            self.memory = remembered.memory.copy()
         checker.require_finite(steps, observations=self.steps + 1, rewards=self.steps)
         return steps
+
+    def _begin_memory(self, actor: VectorActor, steps: RolloutBuffer) -> EpisodeMemory | None:
+        """The memory of the actor's policy, in the state in which the last rollout left it; None without one."""
+        remembered = actor.episode_memory() if isinstance(actor, RememberingActor) else None
+        if remembered is not None:
+            remembered.memory = self.memory
+            remembered.forget(self.begun)
+            steps.memory, steps.initial_memory = remembered.memory.copy(), remembered.initial
+        return remembered
+
+    def _decide(
+        self, actor: VectorActor, remembered: EpisodeMemory | None, steps: RolloutBuffer, t: int, noise: Floats
+    ) -> None:
+        """Decide step `t` by the observations in `steps`, with the legal actions where there are masks."""
+        if remembered is not None:
+            remembered.forget(self.begun)
+        if steps.mask is None:
+            steps.chosen[t], steps.logp[t] = actor.decide(steps.seen[t], noise)
+        else:
+            steps.mask[t] = self.masks.now
+            steps.chosen[t], steps.logp[t] = actor.decide(steps.seen[t], noise, steps.mask[t])
 
     def _record_step_ends(
         self, steps: RolloutBuffer, t: int, now: Array, info: dict[str, Any], checker: StepChecker
@@ -349,6 +398,7 @@ class GymWorld:
             status=status,
             mask=None if steps.mask is None else steps.mask[time, env],
             final_mask=final_mask,
+            memory=steps.memory_before(env[offsets[:-1]], time[offsets[:-1]]) if steps.initial_memory.size else None,
         )
 
     def metrics(self) -> Metrics:
@@ -382,6 +432,7 @@ class GymWorld:
             "envs": envs,
             "losses": self.processes_lost,
             "history": self.envs.history() if isinstance(self.envs, ProcessVectorEnv) else {},
+            **({"memory": self.memory.copy(), "begins": self.begun.copy()} if self.memory.size else {}),
         }
 
     def restore(self, state: State) -> None:
@@ -400,10 +451,14 @@ class GymWorld:
             self.ended = array(state, "ended").astype(np.bool_)
             self.seen = array(state, "seen").astype(self.seen.dtype)
             self.masks.now = array(state, "mask").astype(np.bool_) if "mask" in state else None
+            if "memory" in state:
+                self.memory = array(state, "memory").astype(np.float32)
+                self.begun = array(state, "begins").astype(np.bool_)
         else:
             fresh_seed = int(generator(self.seed, "restart", self.rollouts).integers(0, 2**62))
             seen, self.masks = reset_seeded(self.envs, fresh_seed)
             self.seen = np.array(seen)
+            self.memory, self.begun = np.zeros((0, 0), np.float32), np.ones(self.envs.num_envs, dtype=np.bool_)
 
     @property
     def notes(self) -> list[str]:
@@ -430,8 +485,7 @@ def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tu
     env = env_factory(config).make_one()
     try:
         check_spaces(config.id, env.observation_space, env.action_space, squashed=squashed)
-        notes = space_warnings(config.id, env.observation_space)
-        notes += check_env(env_factory(config), seed=seed) if config.check else []
+        notes = check_env(env_factory(config), seed=seed) if config.check else []
         return (env.observation_space, env.action_space), notes
     finally:
         env.close()
@@ -474,7 +528,6 @@ def _open(config: GymConfig, *, steps: int, seed: int, squashed: bool, transport
     notes = inspect_world(config, seed=seed, squashed=squashed)[1] if config.check else []
     envs = making.make_many(config.num_envs)
     check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
-    notes = notes or space_warnings(config.id, envs.single_observation_space)
     inexact = why_inexact_resume(making.make_many, seed=seed) if config.check else None
     world = world_from_envs(envs, steps=steps, seed=seed, clip=config.clip_actions)
     return _with_resume_check(world, config, inexact, notes)

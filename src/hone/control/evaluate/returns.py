@@ -13,6 +13,7 @@ from hone.control.environments.play import open_evaluation_envs, play_episodes
 from hone.control.finite.config import FiniteConfig, build_finite_mdp
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import backward_induction, evaluate_policy, finite_horizon_value, start_value
+from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_policy
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.numpy_policies import HasNumpyPolicy
@@ -134,6 +135,9 @@ def evaluate_control(
     if isinstance(config.get("finite"), dict) and policy_kind(folder) in KINDS:
         return exact_metrics(load_table(folder), _finite_mdp(folder, config))
     policy, env = load_policy_and_env(folder, config)
+    encoder = policy.spaces.inputs.encoder if isinstance(policy, ControlPolicy) else None
+    if encoder is not None and encoder.module:
+        warn(f"the policy's network is code of its folder, which was run: {encoder.module.rpartition(':')[0]}")
     return score_metrics(evaluate_returns(policy, env, episodes=episodes, seed=seed, warn=warn))[1]
 
 

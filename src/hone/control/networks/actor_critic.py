@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.control.networks.box_gaussian import entropy_shift, to_gaussian
+from hone.control.networks.encoders import acting_inputs, make_encoder
 from hone.control.networks.mlp import (
     BoxActions,
     DiscreteActions,
@@ -24,6 +25,7 @@ from hone.control.networks.mlp import (
     ObservationInputs,
     PolicySpaces,
 )
+from hone.control.networks.numpy_memory import with_frames
 from hone.control.networks.numpy_policies import (
     LOG_STD_RANGE,
     LOG_TWO_PI,
@@ -37,6 +39,7 @@ from hone.control.networks.numpy_policies import (
     NumpySquashedGaussianPolicy,
     scale_to_box,
 )
+from hone.control.rows import StepRows
 from hone.core.errors import ConfigError
 from hone.core.state import State, array, number
 from hone.learner.share import SharedStatistics
@@ -51,6 +54,18 @@ class ControlPolicy(SharedStatistics):
     def __init__(self, spaces: PolicySpaces, network: MlpConfig) -> None:
         super().__init__()
         self.spaces, self.network = spaces, network
+        self.encoder: nn.Module | None = None
+        """Encoder of the observations; None: the networks read them as numbers, or each has its own."""
+
+    def encode(self, seen: Tensor) -> Tensor:
+        """`[n, *observation]` -> numbers `[n, inputs]` that the networks read."""
+        x = self.spaces.inputs.tensor(seen)
+        return x if self.encoder is None else self.encoder(x)
+
+    @property
+    def acting_inputs(self) -> ObservationInputs:
+        """Inputs of a numpy policy; they share the weights of the encoder."""
+        return acting_inputs(self.spaces.inputs, self.encoder)
 
     @abstractmethod
     def numpy_policy(self) -> NumpyPolicy:
@@ -59,7 +74,7 @@ class ControlPolicy(SharedStatistics):
     def statistics(self) -> State:
         """Mean, scale and limit by which observations are normalised."""
         inputs = self.spaces.inputs
-        if inputs.one_hot:
+        if not inputs.has_scale:
             return {}
         return {"mean": np.array(inputs.mean), "scale": np.array(inputs.scale), "limit": float(inputs.limit)}
 
@@ -85,7 +100,7 @@ class ControlPolicy(SharedStatistics):
 
 class ActorCritic(ControlPolicy):
     """A categorical policy over choices or a Gaussian over a box (`box_gaussian.py`), and a state value: two networks
-    of the same shape.
+    of the same shape, over one encoder of the observations where they are images.
 
     The Gaussian's log standard deviation is one parameter per action dimension, the same in every state. Without
     `critic` it is a policy alone.
@@ -93,9 +108,13 @@ class ActorCritic(ControlPolicy):
 
     kind = "actor_critic"
 
-    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
+    def __init__(
+        self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critic: bool = True, features: int | None = None
+    ) -> None:
+        """`features`: numbers that both networks read, where something stands between the inputs and them."""
         super().__init__(spaces, network)
-        actions, size = spaces.actions, spaces.inputs.size
+        actions, size = spaces.actions, spaces.inputs.size if features is None else features
+        self.encoder = make_encoder(spaces.inputs, seed=seed, stream="encoder")
         outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
@@ -104,7 +123,7 @@ class ActorCritic(ControlPolicy):
     def evaluate_actions(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> "PolicyOutput":
         """Log-probability and entropy of `chosen` under the current policy, and the value; illegal choices of `mask`
         `[n, choices]` have probability 0."""
-        x = self.spaces.inputs.tensor(seen)
+        x = self.encode(seen)
         logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen, mask)
         return PolicyOutput(
             logp=logp,
@@ -113,13 +132,18 @@ class ActorCritic(ControlPolicy):
             mask=mask,
         )
 
+    def evaluate_rows(self, rows: StepRows) -> "PolicyOutput":
+        """`evaluate_actions` of the decisions of a batch."""
+        return self.evaluate_actions(rows.seen, rows.chosen, rows.mask)
+
     def value(self, seen: Tensor) -> Tensor:
         """State values `[n]`."""
         assert self.critic is not None, "this policy was made without a critic"
-        return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
+        return self.critic(self.encode(seen)).squeeze(-1)
 
     def numpy_policy(self) -> NumpyPolicy:
-        return numpy_actor(self.spaces.inputs, self.spaces.actions, self.actor.to_numpy(), self.log_std)
+        head = numpy_actor(self.acting_inputs, self.spaces.actions, self.actor.to_numpy(), self.log_std)
+        return with_frames(head, self.spaces.inputs)
 
     def extras(self) -> Mapping[str, Any]:
         return {"critic": self.critic is not None}

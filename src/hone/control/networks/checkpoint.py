@@ -1,13 +1,15 @@
-"""The folder of a control policy: `model.safetensors` and `policy.json`, without code.
+"""The folder of a control policy: `model.safetensors` and `policy.json`, without code but for a module of the user's.
 
-Saving, loading, and the list of loadable kinds.
+Saving, loading, and the list of loadable kinds. The file of `network.module` is copied into the folder as `module.py`,
+and is run again only where its digest is that of `policy.json`.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -20,7 +22,10 @@ from hone.control.networks.actor_critic import (
     SoftActorCritic,
 )
 from hone.control.networks.discriminator import AdversarialActorCritic
+from hone.control.networks.encoders import UserEncoder
+from hone.control.networks.encoding import EncoderSpec, ImageLayout
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
+from hone.control.networks.memory import MemoryActorCritic
 from hone.control.networks.mlp import (
     BoxActions,
     DiscreteActions,
@@ -39,6 +44,8 @@ from hone.core.errors import DataError, one_line
 from hone.core.strict_json import strict_json
 
 FORMAT = 2
+MODULE_FILE = "module.py"
+"""The copy of the user's module in a policy's folder."""
 _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
     kind.kind: kind
     for kind in (
@@ -47,6 +54,7 @@ _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
         QNetworkPolicy,
         ModelPlanner,
         RecurrentActorCritic,
+        MemoryActorCritic,
         MultitaskActorCritic,
         DqnPolicy,
         DiscreteSacPolicy,
@@ -64,7 +72,8 @@ _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
 
 
 def save_policy(policy: ControlPolicy, folder: Path) -> None:
-    """Write `model.safetensors` and `policy.json` into `folder`, which is created if missing."""
+    """Write `model.safetensors` and `policy.json` into `folder`, which is created if missing, and `module.py` for a
+    policy with a module of the user's."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / "model.safetensors")
@@ -73,10 +82,42 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
         "kind": policy.kind,
         "extras": dict(policy.extras()),
         "network": policy.network.model_dump(include=set(MlpConfig.model_fields)),
-        "inputs": asdict(policy.spaces.inputs),
+        "inputs": _inputs_to_json(policy.spaces.inputs),
         "actions": asdict(policy.spaces.actions),
     }
+    source = next((part.source for part in policy.modules() if isinstance(part, UserEncoder)), None)
+    if source is not None:
+        (folder / MODULE_FILE).write_text(source, encoding="utf-8")
     (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+_NEWER_INPUTS: Final[Mapping[str, object]] = {"image": None, "encoder": None, "frames": 1}
+"""Fields of inputs that a folder names only where they differ from these."""
+
+
+def _inputs_to_json(inputs: ObservationInputs) -> dict[str, Any]:
+    fields = asdict(inputs)
+    return {name: value for name, value in fields.items() if name not in _NEWER_INPUTS or value != _NEWER_INPUTS[name]}
+
+
+def _inputs_from_json(seen: Mapping[str, Any], folder: Path) -> ObservationInputs:
+    """Inputs whose module, if any, is the copy in `folder`. Raises KeyError, TypeError, and DataError for a copy that
+    is not the one that was saved."""
+    changed: dict[str, Any] = {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])}
+    for name, made in (("image", ImageLayout), ("encoder", EncoderSpec)):
+        if seen.get(name) is not None:
+            changed[name] = made(**{**seen[name], "shape": tuple(seen[name]["shape"])})
+    encoder = changed.get("encoder")
+    if isinstance(encoder, EncoderSpec) and encoder.module:
+        copied = folder / MODULE_FILE
+        digest = hashlib.sha256(copied.read_bytes()).hexdigest() if copied.is_file() else "missing"
+        if digest != encoder.sha256:
+            raise DataError(
+                f"{copied}: the code of the policy's network is not what was saved (sha256 is {digest}, was "
+                f"{encoder.sha256}); put the file back"
+            )
+        changed["encoder"] = replace(encoder, module=f"{copied}:{encoder.module.rpartition(':')[2]}")
+    return ObservationInputs(**{**seen, **changed})
 
 
 def load_policy(folder: Path) -> ControlPolicy:
@@ -142,7 +183,7 @@ def _uninitialised_policy(description: dict[str, Any], path: Path) -> ControlPol
     try:
         actions, seen = description["actions"], description["inputs"]
         spaces = PolicySpaces(
-            inputs=ObservationInputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
+            inputs=_inputs_from_json(seen, path.parent),
             actions=DiscreteActions(**actions)
             if "count" in actions
             else BoxActions(

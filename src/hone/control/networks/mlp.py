@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hone.control.networks.encoding import EncoderKeys, EncoderSpec, ImageLayout, MemoryConfig
 from hone.core.config import Config
 from hone.core.random import generator
 from hone.models.native.perceptron import PerceptronKernels, supports_sizes
@@ -51,11 +52,31 @@ class GaussianMlpConfig(MlpConfig):
         return given.model_dump() if type(given) is MlpConfig else given
 
 
+class EncodedMlpConfig(MlpConfig, EncoderKeys):
+    """A multilayer perceptron behind an encoder of observations."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_network_without_encoder(cls, given: object) -> object:
+        """A network without keys of an encoder has the default one."""
+        return given.model_dump() if type(given) in {MlpConfig, GaussianMlpConfig} else given
+
+
+class PolicyNetworkConfig(GaussianMlpConfig, EncodedMlpConfig):
+    """Network of a policy and its critic: encoder of observations, memory, hidden layers, form of the Gaussian."""
+
+    memory: MemoryConfig | None = None
+    """Memory of the episode so far: a recurrent unit (`gru`, `lstm`), or the newest `frames`. None: the present
+    observation is all that is seen."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationInputs:
-    """Observation encoding: a box of numbers, flattened, or one of `size` states, one-hot."""
+    """Observation encoding: a box of numbers, flattened, one of `size` states, one-hot, or the features of an
+    encoder."""
 
     size: int
+    """Numbers that the networks read."""
     one_hot: bool = False
     start: int = 0
     """Number of the first state of a one-hot input."""
@@ -65,9 +86,25 @@ class ObservationInputs:
     """Scale that each number is divided by, with `mean`."""
     limit: float = 0.0
     """Clipping bound of normalised numbers; 0: none."""
+    image: ImageLayout | None = None
+    """The image that an observation is; None: it is none."""
+    encoder: EncoderSpec | None = None
+    """Encoder that reads observations as they are; None: numbers go to the networks."""
+    frames: int = 1
+    """Newest observations of an episode that are read together, oldest first: `[n, frames, *observation]` if more than
+    one."""
+
+    @property
+    def has_scale(self) -> bool:
+        """True if each number may be standardised: not names of states, and not what an encoder reads."""
+        return not self.one_hot and self.encoder is None
 
     def tensor(self, seen: Tensor) -> Tensor:
-        """`[n, *observation]` -> `[n, size]` float32."""
+        """`[n, *observation]` -> `[n, size]` float32; as it is where an encoder reads it."""
+        if self.encoder is not None:
+            return seen
+        if self.frames > 1:
+            return self._of_one_frame().tensor(seen.flatten(0, 1)).reshape(len(seen), self.size)
         if self.one_hot:
             return F.one_hot(seen.long() - self.start, self.size).to(torch.float32)
         flat = (seen if seen.dim() == 2 else seen.reshape(len(seen), -1)).to(torch.float32)
@@ -78,6 +115,8 @@ class ObservationInputs:
 
     def array(self, seen: NDArray[np.generic]) -> Floats:
         """`[n, *observation]` -> `[n, size]` float32, in numpy."""
+        if self.frames > 1:
+            return self._of_one_frame().array(seen.reshape(-1, *seen.shape[2:])).reshape(len(seen), self.size)
         if self.one_hot:
             encoded = np.zeros((len(seen), self.size), dtype=np.float32)
             encoded[np.arange(len(seen)), seen.astype(np.int64) - self.start] = 1.0
@@ -87,6 +126,9 @@ class ObservationInputs:
             flat = (flat - np.array(self.mean, np.float32)) / np.array(self.scale, np.float32)
             flat = flat.clip(-self.limit, self.limit, out=flat) if self.limit else flat
         return flat
+
+    def _of_one_frame(self) -> "ObservationInputs":
+        return replace(self, frames=1, size=self.size // self.frames)
 
     def standardised_by(self, seen: NDArray[np.generic]) -> "ObservationInputs":
         """The same inputs, normalised by the mean and standard deviation of `seen` `[N, *observation]`.

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.encoders import EncodedNetwork, acting_inputs, body_of, encoded
 from hone.control.networks.mlp import DiscreteActions, Floats, Mlp, MlpConfig, NumpyMlp, ObservationInputs, PolicySpaces
+from hone.control.networks.numpy_memory import with_frames
 from hone.control.networks.numpy_policies import (
     Array,
     Flags,
@@ -284,6 +286,10 @@ class NoisyMlp(nn.Module):
         return NumpyNoisyMlp(mean=self.mean.to_numpy(), sigma=tuple(views))
 
 
+QBody: TypeAlias = Mlp | NoisyMlp | EncodedNetwork
+"""A Q-network; behind an encoder of its own where observations are images, as the target network has other weights."""
+
+
 class DqnPolicy(ControlPolicy):
     """A Q-network of the given architecture, its target network, and an exponential moving average of its weights.
 
@@ -306,16 +312,18 @@ class DqnPolicy(ControlPolicy):
         atoms = torch.tensor(outcome.support) if isinstance(outcome, CategoricalReturn) else torch.zeros(0)
         self.register_buffer("atoms", atoms, persistent=False)
 
-    def _make_network(self, seed: int) -> Mlp | NoisyMlp:
+    def _make_network(self, seed: int) -> QBody:
         size, outputs = self.spaces.inputs.size, self.architecture.output_size(self.action_count)
         made = LayerNormMlp if self.architecture.layer_norm else Mlp
-        body = made(size, outputs, self.network, seed=seed, stream="values")
-        return NoisyMlp(body, sigma=self.architecture.sigma) if self.architecture.sigma > 0 else body
+        plain = made(size, outputs, self.network, seed=seed, stream="values")
+        body = NoisyMlp(plain, sigma=self.architecture.sigma) if self.architecture.sigma > 0 else plain
+        return encoded(body, self.spaces.inputs, seed=seed, stream="values")
 
     @property
     def noise_size(self) -> int:
         """Random numbers of one draw of all weights; 0 without noise."""
-        return self.values.noise_size if isinstance(self.values, NoisyMlp) else 0
+        body = body_of(self.values)
+        return body.noise_size if isinstance(body, NoisyMlp) else 0
 
     def return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return representation `[n, choices, size]` of each action; `noise` `[noise_size]`, None: the mean weights."""
@@ -343,6 +351,8 @@ class DqnPolicy(ControlPolicy):
 
     def _return_outputs(self, body: nn.Module, seen: Tensor, noise: Tensor | None) -> Tensor:
         x = self.spaces.inputs.tensor(seen)
+        if isinstance(body, EncodedNetwork):
+            x, body = body.encoder(x), body.body
         if isinstance(body, NoisyMlp) and noise is None:
             body = body.mean
         return self._combine_dueling(body(x) if noise is None else body(x, noise))
@@ -359,9 +369,9 @@ class DqnPolicy(ControlPolicy):
         """Action values in numpy by the current weights: observations as numbers `[n, inputs]` -> `[n, choices]`."""
         return self._numpy_q_network(self.values)
 
-    def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyGreedyPolicy:
+    def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyPolicy:
         """Greedy policy with the current mean weights; with probability `epsilon` a random action."""
-        return self._greedy(self.values, epsilon)
+        return with_frames(self._greedy(self.values, epsilon), self.spaces.inputs)
 
     def exploring_policy(self) -> NumpyPolicy:
         """Policy with the current noisy weights."""
@@ -370,20 +380,33 @@ class DqnPolicy(ControlPolicy):
     def numpy_policy(self) -> NumpyPolicy:
         return self._numpy_policy(self.average)
 
-    def _numpy_policy(self, body: Mlp | NoisyMlp) -> NumpyPolicy:
-        if not isinstance(body, NoisyMlp):
-            return self._greedy(body)
-        return NumpyNoisyPolicy(
-            values=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices,
-            noise_size=self.noise_size,
+    def _numpy_policy(self, network: QBody) -> NumpyPolicy:
+        body = body_of(network)
+        policy: NumpyPolicy = self._greedy(network)
+        if isinstance(body, NoisyMlp):
+            policy = NumpyNoisyPolicy(
+                values=self._numpy_q_network(body), inputs=self._inputs_of(network), actions=self.spaces.choices,
+                noise_size=self.noise_size,
+            )  # fmt: skip
+        return with_frames(policy, self.spaces.inputs)
+
+    def _greedy(self, network: QBody, epsilon: float = 0.0) -> NumpyGreedyPolicy:
+        return NumpyGreedyPolicy(
+            network=self._numpy_q_network(network), inputs=self._inputs_of(network), actions=self.spaces.choices,
+            epsilon=epsilon,
         )  # fmt: skip
 
-    def _greedy(self, body: Mlp | NoisyMlp, epsilon: float = 0.0) -> NumpyGreedyPolicy:
-        return NumpyGreedyPolicy(
-            network=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices, epsilon=epsilon
-        )
+    @property
+    def acting_inputs(self) -> ObservationInputs:
+        """Inputs of a numpy policy with the current weights."""
+        return self._inputs_of(self.values)
 
-    def _numpy_q_network(self, body: Mlp | NoisyMlp) -> _NumpyQNetwork:
+    def _inputs_of(self, network: QBody) -> ObservationInputs:
+        """Inputs of a numpy policy over this network."""
+        return acting_inputs(self.spaces.inputs, network)
+
+    def _numpy_q_network(self, network: QBody) -> _NumpyQNetwork:
+        body = body_of(network)
         atoms = (
             self.get_buffer("atoms").cpu().numpy() if isinstance(self.architecture.outcome, CategoricalReturn) else None
         )
@@ -420,9 +443,14 @@ class DiscreteSacPolicy(ControlPolicy):
     def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__(spaces, network)
         size, count = spaces.inputs.size, spaces.choices.count
-        self.actor = Mlp(size, count, network, seed=seed, stream="actor", gain=0.01)
-        self.critics = nn.ModuleList(Mlp(size, count, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
-        self.targets = nn.ModuleList(Mlp(size, count, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
+
+        def made(stream: str, gain: float = 1.0) -> Mlp | EncodedNetwork:
+            body = Mlp(size, count, network, seed=seed, stream=stream, gain=gain)
+            return encoded(body, spaces.inputs, seed=seed, stream=stream)
+
+        self.actor = made("actor", gain=0.01)
+        self.critics = nn.ModuleList(made(f"critic{number}") for number in (1, 2))
+        self.targets = nn.ModuleList(made(f"critic{number}") for number in (1, 2))
         self.targets.requires_grad_(requires_grad=False)
         self.log_temperature = nn.Parameter(torch.zeros(1))
 
@@ -440,8 +468,10 @@ class DiscreteSacPolicy(ControlPolicy):
         return torch.minimum(*self._twin_q_values(self.targets, seen))
 
     def numpy_policy(self) -> NumpyPolicy:
+        body = body_of(self.actor)
+        assert isinstance(body, Mlp)
         return NumpyCategoricalPolicy(
-            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices
+            network=body.to_numpy(), inputs=acting_inputs(self.spaces.inputs, self.actor), actions=self.spaces.choices
         )
 
     def _twin_q_values(self, critics: nn.ModuleList, seen: Tensor) -> tuple[Tensor, Tensor]:

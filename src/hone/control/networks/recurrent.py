@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, categorical
 from hone.control.networks.mlp import DiscreteActions, Floats, MlpConfig, ObservationInputs, PolicySpaces, orthogonal
+from hone.control.networks.numpy_memory import NumpyGru
 from hone.control.networks.numpy_policies import Flags, NumpyCategoricalPolicy, NumpyPolicy
 from hone.core.errors import ConfigError
 
@@ -62,14 +63,14 @@ class RecurrentActorCritic(ControlPolicy):
 
     def numpy_policy(self) -> NumpyPolicy:
         weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.named_parameters()}
-        unit = _NumpyGru(
+        unit = NumpyGru(
             input_weight=weights["gru.weight_ih_l0"].T,
             state_weight=weights["gru.weight_hh_l0"].T,
             input_bias=weights["gru.bias_ih_l0"],
             state_bias=weights["gru.bias_hh_l0"],
         )
         head = (weights["actor.weight"].T, weights["actor.bias"])
-        return NumpyRecurrentPolicy(gru=unit, head=head, inputs=self.spaces.inputs, actions=self.spaces.choices)
+        return NumpyTrialPolicy(gru=unit, head=head, inputs=self.spaces.inputs, actions=self.spaces.choices)
 
     def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         trials, length = seen.shape[:2]
@@ -78,31 +79,8 @@ class RecurrentActorCritic(ControlPolicy):
         return self.actor(state), self.critic(state).squeeze(-1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NumpyGru:
-    """torch's gated recurrent unit: gates in the order reset, update, new."""
-
-    input_weight: Floats
-    """`[inputs, 3 * units]`"""
-    state_weight: Floats
-    """`[units, 3 * units]`"""
-    input_bias: Floats
-    state_bias: Floats
-    """`[3 * units]`"""
-
-    def __call__(self, x: Floats, state: Floats) -> Floats:
-        """`[n, inputs]`, `[n, units]` -> the next state `[n, units]`."""
-        units = len(self.state_weight)
-        fresh, kept = x @ self.input_weight + self.input_bias, state @ self.state_weight + self.state_bias
-        one = np.float32(1.0)
-        gates: Floats = one / (one + np.exp(-(fresh[:, : 2 * units] + kept[:, : 2 * units])))
-        reset, update = gates[:, :units], gates[:, units:]
-        new: Floats = np.tanh(fresh[:, 2 * units :] + reset * kept[:, 2 * units :])
-        return (new + update * (state - new)).astype(np.float32, copy=False)
-
-
 @dataclass
-class NumpyRecurrentPolicy:
+class NumpyTrialPolicy:
     """Acts in `n` trials at a time, and keeps the state of each until the next begins."""
 
     gru: Callable[[Floats, Floats], Floats]

@@ -42,7 +42,7 @@ from hone.control.on_policy import (
 )
 from hone.control.phases import optimizer_phase
 from hone.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
-from hone.control.spaces import gaussian_spaces, world_spaces
+from hone.control.spaces import gaussian_spaces, image_warnings, world_spaces
 from hone.core.config import Config, new_default
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
@@ -100,6 +100,8 @@ class GailAlgorithm(ClippedAlgorithm):
 class GailConfig(OnPolicyRunConfig):
     """A policy from a log of decisions and a world to try them in."""
 
+    has_encoders = False
+
     log: str
     """The demonstrations: a parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
     learner = new_default(
@@ -123,7 +125,9 @@ class GailConfig(OnPolicyRunConfig):
             (steps, theirs), world = run_all_checks(checks).values()
             require_same_spaces("log", self.log, theirs, world_spaces(world))
             on_fault.pop_all()
-        return opened_run((steps, world), _build, warnings=world.warnings, close=world.close)
+        return opened_run(
+            (steps, world), _build, warnings=[*world.warnings, *image_warnings(world_spaces(world))], close=world.close
+        )
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""

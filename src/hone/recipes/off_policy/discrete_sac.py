@@ -13,7 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.networks.encoders import encoded_spaces
+from hone.control.networks.mlp import DiscreteActions, EncodedMlpConfig, PolicySpaces
 from hone.control.networks.q_networks import DiscreteSacPolicy
 from hone.control.off_policy import (
     IterationReplayConfig,
@@ -46,13 +47,16 @@ class DiscreteSacConfig(ReplayRunConfig):
     box_recipes = "sac or td3"
 
     run = new_default(RunSettings(threads=1, log_every=10, checkpoint_every=100))
-    network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
+    network: EncodedMlpConfig = EncodedMlpConfig(hidden=[64, 64], activation="relu")
     """Network of the policy, and of each critic."""
     learner = new_default(ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=32))
     replay: IterationReplayConfig = IterationReplayConfig(collect=64)  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The replay buffer."""
     algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()
     """Targets and temperature."""
+
+    def policy_spaces(self, spaces: PolicySpaces) -> PolicySpaces:
+        return encoded_spaces(spaces, self.network)
 
     def method(self, spaces: PolicySpaces) -> OffPolicyMethod[DiscreteSacPolicy]:
         """Critics, then actor and temperature. Expectations over actions are sums, so no noise is drawn."""

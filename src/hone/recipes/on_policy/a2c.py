@@ -62,7 +62,7 @@ class A2cConfig(on_policy.OnPolicyRunConfig):
 
 def _objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -> LossTerms:
     """-A log p (weighted by the cut ratio where steps are older than the policy) + value error - entropy."""
-    now = policy.evaluate_actions(rows.seen, rows.chosen, rows.mask)
+    now = policy.evaluate_rows(rows)
     if algorithm.max_staleness:
         actor = cispo(now.logp, rows.logp, rows.advantage, ratio_cap=algorithm.ratio_cap)
     else:

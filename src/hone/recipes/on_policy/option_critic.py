@@ -46,6 +46,8 @@ class OptionCriticAlgorithm(on_policy.ClippedAlgorithm):
 class OptionCriticConfig(on_policy.OnPolicyRunConfig):
     """Options with networks on Gymnasium environments with a finite set of actions."""
 
+    has_encoders = False
+
     algorithm: OptionCriticAlgorithm = OptionCriticAlgorithm()
     """Credit and loss."""
 

@@ -78,7 +78,7 @@ def objective(
     policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
 ) -> LossTerms:
     """Clipped surrogate + value_weight * the critic's loss - entropy_weight * entropy."""
-    now = policy.evaluate_actions(rows.seen, rows.chosen, rows.mask)
+    now = policy.evaluate_rows(rows)
     low, high = _clip_range(algorithm, clip_schedule)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=low, high=high)
     weights = (algorithm.value_weight, algorithm.entropy_weight)

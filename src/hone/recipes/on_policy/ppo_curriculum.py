@@ -38,8 +38,8 @@ class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
             for stage in range(1, len(self.curriculum.stages) + 1)
         ]
 
-        def require(self: PpoCurriculumConfig, space: PolicySpaces) -> None:
-            on_policy.require_supported_spaces(self.env, space, self.algorithm.normalise, self.network)
+        def require(self: PpoCurriculumConfig, space: PolicySpaces) -> PolicySpaces:
+            encoded = on_policy.require_supported_spaces(self.env, space, self.algorithm.normalise, self.network)
             spaces = [space, *(network_spaces(*inspected) for inspected, _ in later)]
             other = next((stage for stage, stage_spaces in enumerate(spaces) if stage_spaces != spaces[-1]), None)
             if other is not None:
@@ -49,6 +49,7 @@ class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
                     f"environment as it is {spaces[-1].inputs.size} and {spaces[-1].actions}; one policy serves all "
                     "stages, so they must agree"
                 )
+            return encoded
 
         first = stage_env(self.env, self.curriculum, 0)
         opened = open_gym_run(self, first, steps=self.rollout_steps, build=_build, require=require)

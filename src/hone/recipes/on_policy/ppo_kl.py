@@ -93,7 +93,7 @@ def _objective(
 
     The KL is estimated on the actions of the behaviour policy, with the gradient of KL(before || now).
     """
-    now = policy.evaluate_actions(rows.seen, rows.chosen, rows.mask)
+    now = policy.evaluate_rows(rows)
     actor = importance_weighted(now.logp, rows.logp, rows.advantage)
     loss = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=kl_coef.value)
     penalised = LossTerms(loss=loss, compute_metrics=lambda: actor.metrics)

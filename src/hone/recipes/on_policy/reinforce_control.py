@@ -78,7 +78,7 @@ def _return_credit(episodes: Episodes, values: Values, *, algorithm: ReinforceCo
 
 def _objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceControlAlgorithm) -> LossTerms:
     """-A log p + value_weight * value error - entropy_weight * entropy."""
-    now = policy.evaluate_actions(rows.seen, rows.chosen, rows.mask)
+    now = policy.evaluate_rows(rows)
     actor = reinforce_loss(now.logp, rows.advantage)
     return actor_critic_loss(actor, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 

@@ -43,6 +43,8 @@ class TrpoAlgorithm(Config):
 class TrpoConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
+    has_encoders = False
+
     rollout_steps = new_default(128)
     learner = new_default(
         LearnerConfig(lr=1e-3, epochs=10, minibatches=8), "The critic's optimizer; the policy has no learning rate."

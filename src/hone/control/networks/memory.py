@@ -1,0 +1,161 @@
+"""Actor-critics with a recurrent memory (a GRU or an LSTM), and the config of a memory.
+
+Units in torch run over packed sequences, with gradients through time; their numpy forms for acting are
+`numpy_memory.py`. No sequence crosses an episode's begin, so nothing is masked inside one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from hone.control.networks.actor_critic import ActorCritic, PolicyOutput, logp_and_entropy, numpy_actor
+from hone.control.networks.encoding import RecurrentMemoryConfig
+from hone.control.networks.mlp import MlpConfig, ObservationInputs, PolicySpaces, orthogonal
+from hone.control.networks.numpy_memory import NumpyGru, NumpyLstm, NumpyRecurrentPolicy, NumpyUnit
+from hone.control.rows import SequenceRows, StepRows
+from hone.core.ragged import Ints
+
+
+class RecurrentUnit(nn.Module):
+    """A GRU or an LSTM of one layer over packed sequences."""
+
+    def __init__(self, kind: Literal["gru", "lstm"], inputs: int, units: int, *, seed: int, stream: str) -> None:
+        super().__init__()
+        self.kind, self.units = kind, units
+        self.cell = nn.GRU(inputs, units) if kind == "gru" else nn.LSTM(inputs, units)
+        with torch.no_grad():
+            for name, parameter in self.cell.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.zero_()
+                    continue
+                weight = orthogonal(*parameter.shape, seed=seed, stream=f"{stream}/{name}")
+                parameter.copy_(torch.from_numpy(weight))
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a state: the output, and an LSTM's cells."""
+        return self.units if self.kind == "gru" else 2 * self.units
+
+    def forward(self, x: PackedSequence, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Packed inputs and states `[S, state_size]` before them -> packed outputs `[N, units]`, states after them."""
+        parts = tuple(part[None].contiguous() for part in state.split(self.units, dim=1))
+        out, after = self.cell(x, parts[0] if self.kind == "gru" else parts)
+        return out.data, (after if self.kind == "gru" else torch.cat(after, dim=2))[0]
+
+    def to_numpy(self) -> "NumpyUnit":
+        """Numpy form for acting; on a CPU it shares memory."""
+        weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.cell.named_parameters()}
+        made = NumpyGru if self.kind == "gru" else NumpyLstm
+        return made(
+            input_weight=weights["weight_ih_l0"].T,
+            state_weight=weights["weight_hh_l0"].T,
+            input_bias=weights["bias_ih_l0"],
+            state_bias=weights["bias_hh_l0"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOrder:
+    """Order in which the decisions of sequences of given lengths are packed: longest first, step by step."""
+
+    sequences: Ints
+    """`[S]` sequences, longest first."""
+    decisions: Ints
+    """`[N]` decision at each packed place."""
+    places: Ints
+    """`[N]` packed place of each decision."""
+    batch_sizes: Tensor
+    """`[longest]` sequences that have a decision at each step."""
+
+    @classmethod
+    def of(cls, lengths: Ints) -> Self:
+        """The order for sequences of `lengths` `[S]`, each at least 1, that stand one after another."""
+        order = np.argsort(-lengths, kind="stable")
+        step = np.arange(int(lengths.max(initial=0)))
+        there = step[:, None] < lengths[order][None]
+        starts = np.cumsum(lengths) - lengths
+        decisions = (step[:, None] + starts[order][None])[there]
+        places = np.empty_like(decisions)
+        places[decisions] = np.arange(len(decisions))
+        return cls(order, decisions, places, torch.from_numpy(there.sum(axis=1)))
+
+
+class MemoryActorCritic(ActorCritic):
+    """An actor-critic behind recurrent units: one for the policy and one for the critic, over one encoder if any.
+
+    Evaluates whole sequences of decisions (`SequenceRows`), each from the state before it.
+    """
+
+    kind = "memory_actor_critic"
+
+    def __init__(
+        self,
+        spaces: PolicySpaces,
+        network: MlpConfig,
+        *,
+        seed: int,
+        memory: RecurrentMemoryConfig,
+        critic: bool = True,
+    ) -> None:
+        super().__init__(spaces, network, seed=seed, critic=critic, features=memory.units)
+        self.memory, size = memory, spaces.inputs.size
+        streams = ("actor memory", "critic memory") if critic else ("actor memory",)
+        self.units = nn.ModuleList(
+            RecurrentUnit(memory.kind, size, memory.units, seed=seed, stream=stream) for stream in streams
+        )
+
+    @property
+    def state_sizes(self) -> list[int]:
+        """Numbers of each unit's state."""
+        return [unit.state_size for unit in self._units()]
+
+    def evaluate_rows(self, rows: StepRows) -> PolicyOutput:
+        assert isinstance(rows, SequenceRows), "a policy with a memory reads sequences"
+        features, _ = self.recall(rows.seen, rows.lengths, rows.state)
+        logp, entropy = logp_and_entropy(
+            self.spaces.actions, self.actor(features[0]), self.log_std, rows.chosen, rows.mask
+        )
+        value = None if self.critic is None else self.critic(features[1]).squeeze(-1)
+        return PolicyOutput(logp=logp, entropy=entropy, value=value, mask=rows.mask)
+
+    def recall(self, seen: Tensor, lengths: Ints, state: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Observations `[N, ...]` of sequences of `lengths` `[S]`, from states `[S, H]` -> each unit's outputs `[N,
+        units]`, and the states after the sequences `[S, H]`."""
+        order = PackedOrder.of(lengths)
+        x = self.encode(seen)
+        packed = PackedSequence(x[torch.from_numpy(order.decisions).to(x.device)], order.batch_sizes)
+        place = torch.from_numpy(order.places).to(x.device)
+        sorted_rows = torch.from_numpy(order.sequences).to(x.device)
+        before = state.to(x.dtype)[sorted_rows].split(self.state_sizes, dim=1)
+        outputs, states = zip(
+            *(unit(packed, own) for unit, own in zip(self._units(), before, strict=True)), strict=True
+        )
+        after = torch.cat(states, dim=1)
+        return [out[place] for out in outputs], torch.empty_like(after).index_copy(0, sorted_rows, after)
+
+    def value(self, seen: Tensor) -> Tensor:
+        """Not defined without states; `recall` has them."""
+        del seen
+        raise TypeError("values of a policy with a memory are those of sequences")
+
+    def numpy_policy(self) -> "NumpyRecurrentPolicy":
+        inputs = ObservationInputs(size=self.memory.units)
+        head = numpy_actor(inputs, self.spaces.actions, self.actor.to_numpy(), self.log_std)
+        units = [unit.to_numpy() for unit in self._units()]
+        return NumpyRecurrentPolicy(head=head, inputs=self.acting_inputs, units=units, sizes=self.state_sizes)
+
+    def extras(self) -> Mapping[str, Any]:
+        return {**super().extras(), "memory": self.memory.model_dump(mode="json")}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        memory = RecurrentMemoryConfig.model_validate(extras["memory"])
+        return cls(spaces, network, seed=0, critic=bool(extras["critic"]), memory=memory)
+
+    def _units(self) -> list[RecurrentUnit]:
+        return [unit for unit in self.units if isinstance(unit, RecurrentUnit)]
