@@ -106,11 +106,7 @@ class SequenceRows(StepRows):
     def take(self, rows: Ints) -> Self:
         starts = np.cumsum(self.lengths) - self.lengths
         pick = row_picker(ranges(starts[rows], self.lengths[rows]), self.weight.device)
-        columns = {
-            name: None if value is None else pick(value)
-            for name, value in vars(self).items()
-            if name not in {"lengths", "state"}
-        }
+        columns = {name: pick(one) for name, one in self.columns().items() if name not in {"lengths", "state"}}
         own = row_picker(rows, self.weight.device)
         return type(self)(**columns, lengths=self.lengths[rows], state=own(self.state))
 

@@ -22,6 +22,7 @@ from pydantic import Field, JsonValue
 from hone.control.environments.masks import MASK, VectorMasks, as_mask, mask_size, with_mask_in_info
 from hone.control.environments.registration import OPTION_MEMORY_ID, register_builtin_envs
 from hone.control.environments.space_advice import has_goals
+from hone.control.environments.wrappers import WrapperConfig, with_wrappers
 from hone.core.config import Config
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.core.out_of_memory import out_of_memory
@@ -113,6 +114,9 @@ class GymConfig(Config):
     """Passed to the environment's constructor."""
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Truncate episodes after this many steps; None keeps the limit that the id is registered with."""
+    wrappers: list[WrapperConfig] = Field(default=[])
+    """Wrappers of each environment, the first innermost: names of `gymnasium.wrappers`, such as `AtariPreprocessing`,
+    or your own, `file.py:Class`; `{name = ..., kwargs = {...}}` for one with arguments."""
     clip_actions: bool = False
     """Clip actions to the bounds of the box; otherwise an action outside is an error."""
     mask: Literal["auto", "off"] = "auto"
@@ -181,7 +185,7 @@ def runs_isolated(config: GymConfig) -> bool:
     """True if the environments run in processes of their own. Raises ConfigError for an unknown id."""
     if config.isolation != "auto":
         return config.isolation != "none"
-    if ":" in config.id:
+    if ":" in config.id or any(":" in wrapper.name for wrapper in config.wrappers):
         return True
     spec = find_spec(config.id)
     points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
@@ -294,6 +298,7 @@ def find_spec(name: str, *, key: str = "env.id") -> EnvSpec:
 def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
     limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
     is_native = spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
+    is_native = is_native and not config.wrappers
 
     def single() -> GymEnv:
         made = gymnasium.make(
@@ -330,8 +335,9 @@ class _WithoutMasks(VectorWrapper):
 
 
 def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
-    """The environment with its mask in `info`, and with goals in one row: achieved goal, desired goal, the rest of the
-    observation."""
+    """The environment in the wrappers of the config, with its mask in `info`, and with goals in one row: achieved goal,
+    desired goal, the rest of the observation."""
+    env = with_wrappers(env, config.wrappers)
     told = with_mask_in_info(env) if config.mask == "auto" else env
     return gymnasium.wrappers.FlattenObservation(told) if has_goals(told.observation_space) else told
 

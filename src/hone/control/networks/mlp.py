@@ -59,7 +59,8 @@ class EncodedMlpConfig(MlpConfig, EncoderKeys):
     @classmethod
     def _from_network_without_encoder(cls, given: object) -> object:
         """A network without keys of an encoder has the default one."""
-        return given.model_dump() if type(given) in {MlpConfig, GaussianMlpConfig} else given
+        is_plain = isinstance(given, MlpConfig) and type(given) in {MlpConfig, GaussianMlpConfig}
+        return given.model_dump() if is_plain else given
 
 
 class PolicyNetworkConfig(GaussianMlpConfig, EncodedMlpConfig):

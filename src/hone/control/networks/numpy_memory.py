@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,9 +70,9 @@ class NumpyLstm(NumpyUnit):
         return np.concatenate((shown, cells), axis=1).astype(np.float32, copy=False)
 
 
-def _sigmoid(x: Floats) -> Floats:
+def _sigmoid(x: NDArray[np.floating[Any]]) -> Floats:
     one = np.float32(1.0)
-    return one / (one + np.exp(-x))
+    return (one / (one + np.exp(-x))).astype(np.float32, copy=False)
 
 
 @dataclass

@@ -407,6 +407,7 @@ class DqnPolicy(ControlPolicy):
 
     def _numpy_q_network(self, network: QBody) -> _NumpyQNetwork:
         body = body_of(network)
+        assert isinstance(body, Mlp | NoisyMlp)
         atoms = (
             self.get_buffer("atoms").cpu().numpy() if isinstance(self.architecture.outcome, CategoricalReturn) else None
         )
