@@ -12,15 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import pytest
 from tiny_runs import CONFIGS, differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
 
-from hone.core.episodes import unpack_episodes
 from hone.learner.gradient import GradientLearner, MetricsAccumulator, OptimizerPhase
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
-from hone.run.store.codec import read_state
+from hone.run.capsule import read_batch, read_capsule
+from hone.run.store.events import read_events
 from hone.text.rows import TokenBatch, TokenRows
 
 Learner: TypeAlias = GradientLearner[TokenPolicy, TokenBatch]
@@ -292,16 +291,18 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
     assert hone("train", f"{recipe}.toml") == 6
     said = capsys.readouterr().err
     assert "not a finite number" in said
-    assert "diverged" in said
+    assert "hone debug" in said
     run = place / "runs" / "tiny"
-    bundle = run / "diverged"
+    bundle = run / "capsule"
     assert (bundle / "policy" / "model.safetensors").read_bytes() == (
         straight / recipe / "tiny" / "checkpoints" / "step_00000002" / "policy" / "model.safetensors"
     ).read_bytes()
     assert lines_of(run) == lines_of(straight / recipe / "tiny")[:2]
-    batch = read_state(bundle)
-    assert isinstance(advantage := batch.pop("advantage"), np.ndarray)
-    assert len(advantage) == unpack_episodes(batch).decisions
+    batch, failure = read_batch(run), read_capsule(run)
+    assert len(batch.credits.advantage) == batch.episodes.decisions
+    assert (failure.kind, failure.step, failure.checkpoint) == ("refused_update", 3, 2)
+    assert "not a finite number" in failure.traceback
+    assert [event.kind for event in read_events(run).events][-1] == "refused_update"
     monkeypatch.setattr(GradientLearner, "_optimizer_step", original)
     assert hone("train", f"{recipe}.toml", "--resume") == 0
     assert differences(run, straight / recipe / "tiny", step=STEPS) == []

@@ -531,9 +531,17 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--model", metavar="DIR", help="with --tokens: the model's folder, for a file of data"),
             CommandOption(flag="--rows", metavar="N", default="4", help="with --tokens: number of rows (default: 4)"),
             CommandOption(flag="--config", help="every setting with its origin"),
+            CommandOption(flag="--alarms", help="alarms that are raised now; exit code 7 if one is red"),
             CommandOption(flag="--verify", help="hash every file of every checkpoint; exit code 3 for a damaged one"),
             CommandOption(flag="--map", help="control on a grid: action and value of the policy in each cell"),
         ),
+    ),
+    CommandSpec(
+        name="debug",
+        summary="come back to a run's failure: the tensor that is not finite, its rows, the failing line",
+        module="hone.cli.commands.debug",
+        positionals=(("run", "a run's name or folder"),),
+        options=(RUNS, CommandOption(flag="--pdb", help="open Python's debugger at the line that fails")),
     ),
     CommandSpec(
         name="compare",

@@ -16,6 +16,7 @@ from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.estimators.means import Estimate
+from hone.run.alarms import AlarmsConfig
 from hone.run.loop import Recipe
 from hone.run.memory_plan import MemoryPlan
 from hone.run.store.evaluations import AnswerRow
@@ -141,6 +142,8 @@ class RunConfig(Config):
     """Threads, logging, checkpoints and other settings of the run."""
     track: list[TrackConfig] = []
     """Trackers that show the run while it goes on, each as a table `[[track]]`."""
+    alarms: AlarmsConfig = AlarmsConfig()
+    """Alarms about the run."""
 
     def open(self) -> "OpenedRun":
         """Open and check everything that the run needs before its model: environments, logs, data, worker processes.

@@ -17,6 +17,7 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, integer, number, substate
+from hone.run.alarms import AlarmsConfig, AlarmWatch
 from hone.run.callbacks import (
     NO_CALLBACKS,
     CheckpointEvent,
@@ -85,6 +86,8 @@ class _TimedSource(SourceWrapper[P]):
     stopwatch: Stopwatch
 
     def collect(self) -> Episodes:
+        self.stopwatch.episodes = self.stopwatch.credits = None  # what fails from here on has no batch yet
+        self.stopwatch.values = NO_VALUES
         self.stopwatch.episodes = self.stopwatch.time("collect", self.source.collect)
         return self.stopwatch.episodes
 
@@ -386,6 +389,18 @@ class MetricsWindow:
         self.counts = {name: int(_number(value)) for name, value in substate(state, "counts").items()}
 
 
+def explained_variance(values: Values, credits: Credits) -> Metrics:
+    """`value/explained_variance`: 1 - Var(target - value) / Var(target) over a step's decisions, with values from
+    before the critic's update; {} without a critic, or with equal targets."""
+    if credits.target is None or len(values.value) != len(credits.target):
+        return {}
+    spread = float(np.var(credits.target, dtype=np.float64))
+    if not spread > 0:
+        return {}
+    rest = np.subtract(credits.target, values.value, dtype=np.float64)
+    return {"value/explained_variance": 1.0 - float(np.var(rest)) / spread}
+
+
 @dataclass
 class RunReporter:
     """Implements `loop.Report` for one run folder."""
@@ -401,6 +416,7 @@ class RunReporter:
     stopwatch: Stopwatch
     clock: Clock
     callbacks: RunCallbacks = NO_CALLBACKS
+    alarms: AlarmWatch = field(default_factory=lambda: AlarmWatch(AlarmsConfig(), 1))
     tracking: "RunTracking | None" = None
     """Trackers of `[[track]]`; None without any."""
     window: MetricsWindow = field(default_factory=MetricsWindow)
@@ -424,7 +440,7 @@ class RunReporter:
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         EVENTS.reach(step)
         self.report_notices()
-        row = self.job.recipe.source.metrics() | metrics
+        row = self.job.recipe.source.metrics() | explained_variance(self.stopwatch.values, credits) | metrics
         best = False
         if self._is_due(step, self.job.evaluate_every) and self.job.evaluate is not None:
             row |= self._evaluate(step, self.job.evaluate)
@@ -445,6 +461,7 @@ class RunReporter:
             line = self.window.means() | {"time/at_s": self.clock.now_s()}
             self._timed_write(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
+            self._raise_alarms(step, line)
         self._write_rollouts(step, episodes, credits)
         self.last_step = step
         if (write_episodes := self.job.write_episodes) is not None:
@@ -460,6 +477,15 @@ class RunReporter:
         if step == self.steps or (every and step % every == 0) or (best and self.settings.keep_best):
             self.save(step)
         self._stop_as_asked(step)
+
+    def _raise_alarms(self, step: int, line: Metrics) -> None:
+        """Write down the alarms that a line of metrics raises or ends, and tell of those that it raises."""
+        for change in self.alarms.see(line):
+            self.folder.events.append(step, "alarm", change.words, change.data())
+            words = f"step {step}: {change.words}"
+            self.folder.log(words, level="WARNING" if change.is_raised else "INFO")
+            if change.is_raised:
+                self.progress.note(f"{words}. To try: {change.advice}")
 
     def _write_rollouts(self, step: int, episodes: Episodes, credits: Credits) -> None:
         """The histograms of a step that has a line of metrics, and its rollouts where they are due."""
@@ -561,6 +587,7 @@ class RunReporter:
                 "window": self.window.state(),
                 "score": self.selection_score,
                 "learning": self.learning.state(),
+                "alarms": self.alarms.state(),
                 "best_evaluation": self.best_evaluation,
             },
         }
@@ -604,6 +631,8 @@ class RunReporter:
         self.best_evaluation = _number_or_none(state.get("best_evaluation"))
         if "learning" in state:  # a checkpoint from before hone 0.2 has none
             self.learning.restore(substate(state, "learning"))
+        if "alarms" in state:  # a checkpoint from before hone 0.3 has none
+            self.alarms.restore(substate(state, "alarms"))
 
     def _take_best(self, score: float) -> bool:
         """Whether no evaluation scored more; of equal ones the latest is the best, as in `CheckpointFolder`."""

@@ -19,7 +19,6 @@ import torch
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
 from hone.core.config import ConfigSetting
-from hone.core.episodes import pack_episodes
 from hone.core.errors import (
     ConfigError,
     DataError,
@@ -33,9 +32,11 @@ from hone.core.errors import (
 )
 from hone.core.out_of_memory import memory_errors
 from hone.core.state import State, integer, substate
+from hone.core.strict_json import Json
 from hone.native.build import keep_freed_memory
 from hone.planner.run_memory import run_memory
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
+from hone.run.alarms import AlarmWatch
 from hone.run.callbacks import (
     NO_CALLBACKS,
     HangupSafeDisplay,
@@ -62,7 +63,6 @@ from hone.run.resume import (
     steps_note,
 )
 from hone.run.store.checkpoints import CheckpointFolder, step_name
-from hone.run.store.codec import write_state
 from hone.run.store.durable import CHAOS_VARIABLE, EVENTS
 from hone.run.store.evaluations import read_evaluations
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
@@ -376,6 +376,7 @@ def _train(
         stopwatch=watch,
         clock=clock,
         callbacks=order.callbacks,
+        alarms=AlarmWatch(config.alarms, -(-config.steps // config.run.log_every)),
         tracking=_tracking(config, folder),
         saved_step=done,
         last_step=done,
@@ -387,7 +388,7 @@ def _train(
     progress.start(config.steps, f"{config.name} ({config.recipe})")
     ending: "EndState" = "failed"
     try:
-        how = _run_steps(reporter, watch, first_step=done + 1)
+        how = _run_steps(reporter, watch, first_step=done + 1, seed=config.seed)
         ending = "finished" if reporter.last_step >= reporter.steps else "stopped"
     except InterruptedRun:
         ending = "stopped"
@@ -410,7 +411,7 @@ def _tracking(config: RunConfig, folder: RunFolder) -> "RunTracking | None":
     return RunTracking(folder.path, config.track)
 
 
-def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> str:
+def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int, seed: int) -> str:
     """Run the training loop; returns how it ended. A step that fails loses nothing that is done."""
     job, folder = reporter.job, reporter.folder
     try:
@@ -419,19 +420,46 @@ def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> s
         folder.events.append(reporter.steps, "finish", f"finished step {reporter.steps}")
     except StoppedByCallback as stopped:
         return str(stopped)
+    except InterruptedRun:
+        raise
     except DivergedError as fault:
-        place = _save_divergence(job, folder, watch)
-        raise DivergedError(*fault.messages, f"the batch and the weights are in {place}") from fault
-    except LostResourceError:
+        place = _record_failure(reporter, watch, fault, seed)
+        look = f"hone debug {folder.path} names the rows" if place is not None else ""
+        words = f"the batch and the weights are in {place}; {look}" if place is not None else ""
+        raise DivergedError(*fault.messages, *([words] if words else [])) from fault
+    except LostResourceError as fault:
         reporter.report_notices()
+        folder.events.append(reporter.last_step, "failure", str(fault), {"error": type(fault).__name__})
         if reporter.last_step:
             reporter.save(reporter.last_step)  # whole but for the running episodes, which begin anew
         raise
-    except UserCodeError as fault:
-        for message in fault.messages:  # the answers that could not be scored are among them
-            folder.log(message, level="ERROR")
+    except LostRankError as fault:  # all ranks start again
+        folder.events.append(reporter.last_step, "failure", str(fault), {"error": type(fault).__name__})
+        raise
+    except Exception as fault:
+        for message in fault.messages if isinstance(fault, UserCodeError) else []:
+            folder.log(message, level="ERROR")  # the answers that could not be scored are among them
+        _record_failure(reporter, watch, fault, seed)
         raise
     return f"finished step {reporter.steps}"
+
+
+def _record_failure(reporter: RunReporter, watch: Stopwatch, fault: Exception, seed: int) -> Path | None:
+    """Write the capsule and the event of a failure; returns the capsule's folder. The run ends with the failure itself,
+    also where the disk takes no capsule."""
+    from hone.run.capsule import save_capsule  # noqa: PLC0415 - most runs do not fail
+
+    folder, step = reporter.folder, reporter.last_step + 1
+    words = fault.messages[0] if isinstance(fault, HoneError) else f"{type(fault).__name__}: {fault}"
+    place = None
+    try:
+        place = save_capsule(reporter.job, folder, watch, fault, step=step, seed=seed)
+        kind = "refused_update" if isinstance(fault, DivergedError) else "failure"
+        error: dict[str, Json] = {"error": type(fault).__name__, "capsule": "" if place is None else place.name}
+        folder.events.append(reporter.last_step, kind, f"step {step}: {words}", error)
+    except ResourceError as disk:
+        reporter.progress.note(f"no capsule of the failure: {disk}")
+    return place
 
 
 def _open_records(
@@ -512,14 +540,3 @@ def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFo
         notes.append(steps_note(before, order.settings))
     notes += checkpoints.set_aside_after(done)
     return state, done, notes
-
-
-def _save_divergence(job: TrainingJob[Any], folder: RunFolder, watch: Stopwatch) -> Path:
-    """Save the data of a diverged step: its episodes, its credits, and the policy before it."""
-    place = folder.path / "diverged"
-    (place / "policy").mkdir(parents=True, exist_ok=True)
-    job.save_policy(place / "policy")
-    episodes, credits = watch.episodes, watch.credits
-    if episodes is not None and credits is not None:
-        write_state(place, {**pack_episodes(episodes), "advantage": credits.advantage})
-    return place

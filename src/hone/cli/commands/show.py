@@ -14,6 +14,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.resolve import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
+from hone.run.alarms import read_alarms
 from hone.run.report.policy_map import text_rows, value_range
 from hone.run.store.folder import RunFolder, list_runs, open_run
 from hone.run.store.metrics import read_metrics
@@ -21,35 +22,17 @@ from hone.run.store.metrics import read_metrics
 METRICS_SHOWN = 40
 _LOGS = (".csv", ".npz", ".hdf5", ".h5")
 """Suffixes of logs of decisions that other programs wrote."""
+RED_ALARM: Final = 7
+"""Exit code of `hone show --alarms` where an alarm is red."""
 
 
 def run(call: CommandCall) -> int:
     """Show a run, or list runs or recipes; returns the exit code."""
     screen = standard_screen()
     runs = Path(call.text("runs"))
-    if call.command == "show" and call.switch("tokens"):
-        _show_tokens(screen, call)
-    elif call.command == "show" and Path(call.text("run")).suffix in _LOGS:
-        _show_log(screen, Path(call.text("run")))
-    elif call.command == "show":
-        folder = find_run(call.text("run"), runs)
-        if call.switch("map"):
-            # print the newest policy's action in each grid cell; on a terminal the background shows the value
-            from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
-
-            grid = newest_map(folder.path)
-            low, high = value_range(grid)
-            screen.title(f"{folder.name}, step {grid.step}")
-            for one in grid.slices:
-                screen.line(one.title)
-                shares = [
-                    None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells
-                ]
-                screen.shaded_grid(text_rows(one), shares)
-            screen.line(f"{grid.worth_is}: {compact_number(low)} to {compact_number(high)}")
-        else:
-            _show_run(screen, folder, whole=call.switch("config"), verify=call.switch("verify"))
-    elif call.text("what") == "recipes":
+    if call.command == "show":
+        return _show(screen, call, runs)
+    if call.text("what") == "recipes":
         _list_recipes(screen, call.text("name"))
     elif call.text("what") == "runs":
         _show_runs(screen, runs)
@@ -67,6 +50,49 @@ def run(call: CommandCall) -> int:
             f"hone list has no {call.text('what')!r}{did_you_mean(call.text('what'), ['recipes', 'runs'])}"
         )
     return 0
+
+
+def _show(screen: TerminalScreen, call: CommandCall, runs: Path) -> int:
+    """Print a run, its alarms or its map, a log, or a row as tokens; returns the exit code."""
+    if call.switch("tokens"):
+        _show_tokens(screen, call)
+        return 0
+    if Path(call.text("run")).suffix in _LOGS:
+        _show_log(screen, Path(call.text("run")))
+        return 0
+    folder = find_run(call.text("run"), runs)
+    if call.switch("alarms"):
+        return _show_alarms(screen, folder)
+    if call.switch("map"):
+        _show_map(screen, folder)
+    else:
+        _show_run(screen, folder, whole=call.switch("config"), verify=call.switch("verify"))
+    return 0
+
+
+def _show_map(screen: TerminalScreen, folder: RunFolder) -> None:
+    """Print the newest policy's action in each grid cell; on a terminal the background shows the value."""
+    from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
+
+    grid = newest_map(folder.path)
+    low, high = value_range(grid)
+    screen.title(f"{folder.name}, step {grid.step}")
+    for one in grid.slices:
+        screen.line(one.title)
+        shares = [None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells]
+        screen.shaded_grid(text_rows(one), shares)
+    screen.line(f"{grid.worth_is}: {compact_number(low)} to {compact_number(high)}")
+
+
+def _show_alarms(screen: TerminalScreen, folder: RunFolder) -> int:
+    """Print the alarms that a run has raised and not ended; returns the exit code."""
+    alarms = read_alarms(folder.path, now_s=SystemClock().now_s())
+    for one in alarms:
+        screen.line(f"{one.level} since step {one.step}: {one.name.replace('_', ' ')}: {one.evidence}")
+        screen.line(f"  to try: {one.advice}")
+    if not alarms:
+        screen.line(f"{folder.name}: no alarm is raised")
+    return RED_ALARM if any(one.level == "red" for one in alarms) else 0
 
 
 _STYLES: Final = {"context": "dim", "trained": "green", "end": "bold magenta"}

@@ -14,13 +14,16 @@
 | `resume` | a run goes on from a checkpoint, or starts again after a lost rank | `steps`, `notes` |
 | `checkpoint` | a checkpoint is whole | `folder`, `score` |
 | `evaluation` | the policy was evaluated | `score`, `low`, `high`, `n` |
-| `alarm` | an alarm was raised, or changed or ended | `alarm`, `level` (`none`, `amber`, `red`), `evidence`, `try` |
+| `alarm` | an alarm was raised, became red, or ended | see below |
 | `finding` | steps that taught nothing | |
 | `notice` | a warning of the job: an environment or a replica that was started again, missing scores | |
 | `refused_update` | an update that was not a finite number, and was not taken | `capsule` |
 | `failure` | user code or a resource failed; the run ends | `error`, `capsule` |
 | `stop` | a callback or a signal ended the run early | `reason` |
 | `finish` | the last step is done | |
+
+Data of an alarm: `alarm` (its name), `state` (`raised` or `cleared`), `level` (`amber` or `red`), `evidence` and `try`
+(sentences), `metrics` (names to look at).
 
 A resume takes the lines of steps away that are done again; those about the life of the process stay (`LIFE`), so that
 an interrupted run has the events of an uninterrupted one, and these beside them.

@@ -111,6 +111,9 @@ NAME_PATTERN = r"[A-Za-z0-9._-]{1,128}"
 CONFIG = "config.json"
 MANIFEST = "manifest.json"
 LOCK = "lock"
+LOG = "log.txt"
+CAPSULE = "capsule"
+"""Folder of the latest failure (`hone.run.capsule`)."""
 
 
 def check_name(name: str) -> None:
@@ -162,7 +165,7 @@ class RunFolder:
 
     @property
     def log_path(self) -> Path:
-        return self.path / "log.txt"
+        return self.path / LOG
 
     def checkpoints(self, *, keep_last: int = 2, keep_best: int = 1) -> CheckpointFolder:
         """Checkpoints of the run."""
@@ -205,14 +208,11 @@ class RunFolder:
     def discard_unused(self) -> None:
         """Remove a run that failed before it saved anything, so that its name is free for the next attempt.
 
-        A folder with metrics, checkpoints, rollouts, a saved bundle or unknown files stays as it is.
+        A folder with metrics, checkpoints, rollouts or unknown files stays as it is. One with the capsule of its
+        failure stays as well, and is taken by the next run of its name.
         """
-        ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, self.log_path.name, EVENTS_FILE}
-        for entry in self.path.iterdir():
-            kept = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
-            if kept and entry.name not in ours:
-                return
-        remove_tree(self.path)
+        if saved_nothing(self.path) and not (self.path / CAPSULE).exists():
+            remove_tree(self.path)
 
     def close(self) -> None:
         """Release the lock."""
@@ -225,6 +225,15 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def saved_nothing(path: Path) -> bool:
+    """True if the run at `path` failed before it saved anything but, at most, the capsule of its failure."""
+    ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, LOG, EVENTS_FILE, CAPSULE}
+    return all(
+        entry.name in ours or not (any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size)
+        for entry in path.iterdir()
+    )
 
 
 def create_run(
@@ -251,6 +260,10 @@ def create_run(
     lock = RunLock.acquire(path / LOCK, name)
     try:
         _refuse_existing(path, config)
+        if (path / CAPSULE).exists():
+            remove_tree(path / CAPSULE)
+            for former in (LOG, EVENTS_FILE):
+                (path / former).unlink(missing_ok=True)
         lock.write_holder(_iso(clock))
         replace_file(path / CONFIG, to_json(settings_json(config), indent=1))
         manifest = Manifest(
@@ -368,7 +381,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _refuse_existing(path: Path, config: Mapping[str, ConfigSetting]) -> None:
-    if not (path / MANIFEST).exists():
+    if not (path / MANIFEST).exists() or ((path / CAPSULE).exists() and saved_nothing(path)):
         return
     differences = config_diff(read_config(path / CONFIG), config)
     if differences:

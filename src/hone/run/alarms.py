@@ -1,0 +1,607 @@
+"""Alarms of a run: state machines over its lines of metrics, and what they say.
+
+Belongs here: when a run is ill, by its own beginning and its own outcome, never by a bound that fits one task. A rule
+looks at a line together with the lines before it. It raises its alarm where its condition holds in 3 of the last 5
+lines, calls it red where a severe one held in 8 of the last 10, and ends it after 5 lines without. What depends on the
+clock is no part of it, so that a resumed run raises the alarms of an uninterrupted one; whether a run stands still is
+asked by its readers (`stall`).
+
+The run writes each change to `events.jsonl`; pages read them there. `benchmarks/alarms.py` records the good and the
+bad runs on which the rules are calibrated.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import numpy as np
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Metrics
+from hone.core.errors import DataError
+from hone.core.state import State, array, integer, substate
+from hone.core.strict_json import Json
+from hone.run.store.events import read_events
+from hone.run.store.metrics import depends_on_clock, read_metrics, tail_metrics
+
+AlarmName = Literal[
+    "not_finite", "entropy_collapse", "dead_groups", "kl", "mismatch", "length", "no_end", "reward_hacking",
+    "missing_rewards", "stale", "value", "tools",
+]  # fmt: skip
+Level = Literal["none", "amber", "red"]
+WINDOW: Final = 50
+"""Lines that a rule looks back on, at most."""
+RECENT: Final = 5
+"""Lines whose mean is the present."""
+MIN_LINES: Final = 10
+"""Lines of the beginning, at least, unless the run is shorter."""
+
+
+class AlarmsConfig(Config):
+    """Alarms about a run that goes wrong, written to `events.jsonl`."""
+
+    off: list[AlarmName] = []
+    """Alarms that are not raised."""
+    limits: dict[AlarmName, float] = Field(default={})
+    """Limits other than the default ones, by alarm, such as `{ dead_groups = 0.8 }`."""
+
+
+# -------------------------------------------------------------------------------------------------------------- history
+
+
+@dataclass(slots=True)
+class Series:
+    """A metric over the lines so far: its beginning, and its latest lines."""
+
+    start: list[float] = field(default_factory=list[float])
+    """Values of the first tenth of the run."""
+    latest: deque[float] = field(default_factory=lambda: deque[float](maxlen=2 * WINDOW))
+    best: float = -math.inf
+
+    @property
+    def start_mean(self) -> float:
+        return _mean(self.start)
+
+    @property
+    def start_std(self) -> float:
+        return _std(self.start)
+
+    def recent(self, lines: int = RECENT) -> float:
+        """Mean of the latest lines."""
+        return _mean(list(self.latest)[-lines:])
+
+    def median_before(self) -> float:
+        """Median of the lines before the recent ones; NaN without any."""
+        before = list(self.latest)[:-RECENT]
+        return float(np.median(before)) if before else math.nan
+
+
+@dataclass(slots=True, kw_only=True)
+class RunHistory:
+    """Metrics of a run's lines so far."""
+
+    lines: int = 0
+    """Lines that the whole run is to have."""
+    seen: int = 0
+    series: dict[str, Series] = field(default_factory=dict[str, Series])
+    present: Metrics = field(default_factory=dict[str, float])
+    """The latest line."""
+
+    @property
+    def start_lines(self) -> int:
+        """Lines of the beginning: a tenth of the run's, 10 to 50."""
+        return min(max(MIN_LINES, math.ceil(self.lines / 10)), WINDOW)
+
+    def add(self, line: Metrics) -> None:
+        self.seen += 1
+        self.present = line
+        for name, value in line.items():
+            if name not in WATCHED or not math.isfinite(value):
+                continue
+            own = self.series.setdefault(name, Series())
+            if self.seen <= self.start_lines:
+                own.start.append(value)
+            own.latest.append(value)
+            own.best = max(own.best, value)
+
+    def known(self, *names: str) -> bool:
+        """Whether the beginning is over, and each metric has values of it and of the present."""
+        rows = [self.series.get(name) for name in names]
+        return self.seen > self.start_lines and all(
+            row is not None and len(row.start) >= 3 and len(row.latest) >= RECENT for row in rows
+        )
+
+    def has_risen(self, name: str) -> bool:
+        """Whether a metric is clearly higher than in the beginning: by 3 standard errors and a tenth of its size."""
+        own = self.series[name]
+        latest = list(own.latest)[-2 * RECENT :]
+        gain = _mean(latest) - own.start_mean
+        error = math.hypot(own.start_std / math.sqrt(len(own.start)), _std(latest) / math.sqrt(len(latest)))
+        return gain > max(3 * error, 0.1 * abs(own.start_mean), 1e-9)
+
+    def is_flat(self, name: str) -> bool:
+        """Whether a metric has not risen over the last tenth of the run: the newer half of it is not above the older
+        one by 2 standard errors."""
+        values = list(self.series[name].latest)[-self.start_lines :]
+        half = len(values) // 2
+        if half < 2:
+            return False
+        old, new = values[:half], values[half:]
+        error = math.hypot(_std(old) / math.sqrt(len(old)), _std(new) / math.sqrt(len(new)))
+        return _mean(new) - _mean(old) <= 2 * error
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+
+
+# ---------------------------------------------------------------------------------------------------------------- rules
+
+
+def _not_finite(run: RunHistory, limit: float) -> str | None:
+    del limit
+    names = [name for name, value in run.present.items() if not math.isfinite(value) and name in _MUST_BE_FINITE]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not a finite number" if names else None
+
+
+_MUST_BE_FINITE: Final = frozenset(
+    {
+        "reward/mean", "policy/loss", "policy/grad_norm", "policy/kl_nats", "policy/entropy_nats", "value/mean",
+        "critic/loss", "actor/loss", "values/loss", "all/loss",
+    }
+)  # fmt: skip
+
+
+def _entropy_collapse(run: RunHistory, limit: float) -> str | None:
+    entropy, score = "policy/entropy_nats", "reward/mean"
+    if "answers/tokens_mean" not in run.present or not run.known(entropy, score, "reward/std"):
+        return None
+    own, spread = run.series[entropy], run.series["reward/std"]
+    if not (own.start_mean > 0 and own.recent() < limit * own.start_mean and run.is_flat(score)):
+        return None
+    solved = run.has_risen(score) and spread.recent() < 0.6 * max(spread.start_mean, 1e-9)
+    if solved:
+        return None
+    return (
+        f"entropy fell from {own.start_mean:.3g} to {own.recent():.3g} nats a token, while the score stands at "
+        f"{run.series[score].recent():.3g} (it began at {run.series[score].start_mean:.3g})"
+    )
+
+
+def _dead_groups(run: RunHistory, limit: float) -> str | None:
+    share, score = "reward/zero_variance_groups", "reward/mean"
+    if not run.known(share, score) or run.has_risen(score):
+        return None
+    own, mean = run.series[share], run.series[score]
+    if own.recent() <= limit:
+        return None
+    high = mean.best - mean.recent() <= 0.05 * abs(mean.best) and mean.recent() > 0
+    kind = "at its highest: they may all be solved" if high else "below what it was at its best: they fail"
+    kind = kind if mean.recent() else "0: no answer is right"
+    return f"in {own.recent():.0%} of the groups all answers score alike, and teach nothing; the mean score is {kind}"
+
+
+def _kl(run: RunHistory, limit: float) -> str | None:
+    for name, floor in (("policy/kl_nats", 0.02), ("natural/kl_nats", 0.02)):
+        if run.known(name) and (own := run.series[name]).latest[-1] > floor:
+            usual = own.median_before()
+            if own.latest[-1] > limit * usual:
+                return f"an update moves the policy by {own.latest[-1]:.3g} nats a decision; {usual:.3g} is usual"
+    return None
+
+
+def _mismatch(run: RunHistory, limit: float) -> str | None:
+    if run.known("mismatch/mean"):
+        own = run.series["mismatch/mean"]
+        if own.latest[-1] > max(limit * own.start_mean, 2e-3):
+            return (
+                f"engine and trainer differ by {own.latest[-1]:.3g} nats a token; {own.start_mean:.2g} in the beginning"
+            )
+    weights = run.present.get("mismatch/ratio_ess", 1.0)
+    return f"only {weights:.0%} of the tokens count after the correction of the mismatch" if weights < 0.5 else None
+
+
+def _length(run: RunHistory, limit: float) -> str | None:
+    tokens, cut = "answers/tokens_mean", "episodes/truncated"
+    if not run.known(tokens, cut):
+        return None
+    length, truncated = run.series[tokens], run.series[cut]
+    grown = length.recent() > 1.3 * length.start_mean and length.recent() > length.start_mean + 3 * length.start_std
+    if not (grown and truncated.recent() > max(limit, truncated.start_mean + limit)):
+        return None
+    return (
+        f"answers grew from {length.start_mean:.3g} to {length.recent():.3g} tokens, and {truncated.recent():.0%} of "
+        "them are cut by the limit"
+    )
+
+
+def _no_end(run: RunHistory, limit: float) -> str | None:
+    cut = run.series.get("episodes/truncated")
+    if "answers/tokens_mean" not in run.present or cut is None or run.seen < MIN_LINES:
+        return None
+    if not (cut.recent() > limit and (cut.start_mean > limit or run.seen <= run.start_lines)):
+        return None
+    return f"{cut.recent():.0%} of the answers are cut by the limit, as they were from the beginning: they do not end"
+
+
+def _missing_rewards(run: RunHistory, limit: float) -> str | None:
+    missing = run.present.get("reward/missing", 0.0)
+    return f"{missing:.0%} of the episodes have no score" if missing > limit else None
+
+
+def _stale(run: RunHistory, limit: float) -> str | None:
+    dropped = run.present.get("async/dropped", 0.0)
+    if dropped <= limit:
+        return None
+    return f"{dropped:.0%} of the answers are dropped, because they are older than the bound"
+
+
+def _value(run: RunHistory, limit: float) -> str | None:
+    for name in ("value/explained_variance", "critic/explained_variance"):
+        if run.known(name) and not run.present.get("critic/warming_up") and run.series[name].latest[-1] < limit:
+            value = run.series[name].recent()
+            return f"the critic explains {value:.2g} of the returns' variance: less than a constant would"
+    return None
+
+
+def _tools(run: RunHistory, limit: float) -> str | None:
+    shares = {
+        "of the dialogues ended because their world or a tool did not answer": run.present.get("stops/deadline", 0.0)
+        + run.present.get("stops/world_died", 0.0),
+        "of the dialogues repeat one call ten times or more": run.present.get("tools/repeats", 0.0),
+    }
+    for words, share in shares.items():
+        if share > limit:
+            return f"{share:.0%} {words}"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmRule:
+    """One alarm: condition, default limit, and what to try."""
+
+    judge: "Callable[[RunHistory, float], str | None]"
+    """History with its latest line, and the limit -> the evidence, where the condition holds."""
+    limit: float
+    limit_is: str
+    """Meaning of the limit."""
+    advice: str
+    metrics: tuple[str, ...]
+    """Metrics to look at."""
+    severe: bool = False
+    """It may become red."""
+    at_once: bool = False
+    """One line raises it, red."""
+
+
+# ------------------------------------------------------------------------------------------------------- reward hacking
+
+
+@dataclass(slots=True)
+class HackingWatch:
+    """Compares the training score with held-out evaluations: the one up, the other down."""
+
+    best: tuple[float, float, float] = (-math.inf, -math.inf, 0.0)
+    """Score and lower end of the best evaluation, and the training score then."""
+    falls: int = 0
+    """Evaluations one after another that are below it."""
+    evidence: str | None = None
+
+    def see(self, run: RunHistory) -> None:
+        """Take in a line; nothing changes without an evaluation in it."""
+        score = run.present.get("eval/score", math.nan)
+        reward = run.series.get("reward/mean")
+        if not math.isfinite(score) or reward is None:
+            return
+        low, high = run.present.get("eval/low", score), run.present.get("eval/high", score)
+        now = reward.recent()
+        if score >= self.best[0]:
+            self.best, self.falls, self.evidence = (score, low, now), 0, None
+            return
+        size = max(abs(now), abs(self.best[2]), 1e-9)
+        fell = high < self.best[1] and now >= self.best[2] - 0.02 * size
+        self.falls = self.falls + 1 if fell else 0
+        self.evidence = (
+            f"the held-out score fell from {self.best[0]:.3g} to {score:.3g}, outside of its 95% interval, while the "
+            f"training score went from {self.best[2]:.3g} to {now:.3g}"
+            if fell
+            else None
+        )
+
+
+def _reward_hacking(run: RunHistory, limit: float) -> str | None:
+    """Stands for `HackingWatch`, which looks at evaluations alone."""
+    del run, limit
+
+
+RULES: Final[Mapping[AlarmName, AlarmRule]] = {
+    "not_finite": AlarmRule(
+        judge=_not_finite, limit=0, limit_is="no limit", at_once=True, severe=True,
+        advice="lower learner.lr or learner.max_grad_norm; look at the rewards; `hone debug` names the first tensor",
+        metrics=("policy/loss", "policy/grad_norm", "reward/mean"),
+    ),
+    "entropy_collapse": AlarmRule(
+        judge=_entropy_collapse, limit=0.2, severe=True,
+        limit_is="share of the entropy of the beginning below which it has collapsed",
+        advice="raise algorithm.clip_high to 0.28, add algorithm.entropy, lower learner.lr, or use a recipe for it "
+        "(clip_cov, kl_cov, high_entropy_grpo)",
+        metrics=("policy/entropy_nats", "reward/mean"),
+    ),
+    "dead_groups": AlarmRule(
+        judge=_dead_groups, limit=0.6, severe=True, limit_is="share of groups in which all answers score alike",
+        advice="failed groups: easier prompts, a start from SFT, partial credit, more samples_per_prompt; solved "
+        "groups: harder prompts; the recipe dapo leaves both out",
+        metrics=("reward/zero_variance_groups", "reward/mean"),
+    ),
+    "kl": AlarmRule(
+        judge=_kl, limit=10, severe=True, limit_is="multiple of its usual KL divergence that an update may move",
+        advice="lower learner.lr, take fewer epochs or minibatches, or add algorithm.kl",
+        metrics=("policy/kl_nats", "policy/clip_fraction", "policy/grad_norm"),
+    ),
+    "mismatch": AlarmRule(
+        judge=_mismatch, limit=10, severe=True, limit_is="multiple of the mismatch of the first tenth",
+        advice="see docs/concepts/mismatch.md: weights that were not published, quantised rollouts, another kernel; "
+        "learner.ratio.correction bounds the harm",
+        metrics=("mismatch/mean", "mismatch/ratio_ess", "rollout/canary_gap"),
+    ),
+    "length": AlarmRule(
+        judge=_length, limit=0.05, limit_is="share of answers cut by the length limit",
+        advice="raise rollout.max_tokens, add a length penalty (rewards.overlong), or set "
+        'rollout.learnable.truncated = "mask"; look whether longer answers score more',
+        metrics=("answers/tokens_mean", "episodes/truncated"),
+    ),
+    "no_end": AlarmRule(
+        judge=_no_end, limit=0.9, severe=True, limit_is="share of answers that are cut from the first line on",
+        advice="the policy may never have learnt its end token: look at the rows with `hone show DATA --tokens`, check "
+        "the chat template, and raise rollout.max_tokens",
+        metrics=("episodes/truncated", "answers/tokens_mean"),
+    ),
+    "reward_hacking": AlarmRule(
+        judge=_reward_hacking, limit=2, severe=True, limit_is="evaluations one after another below the best one",
+        advice="read rollouts of high scores; make the reward stricter; keep the best checkpoint (run.keep_best = 1)",
+        metrics=("reward/mean", "eval/score"),
+    ),
+    "missing_rewards": AlarmRule(
+        judge=_missing_rewards, limit=0.02, severe=True, limit_is="share of episodes without a score",
+        advice="look at log.txt: a function that raises, times out or returns NaN; raise user_code.deadline_s",
+        metrics=("reward/missing",),
+    ),
+    "stale": AlarmRule(
+        judge=_stale, limit=0.1, limit_is="share of answers that are dropped for their age",
+        advice="raise rollout.max_staleness, shorten answers, or add replicas",
+        metrics=("async/dropped", "async/staleness_max"),
+    ),
+    "value": AlarmRule(
+        judge=_value, limit=0.0, limit_is="explained variance of the critic",
+        advice="raise the critic's learning rate or its epochs, normalise rewards, and check the discount",
+        metrics=("value/explained_variance", "critic/explained_variance", "value/error_abs"),
+    ),
+    "tools": AlarmRule(
+        judge=_tools, limit=0.2, severe=True, limit_is="share of dialogues that a world or tool keeps from going on",
+        advice="look at the dialogues in the rollouts; run the tool by itself; raise its deadline; tell the policy "
+        "what a failed call means",
+        metrics=("stops/deadline", "stops/world_died", "tools/repeats", "tools/invalid"),
+    ),
+}  # fmt: skip
+WATCHED: Final = frozenset(
+    {"reward/std", "natural/kl_nats", *(name for rule in RULES.values() for name in rule.metrics)}
+)
+"""Metrics that the rules look back on."""
+
+
+# -------------------------------------------------------------------------------------------------------- state machine
+
+
+RAISE_OF, RAISE_AT, RED_OF, RED_AT = 5, 3, 10, 8
+"""Lines that are counted, and those in which a condition must hold, for an alarm and for a red one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmChange:
+    """An alarm that was raised, changed its level, or ended."""
+
+    name: AlarmName
+    level: Level
+    """Its level; of one that ended, the last."""
+    is_raised: bool
+    evidence: str
+    advice: str
+    metrics: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """A sentence for a person."""
+        title = self.name.replace("_", " ")
+        return f"{self.level} alarm, {title}: {self.evidence}" if self.is_raised else f"alarm {title} ended"
+
+    def data(self) -> dict[str, Json]:
+        """The event's data."""
+        return {
+            "alarm": self.name,
+            "state": "raised" if self.is_raised else "cleared",
+            "level": self.level,
+            "evidence": self.evidence,
+            "try": self.advice,
+            "metrics": list(self.metrics),
+        }
+
+
+@dataclass(slots=True)
+class AlarmWatch:
+    """All alarms of a run; part of its state."""
+
+    config: AlarmsConfig
+    lines: int
+    """Lines of metrics that the whole run is to have."""
+    history: RunHistory = field(init=False)
+    hacking: HackingWatch = field(default_factory=HackingWatch)
+    held: dict[str, deque[bool]] = field(init=False)
+    """Whether each condition held in the latest lines."""
+    levels: dict[str, Level] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.history = RunHistory(lines=self.lines)
+        names = [name for name in RULES if name not in self.config.off]
+        self.held = {name: deque[bool](maxlen=RED_OF) for name in names}
+        self.levels = dict.fromkeys(names, "none")
+
+    def see(self, line: Metrics) -> list[AlarmChange]:
+        """Take in a line of metrics; returns the alarms that changed."""
+        self.history.add({name: value for name, value in line.items() if not depends_on_clock(name)})
+        self.hacking.see(self.history)
+        changes: list[AlarmChange] = []
+        for name, rule in RULES.items():
+            if name not in self.held:
+                continue
+            if name == "reward_hacking":
+                level, evidence = self._hacking_level()
+            else:
+                found = rule.judge(self.history, self.config.limits.get(name, rule.limit))
+                self.held[name].append(found is not None)
+                level, evidence = self._level(name, rule), found or ""
+            if level != (before := self.levels[name]):
+                self.levels[name] = level
+                changes.append(
+                    AlarmChange(
+                        name=name,
+                        level=before if level == "none" else level,
+                        is_raised=level != "none",
+                        evidence=evidence,
+                        advice=rule.advice,
+                        metrics=rule.metrics,
+                    )
+                )
+        return changes
+
+    def _level(self, name: str, rule: AlarmRule) -> Level:
+        held, now = self.held[name], self.levels[name]
+        latest = list(held)[-RAISE_OF:]
+        if rule.at_once:
+            return "red" if any(latest) else "none"
+        if now == "none":
+            return "amber" if held[-1] and sum(latest) >= RAISE_AT else "none"
+        if not any(latest):
+            return "none"
+        return "red" if rule.severe and held[-1] and (now == "red" or sum(held) >= RED_AT) else now
+
+    def _hacking_level(self) -> tuple[Level, str]:
+        limit = self.config.limits.get("reward_hacking", RULES["reward_hacking"].limit)
+        falls = self.hacking.falls
+        level: Level = "red" if falls > limit else "amber" if falls >= limit else "none"
+        return level, self.hacking.evidence or ""
+
+    def state(self) -> State:
+        """State for a checkpoint."""
+        return {
+            "seen": self.history.seen,
+            "series": {
+                name: {"start": np.array(own.start), "latest": np.array(own.latest), "best": own.best}
+                for name, own in self.history.series.items()
+            },
+            "hacking": {"best": np.array(self.hacking.best), "falls": self.hacking.falls},
+            "held": {name: np.array(own, np.bool_) for name, own in self.held.items()},
+            "levels": {name: get_args(Level).index(level) for name, level in self.levels.items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """Continue from a checkpoint."""
+        self.history.seen = integer(state, "seen")
+        series = substate(state, "series")
+        for name in series:
+            own = substate(series, name)
+            best = own.get("best")
+            self.history.series[name] = Series(
+                start=array(own, "start").tolist(),
+                latest=deque(array(own, "latest").tolist(), maxlen=2 * WINDOW),
+                best=float(best) if isinstance(best, int | float) else -math.inf,
+            )
+        hacking = substate(state, "hacking")
+        score, low, reward = array(hacking, "best").tolist()
+        self.hacking = HackingWatch(best=(score, low, reward), falls=integer(hacking, "falls"))
+        held, levels = substate(state, "held"), substate(state, "levels")
+        for name in self.held:
+            if name in held:
+                self.held[name] = deque((bool(one) for one in array(held, name)), maxlen=RED_OF)
+                self.levels[name] = get_args(Level)[integer(levels, name)]
+
+
+# -------------------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedAlarm:
+    """An alarm that a run has raised and not ended."""
+
+    name: str
+    level: str
+    step: int
+    """Step at which it got this level."""
+    evidence: str
+    advice: str
+
+
+def replay_alarms(lines: Sequence[tuple[int, Metrics]], *, steps: int, config: AlarmsConfig | None = None) -> list[
+    tuple[int, AlarmChange]
+]:  # fmt: skip
+    """Changes of all alarms over recorded lines `(step, metrics)` of a run of `steps` steps, each with its step."""
+    every = lines[0][0] if lines else 1
+    watch = AlarmWatch(config or AlarmsConfig(), max(1, steps // every))
+    return [(step, change) for step, line in lines for change in watch.see(line)]
+
+
+def read_alarms(run: Path, *, now_s: float | None = None) -> list[RaisedAlarm]:
+    """Alarms of a run that are raised now, red ones first: those of its events; of a run of an earlier version, those
+    that its metrics raise. With `now_s` also whether it stands still. Raises DataError for unreadable metrics."""
+    events, _ = read_events(run)
+    changes = [(event.step, event.data) for event in events if event.kind == "alarm"]
+    if not events:
+        changes = [(step, change.data()) for step, change in replay_alarms(_lines(run), steps=_last_step(run))]
+    raised: dict[str, RaisedAlarm] = {}
+    for step, data in changes:
+        name, level, evidence, advice = (str(data.get(key, "")) for key in ("alarm", "level", "evidence", "try"))
+        raised.pop(name, None)
+        if data.get("state") == "raised":
+            raised[name] = RaisedAlarm(name=name, level=level, step=step, evidence=evidence, advice=advice)
+    if now_s is not None and (words := stall(run, now_s)) is not None:
+        advice = "look at the process: a tool, an environment or a rank may hang; run.patience_s and deadlines end it"
+        raised["stall"] = RaisedAlarm(name="stall", level="red", step=_last_step(run), evidence=words, advice=advice)
+    return sorted(raised.values(), key=lambda one: (one.level != "red", one.step))
+
+
+STALL_STEPS: Final = 5
+MIN_STALL_S: Final = 60.0
+"""A run stands still after so many of its median lines, and so many seconds at least."""
+
+
+def stall(run: Path, now_s: float) -> str | None:
+    """A sentence where a run has not ended and writes no lines any more; None otherwise, or without times."""
+    at_s = read_metrics(run / "metrics.jsonl").values.get("time/at_s", np.zeros(0))
+    at_s = at_s[np.isfinite(at_s)]
+    events, _ = read_events(run)
+    if len(at_s) < 2 or any(one.kind in ("finish", "stop", "failure", "refused_update") for one in events[-3:]):
+        return None
+    usual, since = float(np.median(np.diff(at_s)[-WINDOW:])), now_s - float(at_s[-1])
+    if since <= max(STALL_STEPS * usual, MIN_STALL_S):
+        return None
+    return f"no line for {since:.0f} s; one every {usual:.2g} s is usual"
+
+
+def _lines(run: Path) -> list[tuple[int, Metrics]]:
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        raise DataError(f"{path} does not exist: there is nothing to judge yet")
+    return [(step, metrics) for step, metrics in tail_metrics(path, 0)[0]]
+
+
+def _last_step(run: Path) -> int:
+    steps = read_metrics(run / "metrics.jsonl").steps
+    return int(steps[-1]) if len(steps) else 0
