@@ -25,7 +25,7 @@ from hone.core.errors import ConfigError
 from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
 from hone.run.capsule import FailedBatch, FailureRecord
 from hone.run.job import TrainingJob
-from hone.text.rows import TokenBatch
+from hone.text.rows import TokenRows
 
 SHOWN = 8
 """Rows, parameters and columns that a report names at most."""
@@ -271,27 +271,33 @@ def _shown_rows(
                 f"{episodes.chosen[row].tolist()}, reward {float(episodes.reward[row]):g}"
             )
         return lines if len(rows) == episodes.decisions else []
-    lines: list[str] = []
-    for row in chosen[:SHOWN].tolist():
-        batch = rows.take(np.array([row])).tensors()
-        if not isinstance(batch, TokenBatch) or batch.place is None or not len(batch.place):
-            continue
-        with torch.no_grad():
-            loss = phase.objective(learner.policy, batch).loss
-        bad = (
-            ~torch.isfinite(loss).cpu().numpy()
-            if len(loss) == len(batch.place)
-            else np.ones(len(batch.place), np.bool_)
+    return [
+        line
+        for row in chosen[:SHOWN].tolist()
+        if isinstance(part := rows.take(np.array([row])), TokenRows)
+        for line in _shown_answers(learner, phase, row, part)
+    ]
+
+
+def _shown_answers(
+    learner: GradientLearner[Any, Any], phase: OptimizerPhase[Any, Any], row: int, part: TokenRows
+) -> Iterator[str]:
+    """The answers of a row whose loss is not finite; all of them where the fault is in the gradient alone."""
+    batch, episodes = part.tensors(), part.episodes
+    with torch.no_grad():
+        loss = phase.objective(learner.policy, batch).loss
+    sequence = batch.sequence.cpu().numpy()
+    bad = ~torch.isfinite(loss).cpu().numpy()
+    if len(bad) != len(sequence) or not bad.any():
+        bad = np.ones(len(sequence), np.bool_)
+    for answer in np.unique(sequence[bad])[:SHOWN].tolist():
+        own = bad & (sequence == answer)
+        logp, advantage = (column.cpu().numpy()[own] for column in (batch.behaviour_logp, batch.advantage))
+        yield (
+            f"row {row}, answer {answer} to group {int(episodes.group[answer])}, score "
+            f"{float(episodes.score[answer]):g}: {int(own.sum())} tokens, log-probabilities {logp.min():.3g} to "
+            f"{logp.max():.3g}, advantages {advantage.min():.3g} to {advantage.max():.3g}"
         )
-        for answer in np.unique(episodes.owner[batch.place[bad]])[:SHOWN].tolist():
-            own = bad & (episodes.owner[batch.place] == answer)
-            logp, advantage = (column.cpu().numpy()[own] for column in (batch.behaviour_logp, batch.advantage))
-            lines.append(
-                f"row {row}, answer {answer} (group {int(episodes.group[answer])}, score {float(episodes.score[answer]):g}"
-                f"): {int(own.sum())} tokens, log-probabilities {logp.min():.3g} to {logp.max():.3g}, advantages "
-                f"{advantage.min():.3g} to {advantage.max():.3g}"
-            )
-    return lines
 
 
 # ----------------------------------------------------------------------------------------------------------- the report

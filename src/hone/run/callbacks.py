@@ -13,16 +13,17 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from hone.core.credit import Metrics
-from hone.core.errors import HoneError, UserCodeError
-from hone.process.user_files import describe_error, user_traceback
+from hone.core.errors import ConfigError, ErrorCollector, HoneError, UserCodeError
+from hone.process.user_files import check_reference, describe_error, load_reference, user_traceback
 
 EventT = TypeVar("EventT")
 
@@ -87,6 +88,63 @@ class RunCallbacks:
 
 
 NO_CALLBACKS = RunCallbacks()
+HOOKS: Final = ("on_step", "on_evaluation", "on_checkpoint")
+
+
+def check_callbacks(references: Sequence[str]) -> None:
+    """Raise ConfigError with all faults for references of `run.callbacks` whose file is not there."""
+    faults = ErrorCollector(ConfigError)
+    for reference in references:
+        try:
+            check_reference(reference, kind="run.callbacks:")
+        except ConfigError as fault:
+            faults.extend(fault.messages)
+    faults.raise_if_any()
+
+
+def load_callbacks(references: Sequence[str], others: RunCallbacks = NO_CALLBACKS) -> RunCallbacks:
+    """The callbacks that `run.callbacks` names, after those of `others`: all of an event are called, in their order.
+
+    A reference names a class with methods `on_step`, `on_evaluation` or `on_checkpoint`, of which one object is made,
+    or a function, which is called after every step. Raises UserCodeError for one that cannot be loaded, ConfigError for
+    one that has none of them.
+    """
+    hooks: dict[str, list[tuple[str, Callable[[Any], bool | None]]]] = {
+        "on_step": [("on_step", others.on_step)] if others.on_step is not None else [],
+        "on_evaluation": [("on_evaluation", others.on_evaluation)] if others.on_evaluation is not None else [],
+        "on_checkpoint": [("on_checkpoint", others.on_checkpoint)] if others.on_checkpoint is not None else [],
+    }
+    for reference in references:
+        loaded = load_reference(reference, kind="callback")
+        own: dict[str, Callable[[Any], bool | None]] = {}
+        if isinstance(loaded, type):
+            try:
+                made = loaded()
+            except Exception as error:
+                raise UserCodeError(
+                    f"callback {reference!r} raised {describe_error(error)}", user_traceback(error)
+                ) from error
+            own = {name: attrgetter(name)(made) for name in HOOKS if name in dir(made)}
+        elif callable(loaded):
+            own = {"on_step": loaded}
+        if not own:
+            raise ConfigError(
+                f"callback {reference!r} is neither a function nor a class with {', '.join(HOOKS[:-1])} or {HOOKS[-1]}"
+            )
+        for name, hook in own.items():
+            hooks[name].append((f"{reference}.{name}" if isinstance(loaded, type) else reference, hook))
+    return RunCallbacks(**{name: _call_all(entries) for name, entries in hooks.items() if entries})
+
+
+def _call_all(hooks: Sequence[tuple[str, Callable[[Any], bool | None]]]) -> Callable[[Any], bool]:
+    """One hook for several: False, which ends the run, if one of them returns it. Each is called, whatever the others
+    return; of an exception the callback's name is told."""
+
+    def call(event: Any) -> bool:  # noqa: ANN401 - the event of any hook
+        stops = [wants_stop(hook, event, name) for name, hook in hooks]
+        return not any(stops)
+
+    return call
 
 
 class StoppedByCallback(Exception):  # noqa: N818 - it is an outcome the user asked for, not an error

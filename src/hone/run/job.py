@@ -57,6 +57,9 @@ class RunSettings(Config):
     """Steps between checkpoints; the last step and an interruption are always saved."""
     disk_wait_s: float = Field(default=300.0, ge=0)
     """Seconds that a run waits for space on a full disk before it ends."""
+    callbacks: list[str] = []
+    """Callbacks of your own, each `file.py:Name`: a class with methods `on_step`, `on_evaluation` or `on_checkpoint`,
+    or a function that is called after every step; one that returns False ends the run."""
     certify: bool = True
     """Before the first step, test on a small copy of the model that the loss's gradient does not depend on micro-
     batches, and write the result to `certificate.json`."""

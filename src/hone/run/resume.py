@@ -27,6 +27,8 @@ ALLOWED = AllowedChanges(
         "alarms.",
         "track",
         "track.",
+        "run.callbacks",
+        "run.callbacks.",
         "run.log_every",
         "run.rollouts_every",
         "run.rollouts_keep_mb",
@@ -69,8 +71,9 @@ def allowed_changes(consent: ResumeConsent, settings: Mapping[str, ConfigSetting
 
 
 def code_fingerprints(settings: Mapping[str, ConfigSetting]) -> dict[str, str]:
-    """Sha256 of each source file of the user code that a config names, and of those that it imports."""
-    values = [setting.value for setting in settings.values()]
+    """Sha256 of each source file of the user code that a config names, and of those that it imports; callbacks, which
+    only watch, may change."""
+    values = [setting.value for key, setting in settings.items() if not key.startswith("run.callbacks")]
     recipe = settings["recipe"].value if "recipe" in settings else ""
     installed = [point.value for point in entry_points(group=RECIPE_PACKAGES) if point.name == recipe]
     return fingerprint_code(code_references([*values, *installed]))

@@ -44,6 +44,7 @@ from hone.run.callbacks import (
     RunCallbacks,
     StoppedByCallback,
     StopRequest,
+    load_callbacks,
     stop_on_signals,
 )
 from hone.run.job import RunConfig, TrainingJob
@@ -236,6 +237,8 @@ def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | Non
     """Carry out a run until it ends or a rank is lost."""
     clock = clock or SystemClock()
     config, progress = request.config, HangupSafeDisplay(progress)
+    if config.run.callbacks:
+        request = replace(request, callbacks=load_callbacks(config.run.callbacks, request.callbacks))
     prepare_device(config)
     code = code_fingerprints(request.settings)
     allowed = allowed_changes(request.consent, request.settings)

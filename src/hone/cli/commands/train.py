@@ -54,7 +54,7 @@ from hone.core.out_of_memory import memory_errors
 from hone.process.hub import hub_folder, is_hub_name
 from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fit
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
-from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
+from hone.run.callbacks import NO_CALLBACKS, RunCallbacks, check_callbacks
 from hone.run.job import OpenedRun, RecipeSpec, RunConfig, TrainingJob
 from hone.run.memory_plan import layers_plan, require_fit
 from hone.run.resume import NO_CONSENT, ResumeConsent
@@ -336,7 +336,7 @@ def opened_runs(stages: Sequence[PlannedRun], *, may_exceed: bool = False) -> It
         def open_stage(stage: PlannedRun) -> PlannedRun:
             with _locating_errors(stage):
                 settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
-                _check_trackers(stage.resolved.config)
+                _check_followers(stage.resolved.config)
                 require_fit(layers_plan(settings), settings)
                 require_ranks_fit(stage.resolved.config)
                 opened = stage.resolved.config.open()
@@ -348,7 +348,9 @@ def opened_runs(stages: Sequence[PlannedRun], *, may_exceed: bool = False) -> It
         yield list(run_all_checks(checks).values())
 
 
-def _check_trackers(config: RunConfig) -> None:
+def _check_followers(config: RunConfig) -> None:
+    """Raise ConfigError for callbacks and trackers that are not there."""
+    check_callbacks(config.run.callbacks)
     if config.track:
         from hone.run.tracking import check_trackers  # noqa: PLC0415 - most runs have none
 
