@@ -298,6 +298,27 @@ def policy_best(policy: MemoryActorCritic, seen: NDArray[np.float32], step: int)
     return acting.best(seen[:, step])
 
 
+@pytest.mark.parametrize("memory", [{"kind": "lstm", "units": 5}, {"kind": "frames", "count": 3}])
+def test_predict_passes_the_state_on_and_forgets_at_an_episode_start(tmp_path: Path, memory: dict[str, Any]) -> None:
+    job = ppo.ENTRY.build(ppo.PpoConfig.model_validate(settings(memory, rollout_steps=5, steps=1)))
+    job.save_policy(tmp_path)
+    job.close()
+    saved = api.load(tmp_path)
+    acting = load_policy(tmp_path).numpy_policy()
+    seen = np.random.default_rng(0).standard_normal((4, 2, 5)).astype(np.float32)
+    state = None
+    for step in range(4):
+        begun = np.array([step == 2, False])
+        if step == 2:
+            assert isinstance(acting, NumpyMemoryPolicy)
+            acting.forget(begun)
+        action, state = saved.predict(seen[step], state, episode_start=begun)
+        assert np.array_equal(action, acting.best(seen[step]))
+    assert state is not None
+    assert isinstance(acting, NumpyMemoryPolicy)
+    assert np.array_equal(state, acting.memory, equal_nan=True)
+
+
 # -------------------------------------------------------------------------------------------------------------- frames
 
 

@@ -30,6 +30,7 @@ from hone.control.networks.actor_critic import (
     as_mlps,
 )
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
+from hone.control.networks.memory import MemoryActorCritic
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.numpy_policies import LOG_STD_RANGE, HasNumpyPolicy
@@ -103,7 +104,11 @@ class _TableGraph(nn.Module):
 
 def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = None) -> Outputs:
     """The policy's mode and what it comes from, in torch. Raises ConfigError for kinds that plan or draw options."""
-    x = policy.spaces.inputs.tensor(observation)
+    if isinstance(policy, MemoryActorCritic) or policy.spaces.inputs.frames > 1:
+        raise ConfigError(
+            "a policy with network.memory has no ONNX form; use hone.api.load, or hone serve, which pass its state on"
+        )
+    x = policy.encode(observation)
     match policy:
         case ActorCritic():
             critic = policy.critic

@@ -5,6 +5,7 @@ normalisation, memory passed in and out, actions within the bounds of their box.
 """
 
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -15,12 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import BoxActions, DiscreteActions
+from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs
 from hone.control.networks.mpc import MpcPolicy
+from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import DiscreteNetworkPolicy, Flags, HasNumpyPolicy, NumpyPolicy
 from hone.control.networks.options import NumpyCallAndReturnPolicy, NumpyOptionCriticPolicy
 from hone.control.networks.q_networks import NumpyNoisyPolicy
-from hone.control.networks.recurrent import NumpyRecurrentPolicy
+from hone.control.networks.recurrent import NumpyTrialPolicy
 from hone.control.tables.tables import ActionTable, StateFeatures, StateValues
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
@@ -184,13 +186,21 @@ class SavedPolicy:
 # ----------------------------------------------------------------------------------------------------------- memory
 
 _MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy)
-_REMEMBERING: Final = (NumpyRecurrentPolicy, NumpyCallAndReturnPolicy, NumpyOptionCriticPolicy, MpcPolicy)
+_REMEMBERING: Final = (
+    NumpyMemoryPolicy,
+    NumpyTrialPolicy,
+    NumpyCallAndReturnPolicy,
+    NumpyOptionCriticPolicy,
+    MpcPolicy,
+)
 
 
 def _memory(acting: NumpyPolicy) -> Array | None:
     """A copy of what the policy remembers of each row `[n, ...]`; None without memory, or before a plan."""
     match acting:
-        case NumpyRecurrentPolicy():
+        case NumpyMemoryPolicy():
+            return acting.memory.copy()
+        case NumpyTrialPolicy():
             return acting.state.copy()
         case NumpyCallAndReturnPolicy() | NumpyOptionCriticPolicy():
             return acting.active_options.copy()
@@ -202,7 +212,9 @@ def _memory(acting: NumpyPolicy) -> Array | None:
 
 def _forget(acting: NumpyPolicy) -> None:
     match acting:
-        case NumpyRecurrentPolicy():
+        case NumpyMemoryPolicy():
+            acting.memory = acting.memory[:0]
+        case NumpyTrialPolicy():
             acting.state = acting.state[:0]
         case NumpyCallAndReturnPolicy() | NumpyOptionCriticPolicy():
             acting.active_options = acting.active_options[:0]
@@ -214,7 +226,10 @@ def _forget(acting: NumpyPolicy) -> None:
 
 def _remember(acting: NumpyPolicy, held: Array, began: NDArray[np.bool_]) -> None:
     match acting:
-        case NumpyRecurrentPolicy():
+        case NumpyMemoryPolicy():
+            acting.memory = held.astype(np.float32)
+            acting.forget(began)
+        case NumpyTrialPolicy():
             acting.state = np.where(began[:, None], 0.0, held).astype(np.float32)
         case NumpyCallAndReturnPolicy() | NumpyOptionCriticPolicy():
             acting.active_options = np.where(began, -1, held).astype(np.int64)
@@ -236,12 +251,21 @@ def open_saved_policy(folder: Path) -> SavedPolicy:
     )
 
 
+def _form_of(inputs: ObservationInputs) -> ObservationForm:
+    """Form of one observation, as the environment shows it."""
+    encoder, count = inputs.encoder, inputs.size // inputs.frames
+    if encoder is None:
+        return ObservationForm(count=count, is_state=inputs.one_hot, first=inputs.start)
+    if encoder.shape:
+        return ObservationForm(count=prod(encoder.shape), is_state=False)
+    return ObservationForm(count=encoder.count, is_state=True, first=inputs.start)
+
+
 def _forms(policy: HasNumpyPolicy, folder: Path) -> tuple[ObservationForm, DiscreteActions | BoxActions]:
     match policy:
         case ControlPolicy():
             inputs = policy.spaces.inputs
-            form = ObservationForm(count=inputs.size, is_state=inputs.one_hot, first=inputs.start)
-            return form, policy.spaces.actions
+            return _form_of(inputs), policy.spaces.actions
         case ActionTable():
             cells = policy.features
             form = (

@@ -122,7 +122,8 @@ def _require_same_observations(policy: ControlPolicy, other: ControlPolicy, path
 
 
 def _plain(inputs: ObservationInputs) -> ObservationInputs:
-    return replace(inputs, mean=(), scale=(), limit=0.0)
+    encoder = None if inputs.encoder is None else replace(inputs.encoder, module="")  # its file is another copy
+    return replace(inputs, mean=(), scale=(), limit=0.0, encoder=encoder)
 
 
 # ------------------------------------------------------------------------------------------------------------ freezing

@@ -150,6 +150,9 @@ def test_bytes_are_divided_once_and_the_folder_says_by_what(tmp_path: Path) -> N
     assert floats.spaces.inputs.encoder is not None
     assert floats.spaces.inputs.encoder.divisor == 1.0
     assert torch.allclose(policy.encode(torch.from_numpy(seen)), floats.encode(scaled), atol=1e-6)
+    action, state = api.load(tmp_path).predict(seen)
+    assert np.array_equal(action, policy.numpy_policy().best(seen))
+    assert state is None
     loaded = load_policy(tmp_path)
     assert np.array_equal(loaded.numpy_policy().best(seen), policy.numpy_policy().best(seen))
     assert not policy.statistics()
