@@ -481,6 +481,30 @@ COMMANDS: tuple[CommandSpec, ...] = (
         ),
     ),
     CommandSpec(
+        name="distill-tree",
+        summary="a decision tree that acts like a control policy, measured and drawn",
+        module="hone.cli.commands.distill_tree",
+        positionals=(CHECKPOINT,),
+        optional=(("folder", "the new folder (default: tree/ in the run)"),),
+        options=(
+            CommandOption(flag="--leaves", metavar="N", default="64", help="most leaves (default: 64)"),
+            CommandOption(flag="--rounds", metavar="N", default="8", help="rounds of VIPER (default: 8)"),
+            CommandOption(flag="--episodes", metavar="N", default="20", help="episodes of a round (default: 20)"),
+            CommandOption(
+                flag="--problems", metavar="N", default="100", help="fresh episodes that judge (default: 100)"
+            ),
+            CommandOption(
+                flag="--hand-over",
+                metavar="X",
+                default="0.05",
+                help="leaves that lose more of the teacher's margin hand over (default: 0.05)",
+            ),
+            CommandOption(flag="--names", metavar="NAMES", help="names of an observation's numbers, by commas"),
+            SEED,
+            RUNS,
+        ),
+    ),
+    CommandSpec(
         name="track",
         summary="send a run's metrics and answers to TensorBoard, W&B, MLflow or trackio",
         module="hone.cli.commands.track",

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.decision_tree import DecisionTree, NumpyTreePolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs
 from hone.control.networks.mpc import MpcPolicy
 from hone.control.networks.numpy_memory import NumpyMemoryPolicy
@@ -185,7 +186,7 @@ class SavedPolicy:
 
 # ----------------------------------------------------------------------------------------------------------- memory
 
-_MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy)
+_MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy, NumpyTreePolicy, NumpyMemoryPolicy)
 _REMEMBERING: Final = (
     NumpyMemoryPolicy,
     NumpyTrialPolicy,
@@ -274,6 +275,12 @@ def _forms(policy: HasNumpyPolicy, folder: Path) -> tuple[ObservationForm, Discr
                 else ObservationForm(count=len(cells.low), is_state=False)
             )
             return form, DiscreteActions(count=cells.actions, start=policy.first_action)
+        case DecisionTree():
+            count = len(policy.features)
+            if policy.is_state:  # the training data tell the states
+                first, last = int(policy.low[0, 0]), int(policy.high[0, 0])
+                return ObservationForm(count=last - first + 1, is_state=True, first=first), policy.actions
+            return ObservationForm(count=count, is_state=False), policy.actions
         case StateValues():
             states, count = policy.target_policy.shape
             return ObservationForm(count=states, is_state=True), DiscreteActions(count=count)

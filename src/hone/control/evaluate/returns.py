@@ -15,6 +15,8 @@ from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import backward_induction, evaluate_policy, finite_horizon_value, start_value
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_policy
+from hone.control.networks.decision_tree import KIND as TREE
+from hone.control.networks.decision_tree import load_tree
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.numpy_policies import HasNumpyPolicy
 from hone.control.tables.tables import KINDS, StateFeatures, StateValues, Table, load_table, policy_kind
@@ -117,8 +119,11 @@ def score_metrics(scores: NDArray[np.float64]) -> tuple[Estimate, Metrics]:
 
 
 def load_control_policy(folder: Path) -> HasNumpyPolicy:
-    """Load the network or the table of a folder. Raises DataError."""
-    return load_table(folder) if policy_kind(folder) in KINDS else load_policy(folder)
+    """Load the network, the table or the tree of a folder. Raises DataError."""
+    kind = policy_kind(folder)
+    if kind == TREE:
+        return load_tree(folder)
+    return load_table(folder) if kind in KINDS else load_policy(folder)
 
 
 def evaluate_control(
