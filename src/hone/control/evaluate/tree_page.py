@@ -136,10 +136,12 @@ def _ends(tree: DecisionTree, node: int, levels: int) -> list[int]:
 def _box(tree: DecisionTree, node: int, x: float, level: int, *, asks: bool) -> Html:
     """A node: its question, or its action, with its share of the training data."""
     is_leaf, width, y = tree.feature[node] == LEAF, 112.0, level * _LEVEL_HEIGHT + 8
-    first = tree.question(node) if asks else f"{'' if is_leaf else '... '}{tree.action_text(node)}"
+    name = tree.features[tree.feature[node]] if asks else tree.action_text(node)
+    first = name if asks or is_leaf else f"... {name}"
     share = f"{tree.samples[node] / tree.samples[0]:.1%}"
-    second = share if asks else f"{share}, regret {tree.regret[node]:.0%}"
-    title = element("title", text(f"{first}; {tree.samples[node]:,} states; regret {tree.regret[node]:.1%}"))
+    second = f"<= {tree.threshold[node]:.3g} ({share})" if asks else f"{share}, regret {tree.regret[node]:.0%}"
+    told = tree.question(node) if asks else first
+    title = element("title", text(f"{told}; {tree.samples[node]:,} states; regret {tree.regret[node]:.1%}"))
     frame = {"x": x - width / 2, "y": y, "width": width, "height": _BOX_HEIGHT, "rx": 5, "stroke": "currentColor"}
     fill = {"fill": "var(--card)"} if asks else {"fill": "var(--code)"}
     return element(
