@@ -91,7 +91,8 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     `allow_changed_code` changed files of the user's code; both are recorded in the run.
 
     Raises HoneError as the command does, UserCodeError for an exception in a callback (the step is saved).
-    Warns of each default that a resumed run keeps although the recipe's default is another now.
+    Warns as the command does: of what the check of environments and data found, and of each default that a resumed run
+    keeps although the recipe's default is another now.
     """
     callbacks = RunCallbacks(on_step=on_step, on_evaluation=on_evaluation, on_checkpoint=on_checkpoint)
     with _messages_for_python():
@@ -102,6 +103,8 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
         for note in document.notes:
             warnings.warn(note, stacklevel=2)
         with opened_runs(stages, may_exceed=yes) as opened:
+            for warning in (line for stage in opened if stage.opened is not None for line in stage.opened.warnings):
+                warnings.warn(warning, stacklevel=2)
             return _train(
                 document,
                 opened,

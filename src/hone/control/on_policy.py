@@ -401,13 +401,13 @@ def require_supported_spaces(
 
 
 def require_clipping(env: GymConfig, space: PolicySpaces, network: GaussianMlpConfig) -> None:
-    """Raises ConfigError where a policy without bounds meets actions with bounds and nobody clips, and where actions
+    """Raises ConfigError where nobody may clip the actions of a policy that reaches outside its box, and where actions
     without bounds are to be squashed."""
     gaussian_spaces(space, network)
-    if isinstance(space.actions, BoxActions) and not env.clip_actions and network.gaussian != "squashed":
+    if isinstance(space.actions, BoxActions) and env.clip_actions is False and network.gaussian != "squashed":
+        squash = ', or network.gaussian = "squashed"' if space.actions.is_finite else ""
         raise ConfigError(
-            "env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true, or "
-            'network.gaussian = "squashed"'
+            f"env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true{squash}"
         )
 
 

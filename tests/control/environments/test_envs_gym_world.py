@@ -362,17 +362,18 @@ def test_arguments_reach_the_class(user: str) -> None:
 
 def test_actions_outside_the_box_are_refused_or_clipped() -> None:
     class Wild(Any):
-        def decide(self, seen, noise):
+        def decide(self, seen, noise, mask=None):
             return np.full((len(seen), 1), 3.0, np.float32), np.zeros(len(seen), np.float32)
 
     config = GymConfig(id="Pendulum-v1", num_envs=2)
-    world = open_world(config, steps=3, seed=0)
+    world = open_world(config.model_copy(update={"clip_actions": False}), steps=3, seed=0)
     with pytest.raises(
         ConfigError, match=r"\[3.0\] of environment 0 is outside \[-2.0\] .. \[2.0\]; set env.clip_actions"
     ):
         world.rollout(Wild(world.envs.single_action_space))
-    clipping = open_world(config.model_copy(update={"clip_actions": True}), steps=3, seed=0)
-    assert (clipping.rollout(Wild(world.envs.single_action_space)).chosen == 3.0).all(), "what was chosen is recorded"
+    for clip in (True, None):
+        clipping = open_world(config.model_copy(update={"clip_actions": clip}), steps=3, seed=0)
+        assert (clipping.rollout(Wild(world.envs.single_action_space)).chosen == 3.0).all(), "the choice is recorded"
 
 
 def test_unknown_ids_come_with_a_suggestion() -> None:

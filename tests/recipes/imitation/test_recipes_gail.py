@@ -348,7 +348,7 @@ def test_demonstrations_of_another_world_are_refused(tmp_path: Path) -> None:
 
 
 def test_all_faults_come_at_once_and_before_work(tmp_path: Path) -> None:
-    config = config_of(str(tmp_path / "none.parquet"), env={"id": "Pendulum-v1"})
+    config = config_of(str(tmp_path / "none.parquet"), env={"id": "Pendulum-v1", "clip_actions": False})
     with pytest.raises(HoneError, match=r"(?s)none.parquet: there is no such file.*env.clip_actions = false"):
         gail.ENTRY.check(config)
     assert all(isinstance(value, str) for value in config.derive().values())

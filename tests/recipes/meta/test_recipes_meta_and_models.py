@@ -216,7 +216,7 @@ BUILDS: list[tuple[str, dict[str, Any], str]] = [
     ("pets", {"algorithm": {"reward": "cartpole"}}, "reward 'cartpole' is not known"),
     ("multitask_ppo", {"tasks": [{"id": "CartPole-v1"}, {"id": "MountainCar-v0"}]}, "boxes of one size"),
     ("dagger", {"expert": {"kind": "program", "use": "experts.py:f"}}, "no such file experts.py"),
-    ("dagger", {"env": {"id": "Pendulum-v1"}}, "env.clip_actions = false"),
+    ("dagger", {"env": {"id": "Pendulum-v1", "clip_actions": False}}, "env.clip_actions = false"),
 ]
 
 

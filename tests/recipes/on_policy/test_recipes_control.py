@@ -186,8 +186,9 @@ def test_entries_derive_without_work(entry: RecipeSpec, tmp_path: Path) -> None:
         assert list(entry.check(config)) == []
 
 
-def test_ppo_on_a_box_asks_for_clipping() -> None:
-    config = ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=GymConfig(id="Pendulum-v1"))
+def test_ppo_on_a_box_that_nobody_may_clip_is_refused() -> None:
+    env = GymConfig(id="Pendulum-v1", clip_actions=False)
+    config = ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=env)
     for door in (ppo.ENTRY.check, ppo.ENTRY.build):
         with pytest.raises(ConfigError, match=r"env.clip_actions = false"):
             door(config)

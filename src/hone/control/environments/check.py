@@ -142,9 +142,10 @@ def _step_faults(answer: Any, space: spaces.Space[Any]) -> list[str]:  # noqa: A
         return [f"step() returned {_brief(answer)}; it must return (observation, reward, terminated, truncated, info)"]
     seen, reward, terminated, truncated, info = answer
     faults = _observation_faults(seen, space)
-    if not isinstance(reward, int | float | np.integer | np.floating) or isinstance(reward, bool):
+    number = np.asarray(reward)
+    if number.shape != () or number.dtype.kind not in "biuf":
         faults.append(f"reward is {_brief(reward)}; it must be a number")
-    elif not np.isfinite(reward):
+    elif not np.isfinite(number):
         faults.append(f"reward is {reward}; it must be finite")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, bool | np.bool_):

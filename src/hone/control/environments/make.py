@@ -4,6 +4,7 @@ Belongs here: finding and building environments, and their config. Running them 
 run is `check.py`.
 """
 
+import importlib
 import importlib.util
 import inspect
 import traceback
@@ -15,7 +16,7 @@ from typing import Any, Literal, TypeAlias, cast
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from pydantic import Field, JsonValue
 
@@ -117,8 +118,9 @@ class GymConfig(Config):
     wrappers: list[WrapperConfig] = Field(default=[])
     """Wrappers of each environment, the first innermost: names of `gymnasium.wrappers`, such as `AtariPreprocessing`,
     or your own, `file.py:Class`; `{name = ..., kwargs = {...}}` for one with arguments."""
-    clip_actions: bool = False
-    """Clip actions to the bounds of the box; otherwise an action outside is an error."""
+    clip_actions: bool | None = None
+    """Clip actions to the bounds of the box: true, or None, which leaves actions inside as they are. false: an action
+    outside is an error."""
     mask: Literal["auto", "off"] = "auto"
     """`auto`: where the environment tells a mask of legal actions (`info["action_mask"]`, a method `action_masks()`, a
     leaf `action_mask` of the observation), only legal actions are taken. `off`: its masks are not read."""
@@ -239,10 +241,22 @@ def describe_envs(config: GymConfig) -> dict[str, str]:
     own = time_limit(config)
     key = "env.max_episode_steps" if config.max_episode_steps is not None else "the id's limit"
     text = f"after {own} steps ({key})" if own is not None else f"after {config.step_limit} steps (env.step_limit)"
+    if own is None and ":" in config.id and ".py:" not in config.id:
+        text += ", or at the limit of the id, if it has one"
     return {
         "environments": describe_placement(config),
         "episodes are truncated": f"{text}; a recording shows at most {RECORDED_STEPS}",
     }
+
+
+def config_warnings(config: GymConfig) -> list[str]:
+    """Warnings about environments that are known to differ from expectation."""
+    if config.id.startswith("ale_py:") and "reward_clipping" not in config.kwargs:
+        return [
+            f"{config.id}: ALE's vector form clips rewards to -1 .. 1, so that scores, in evaluations too, are not "
+            "those of the game; set env.kwargs = { reward_clipping = false } for these, or true to keep them clipped"
+        ]
+    return []
 
 
 def env_seeds(seed: int, count: int) -> list[int]:
@@ -255,10 +269,17 @@ def reset_each(envs: GymVectorEnv, seeds: Sequence[int]) -> FirstObservations:
     if isinstance(envs, SyncVectorEnv):
         seen, info = envs.reset(seed=cast("list[int | None]", list(seeds)))
     else:
-        seen, info = envs.reset(seed=seeds[0])  # a native vector environment draws for all of its own
+        seen, info = envs.reset(seed=_native_seed(envs, seeds[0]))  # it draws for all of its own
     masks = VectorMasks(envs.single_action_space)
     masks.begin(info, envs.num_envs)
     return seen, masks
+
+
+def _native_seed(envs: GymVectorEnv, seed: int) -> int:
+    """`seed`, below 2^30 for vector forms of other packages: they may hold it as a signed number of 32 bits, and add
+    the number of each environment to it, as ALE's does."""
+    own = type(envs.unwrapped).__module__.startswith(("gymnasium.", "hone."))
+    return seed if own else seed & ((1 << 30) - 1)
 
 
 def reset_all(envs: GymVectorEnv, seed: int) -> FirstObservations:
@@ -285,19 +306,39 @@ def describe_exception(fault: BaseException) -> str:
 def find_spec(name: str, *, key: str = "env.id") -> EnvSpec:
     """The spec that Gymnasium has under a name. Raises ConfigError naming the config key `key`."""
     register_builtin_envs()
+    package, _, own = name.rpartition(":")
     try:
-        return gymnasium.spec(name)
+        if package:
+            _import_registrations(package, own)
+        return gymnasium.spec(own)
     except gymnasium.error.Error as error:
-        hint = did_you_mean(name, sorted(gymnasium.registry))
+        hint = did_you_mean(own, sorted(gymnasium.registry))
         why = f"no such environment is registered{hint}" if "did you mean" in hint else str(error)
-        raise ConfigError(f"{key} = {name!r}: {why}") from error
+        remedy = "" if package else "; name the package that registers it as well: package:Name-v0"
+        raise ConfigError(f"{key} = {name!r}: {why}{remedy}") from error
     except ImportError as error:
         raise ConfigError(f"{key} = {name!r}: {error}") from error
 
 
+def _import_registrations(package: str, name: str) -> None:
+    """Import a package that registers environments with Gymnasium, as `gymnasium.make("package:Name-v0")` does; where
+    that is not enough, call its `register_envs()` (MinAtar). Raises ImportError."""
+    module = importlib.import_module(package)
+    for place in (package, f"{package}.gym"):
+        if name in gymnasium.registry:
+            return
+        if place != package and importlib.util.find_spec(place) is None:
+            return
+        module = importlib.import_module(place)
+        register = vars(module).get("register_envs")
+        if callable(register):
+            register()
+
+
 def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
     limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
-    is_native = spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
+    limits = _native_limits(spec, config)
+    is_native = limits is not None and not spec.additional_wrappers and "phys2d" not in spec.id
     is_native = is_native and not config.wrappers
 
     def single() -> GymEnv:
@@ -308,9 +349,8 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
 
     def native(count: int) -> GymVectorEnv:
         # Whatever limit the id is registered with holds for single environments only; a native one has its own.
-        limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-        kwargs: dict[str, Any] = dict(config.kwargs)
-        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **kwargs)
+        kwargs: dict[str, Any] = {**config.kwargs, **(limits or {})}
+        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **kwargs)
         return cast("GymVectorEnv", made if config.mask == "auto" else _WithoutMasks(made))
 
     return EnvFactory(
@@ -321,6 +361,21 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
         step_limit=config.step_limit if limit is None else None,
         masks=config.mask == "auto",
     )
+
+
+def _native_limits(spec: EnvSpec, config: GymConfig) -> dict[str, Any] | None:
+    """Arguments of the native vector form that truncate its episodes as the config says; None where there is no such
+    form, or none that can: single environments are stepped instead. ALE's form counts frames."""
+    entry, steps = spec.vector_entry_point, config.max_episode_steps
+    if entry is None or steps is None:
+        return None if entry is None else {}
+    taken = inspect.signature(load_env_creator(entry) if isinstance(entry, str) else entry).parameters
+    if "max_episode_steps" in taken or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        return {"max_episode_steps": steps}
+    if "max_num_frames_per_episode" in taken:
+        skip = config.kwargs.get("frameskip", taken["frameskip"].default)
+        return {"max_num_frames_per_episode": steps * skip} if isinstance(skip, int) else None
+    return None
 
 
 class _WithoutMasks(VectorWrapper):
@@ -344,19 +399,76 @@ def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
 
 def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
     limit = config.max_episode_steps
+    is_vector = inspect.isclass(made) and issubclass(made, VectorEnv)
 
     def single() -> GymEnv:
-        env = _as_hone_reads_it(made(**config.kwargs), config)
+        env: Any = SingleOfVector(made(num_envs=1, **config.kwargs)) if is_vector else made(**config.kwargs)
+        require_gymnasium(config.id, env)
+        env = _as_hone_reads_it(env, config)
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+    def native(count: int) -> GymVectorEnv:
+        limits = {} if limit is None else {"max_episode_steps": limit}
+        envs = cast("GymVectorEnv", made(num_envs=count, **config.kwargs, **limits))
+        return envs if config.mask == "auto" else _WithoutMasks(envs)
 
     return EnvFactory(
         name=config.id,
         make_one=lambda: call_user_code(config.id, single),
-        make_native=None,
+        make_native=native if is_vector and not config.wrappers else None,
         has_time_limit=limit is not None,
         step_limit=config.step_limit if limit is None else None,
         masks=config.mask == "auto",
     )
+
+
+class SingleOfVector(gymnasium.Env[Any, Any]):
+    """One environment, as a vector form of it with `num_envs=1` is: for checks, recordings and maps."""
+
+    def __init__(self, envs: GymVectorEnv) -> None:
+        self.envs = envs
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+        self.metadata, self.render_mode = envs.metadata, envs.render_mode
+        self.mode = autoreset_mode(envs)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        del options
+        seen, info = self.envs.reset(seed=None if seed is None else _native_seed(self.envs, seed))
+        return np.asarray(seen)[0], _first_of(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the user's
+        seen, reward, terminated, truncated, info = self.envs.step(np.asarray([action]))
+        last, told = np.asarray(seen)[0], info
+        if self.mode is AutoresetMode.SAME_STEP and (terminated[0] or truncated[0]):
+            last, told = info["final_obs"][0], info.get("final_info", {})
+        return last, reward[0], bool(terminated[0]), bool(truncated[0]), _first_of(told)
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+def _first_of(info: dict[str, Any]) -> dict[str, Any]:
+    """The mask of the first environment in the `info` of a vector form."""
+    return {MASK: np.asarray(info[MASK])[0]} if MASK in info else {}
+
+
+def require_gymnasium(name: str, env: object) -> None:
+    """Raises ConfigError for an object that is no environment of Gymnasium: one of PettingZoo, or of the old Gym."""
+    if isinstance(env, gymnasium.Env):
+        return
+    origins = {base.__module__.partition(".")[0] for base in type(env).__mro__}
+    if isinstance(env, VectorEnv):
+        why = "makes a gymnasium.vector.VectorEnv: name its class, whose constructor takes num_envs, not a function"
+    elif "pettingzoo" in origins:
+        why = (
+            "makes a PettingZoo environment, in which several agents act: set env.seats to train all of them, or "
+            "write a gymnasium.Env in which one agent acts and the others are part of the environment"
+        )
+    elif "gym" in origins:
+        why = "makes an environment of the old package gym; wrap it: shimmy.GymV26CompatibilityV0(env=...)"
+    else:
+        why = f"makes {type(env).__module__}.{type(env).__qualname__}, which is no gymnasium.Env"
+    raise ConfigError(f"env.id = {name!r} {why}")
 
 
 def sync_vector_env(

@@ -122,11 +122,12 @@ _HISTORY_STEPS = 8
 """Actions that an error message shows."""
 
 
-def env_actions(chosen: Array, space: spaces.Space[Any], *, clip: bool) -> Array:
+def env_actions(chosen: Array, space: spaces.Space[Any], *, clip: bool | None) -> Array:
     """Actions `[B, *action]` as an environment takes them: within the bounds of its box, whole numbers in a box of
     integers.
 
-    Raises ConfigError for an action outside its box when `clip` is off, DivergedError for one that is not finite.
+    `clip` None clips where an action is outside only. Raises ConfigError for an action outside its box when `clip` is
+    False, DivergedError for one that is not finite.
     """
     if not isinstance(space, spaces.Box):
         return chosen
@@ -142,6 +143,8 @@ def env_actions(chosen: Array, space: spaces.Space[Any], *, clip: bool) -> Array
                 f"the policy's action for environment {number} is not finite: {chosen[number].tolist()}; its weights "
                 "or its observations have become too large; lower learner.lr, or scale observations"
             )
+        if clip is None:
+            return env_actions(chosen, space, clip=True)
         raise ConfigError(
             f"action {chosen[number].tolist()} of environment {number} is outside {space.low.tolist()} .. "
             f"{space.high.tolist()}; set env.clip_actions = true to clip it"

@@ -19,6 +19,7 @@ from hone.control.environments.make import (
     GymConfig,
     GymVectorEnv,
     autoreset_mode,
+    config_warnings,
     describe_exception,
     env_factory,
     runs_isolated,
@@ -183,7 +184,7 @@ class GymWorld:
     autoreset_mode: AutoresetMode
     steps: int
     seed: int
-    clip_actions: bool
+    clip_actions: bool | None
     seen: Array
     """`[B, *observation]` current observations."""
     masks: VectorMasks
@@ -506,6 +507,7 @@ def open_world(
     and ConfigError where masks are told that nobody uses; `GymWorld.warnings` holds the warnings.
     """
     world = _open(config, steps=steps, seed=seed, squashed=squashed, transport=transport)
+    world.warnings = [*config_warnings(config), *world.warnings]
     if world.notes and not masks:
         world.close()
         raise ConfigError(
@@ -527,6 +529,7 @@ def _open(config: GymConfig, *, steps: int, seed: int, squashed: bool, transport
     making = env_factory(config)
     notes = inspect_world(config, seed=seed, squashed=squashed)[1] if config.check else []
     envs = making.make_many(config.num_envs)
+    autoreset_mode(envs)
     check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
     inexact = why_inexact_resume(making.make_many, seed=seed) if config.check else None
     world = world_from_envs(envs, steps=steps, seed=seed, clip=config.clip_actions)
@@ -555,7 +558,7 @@ def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, 
     return world
 
 
-def world_from_envs(envs: GymVectorEnv, *, steps: int, seed: int, clip: bool = False) -> GymWorld:
+def world_from_envs(envs: GymVectorEnv, *, steps: int, seed: int, clip: bool | None = None) -> GymWorld:
     """A `GymWorld` of these environments, reset by seeds of their own."""
     mode = autoreset_mode(envs)
     seen, masks = reset_seeded(envs, key(seed, "world") & 0xFFFFFFFF)
