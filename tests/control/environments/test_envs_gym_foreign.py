@@ -1,8 +1,5 @@
 """Environments of other packages and of other forms: each runs as it is, or is refused in words."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,31 +163,3 @@ def test_python_users_see_the_warnings(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.warns(UserWarning, match="a resume will be approximate"):
         api.train(config, runs=tmp_path)
-
-
-PICTURES = """
-from pathlib import Path
-import numpy as np
-from hone.control.environments.make import GymConfig
-from hone.control.evaluate.video import record_episode
-from hone.control.networks.actor_critic import ActorCritic
-from hone.control.networks.mlp import MlpConfig
-from hone.control.environments.make import env_factory
-from hone.control.spaces import network_spaces
-for name in ("HalfCheetah-v5", "Hopper-v5"):
-    config = GymConfig(id=name, max_episode_steps=3)
-    env = env_factory(config).make_one()
-    policy = ActorCritic(network_spaces(env.observation_space, env.action_space), MlpConfig(hidden=[8]), seed=0)
-    env.close()
-    told, picture = record_episode(policy, config, seed=0, step=1)
-    print(name, told.note, picture is not None)
-"""
-
-
-@pytest.mark.slow
-def test_two_mujoco_runs_in_one_process_have_pictures_without_a_display() -> None:
-    pytest.importorskip("mujoco")
-    known = {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY"}}
-    done = subprocess.run([sys.executable, "-c", PICTURES], env=known, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["HalfCheetah-v5  True", "Hopper-v5  True"], done.stdout
