@@ -1,6 +1,7 @@
 """Probes of a control policy's loss: a perturbed copy of the network in float64, and synthetic or logged decisions."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.certify.check import GradientProbe, gradient_probes, synthetic_credits
+from hone.control.environments.layout import ROW_BYTES, Leaf, SpaceLayout
 from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs
+from hone.control.networks.mlp import Actions, BoxActions, DiscreteActions, FactoredActions, ObservationInputs
 from hone.control.replay.mixed import ReplaySource
 from hone.control.sequences import stack_frames
 from hone.core.episodes import Episodes
@@ -49,7 +51,7 @@ def _perturbed_copy(policy: ControlPolicy, *, seed: int) -> ControlPolicy:
     """A float64 copy with perturbed weights. The given policy is unchanged."""
     double = copy.deepcopy(policy).double()
     inputs = double.spaces.inputs
-    nested = {"image": inputs.image, "encoder": inputs.encoder}
+    nested = {"image": inputs.image, "encoder": inputs.encoder, "leaves": inputs.leaves}
     double.spaces = replace(double.spaces, inputs=Float64Inputs(**{**asdict(inputs), **nested}))
     draws = generator(seed, "certificate", "weights")
     with torch.no_grad():
@@ -94,15 +96,19 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
     )
 
 
-def _synthetic_masks(
-    actions: DiscreteActions | BoxActions, count: int, draws: np.random.Generator
-) -> NDArray[np.bool_] | None:
-    """Masks `[count, M]` with at least one legal choice each; None for a policy without masks."""
-    if not isinstance(actions, DiscreteActions) or not actions.masked:
+def _synthetic_masks(actions: Actions, count: int, draws: np.random.Generator) -> NDArray[np.bool_] | None:
+    """Masks `[count, M]` with a legal choice for each factor; None for a policy without masks."""
+    if isinstance(actions, BoxActions) or not actions.masked:
         return None
-    mask = draws.random((count, actions.count)) < 0.5
-    mask[np.arange(count), draws.integers(0, actions.count, count)] = True
-    return mask
+    parts = actions.parts if isinstance(actions, FactoredActions) else (actions,)
+    masks: list[NDArray[np.bool_]] = []
+    for part in parts:
+        sizes = [part.count] if isinstance(part, DiscreteActions) else [2] * part.size
+        for size in [] if isinstance(part, BoxActions) else sizes:
+            mask = draws.random((count, size)) < 0.5
+            mask[np.arange(count), draws.integers(0, size, count)] = True
+            masks.append(mask)
+    return np.concatenate(masks, axis=1)
 
 
 def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
@@ -112,4 +118,23 @@ def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.ran
     if encoder is not None or inputs.one_hot:
         states = size if encoder is None else encoder.count
         return draws.integers(inputs.start, inputs.start + states, count)
+    if inputs.leaves:
+        return _synthetic_rows(inputs.leaves, count, draws)
     return draws.standard_normal((count, size), np.float32)
+
+
+def _synthetic_rows(leaves: Sequence[Leaf], count: int, draws: np.random.Generator) -> NDArray[np.uint8]:
+    """Rows of observations with these parts."""
+    width = -(-max(leaf.offset + leaf.bytes for leaf in leaves) // ROW_BYTES) * ROW_BYTES
+    rows = np.zeros((count, width), np.uint8)
+    layout = SpaceLayout(leaves=tuple(leaves), row_bytes=width)
+    for leaf in leaves:
+        into = layout.view(rows, leaf)
+        if leaf.kind == "one_hots":
+            into[:] = draws.integers(leaf.starts, np.add(leaf.starts, leaf.sizes), (count, len(leaf.sizes))).reshape(
+                into.shape
+            )
+        else:
+            whole = leaf.kind == "bits" or np.dtype(leaf.dtype).kind in "bui"
+            into[:] = draws.integers(0, 2, into.shape) if whole else draws.standard_normal(into.shape)
+    return rows

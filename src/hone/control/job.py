@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.control.environments.ray_blocks import block_transport
-from hone.control.environments.world import GymConfig, GymWorld, open_world
+from hone.control.environments.world import GymConfig, GymWorld, PartsUse, open_world
 from hone.control.evaluate.returns import evaluate_returns, score_metrics
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_weights, save_policy
@@ -77,13 +77,16 @@ def open_gym_run(
 ) -> OpenedRun:
     """Environments opened and checked once, for `build(config, world)`; they are closed with the job.
 
-    `steps` of each environment make a rollout; `masks`: the recipe uses masks of legal actions. `require` raises
-    ConfigError for spaces that do not go with the config; it may return the spaces with the encoder of the config,
-    without which images are warned of.
+    `steps` of each environment make a rollout; `masks`: the recipe uses masks of legal actions, and spaces of several
+    parts. `require` raises ConfigError for spaces that do not go with the config; it may return the spaces with the
+    encoder of the config, without which images are warned of.
     Raises ConfigError, UserCodeError and ResourceError as `open_world`.
     """
     transport = block_transport(env)
-    world = open_world(env, steps=steps, seed=config.seed, squashed=squashed, transport=transport, masks=masks)
+    parts: PartsUse = "all" if masks else "none"
+    world = open_world(
+        env, steps=steps, seed=config.seed, squashed=squashed, transport=transport, masks=masks, parts=parts
+    )
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(world.close)
         encoded = require(config, world_spaces(world))

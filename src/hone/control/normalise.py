@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.mlp import ObservationInputs
 from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
@@ -44,10 +45,13 @@ class NormalisedObservations(SourceWrapper[P]):
     """Mean and scale that the policy has taken up; more may have been seen since, by a source that runs ahead."""
     just_restored: bool = False
     """Whether the next publication is that of a restored policy."""
+    inputs: ObservationInputs | None = None
+    """Inputs of the policy that was published last."""
 
     def collect(self) -> Episodes:
         episodes = self.source.collect()
-        self.moments.update(episodes.observations.reshape(episodes.decisions, -1))
+        seen = episodes.observations if self.inputs is None else self.inputs.numbers(episodes.observations)
+        self.moments.update(seen.reshape(episodes.decisions, -1))
         return episodes
 
     def publish(self, policy: P) -> None:
@@ -61,8 +65,8 @@ class NormalisedObservations(SourceWrapper[P]):
         if self.published_statistics is None or not self.just_restored:
             self.published_statistics = self.moments.mean, self.moments.std
         self.just_restored = False
-        mean, scale = (tuple(numbers.tolist()) for numbers in self.published_statistics)
-        policy.spaces = replace(policy.spaces, inputs=replace(inputs, mean=mean, scale=scale, limit=self.limit))
+        self.inputs = inputs.with_moments(*self.published_statistics, self.limit)
+        policy.spaces = replace(policy.spaces, inputs=self.inputs)
         self.source.publish(policy)
 
     def state(self) -> State:

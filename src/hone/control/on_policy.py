@@ -23,9 +23,11 @@ from hone.control.job import ControlEvaluationConfig, control_job, open_gym_run,
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, PolicyOutput, entropy_metrics
 from hone.control.networks.encoders import EncodedInputs, encoded_spaces, framed_spaces
 from hone.control.networks.encoding import FrameMemoryConfig, RecurrentMemoryConfig
+from hone.control.networks.factored import NumpyFactoredPolicy
 from hone.control.networks.memory import MemoryActorCritic
 from hone.control.networks.mlp import (
     BoxActions,
+    FactoredActions,
     GaussianMlpConfig,
     MlpConfig,
     NumpyMlp,
@@ -216,14 +218,15 @@ class _SnapshotActor(NetworkActor):
 def _snapshot(acting: NumpyPolicy) -> NumpyPolicy:
     if isinstance(acting, NumpyMemoryPolicy):
         return copy.deepcopy(acting)
-    if isinstance(acting, NumpyCategoricalPolicy | NumpyGaussianPolicy):
+    if isinstance(acting, NumpyCategoricalPolicy | NumpyGaussianPolicy | NumpyFactoredPolicy):
         network = acting.network
         assert isinstance(network, NumpyMlp)
         layers = tuple((weight.copy(order="K"), bias.copy()) for weight, bias in network.layers)
         acting = replace(acting, network=replace(network, layers=layers))
         if isinstance(acting.inputs, EncodedInputs):
             acting = replace(acting, inputs=acting.inputs.frozen_copy())
-    return replace(acting, log_std=acting.log_std.copy()) if isinstance(acting, NumpyGaussianPolicy) else acting
+    has_deviations = isinstance(acting, NumpyGaussianPolicy | NumpyFactoredPolicy)
+    return replace(acting, log_std=acting.log_std.copy()) if has_deviations else acting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +292,7 @@ def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
             predict_values=lambda policy, episodes: predict_values(policy, stack_frames(episodes, frames)),
         )
     squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
-    plain = policy.encoder is None and not squashed
+    plain = policy.encoder is None and not squashed and not isinstance(space.actions, FactoredActions)
     return _PolicyParts(policy=policy, layout=layout, predict_values=predict_values, is_plain=plain)
 
 

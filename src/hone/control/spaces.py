@@ -6,10 +6,19 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from hone.control.environments.layout import ActionRowSpace, Leaf, RowSpace
 from hone.control.environments.world import GymWorld
 from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.encoding import image_layout
-from hone.control.networks.mlp import BoxActions, DiscreteActions, GaussianMlpConfig, ObservationInputs, PolicySpaces
+from hone.control.networks.mlp import (
+    BinaryActions,
+    BoxActions,
+    DiscreteActions,
+    FactoredActions,
+    GaussianMlpConfig,
+    ObservationInputs,
+    PolicySpaces,
+)
 from hone.core.errors import ConfigError
 
 
@@ -17,6 +26,9 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], *,
     """Gymnasium's spaces as networks take them; `masked`: only legal actions are taken. Raises ConfigError for kinds
     that are not supported."""
     match observation:
+        case RowSpace():
+            leaves = observation.layout.leaves
+            inputs = ObservationInputs(size=sum(leaf.features for leaf in leaves), leaves=leaves)
         case spaces.Discrete():
             inputs = ObservationInputs(size=int(observation.n), one_hot=True, start=int(observation.start))
         case spaces.Box():
@@ -27,14 +39,28 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], *,
             raise ConfigError(f"observation space {observation} is not supported: only Box and Discrete are")
     match action:
         case spaces.Discrete():
-            return PolicySpaces(
-                inputs=inputs, actions=DiscreteActions(count=int(action.n), start=int(action.start), masked=masked)
-            )
+            actions = DiscreteActions(count=int(action.n), start=int(action.start), masked=masked)
+            return PolicySpaces(inputs=inputs, actions=actions)
+        case ActionRowSpace():
+            parts = tuple(part for leaf in action.leaves for part in _factors(leaf))
+            return PolicySpaces(inputs=inputs, actions=FactoredActions(parts=parts, masked=masked))
         case spaces.Box():
             low, high = tuple(action.low.ravel().tolist()), tuple(action.high.ravel().tolist())
             return PolicySpaces(inputs=inputs, actions=BoxActions(low=low, high=high, shape=tuple(action.shape)))
         case _:
             raise ConfigError(f"action space {action} is not supported: only Box and Discrete are")
+
+
+def _factors(leaf: Leaf) -> list[DiscreteActions | BinaryActions | BoxActions]:
+    """Factors of an action in a leaf of it."""
+    match leaf.kind:
+        case "one_hots":
+            pairs = zip(leaf.sizes, leaf.starts, strict=True)
+            return [DiscreteActions(count=size, start=start) for size, start in pairs]
+        case "bits":
+            return [BinaryActions(size=leaf.count)]
+        case "box":
+            return [BoxActions(low=leaf.low, high=leaf.high, shape=(leaf.count,))]
 
 
 def world_spaces(world: GymWorld) -> PolicySpaces:
@@ -61,12 +87,19 @@ def gaussian_spaces(spaces: PolicySpaces, network: GaussianMlpConfig) -> PolicyS
     actions = spaces.actions
     if isinstance(actions, DiscreteActions):
         return spaces
+    if isinstance(actions, FactoredActions):
+        parts = tuple(_as_gaussian(part, network) if isinstance(part, BoxActions) else part for part in actions.parts)
+        return replace(spaces, actions=replace(actions, parts=parts))
+    return replace(spaces, actions=_as_gaussian(actions, network))
+
+
+def _as_gaussian(actions: BoxActions, network: GaussianMlpConfig) -> BoxActions:
     if network.gaussian == "squashed" and not actions.is_finite:
         raise ConfigError(
             f'network.gaussian = "squashed": {actions} has no finite bounds to squash actions between; take "clipped", '
             "or give the space bounds"
         )
-    return replace(spaces, actions=replace(actions, gaussian=network.gaussian))
+    return replace(actions, gaussian=network.gaussian)
 
 
 def log_spaces(log: BehaviourLog) -> PolicySpaces:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from hone.control.environments.layout import ActionRowSpace
 from hone.control.environments.make import EnvFactory, GymEnv, describe_exception, env_seeds
 from hone.control.environments.masks import MASK, as_mask, is_legal, mask_size, sample_legal
 from hone.control.environments.space_advice import action_fault, observation_fault
@@ -53,6 +54,11 @@ def check_spaces(
         if isinstance(space, spaces.Box) and int(np.prod(space.shape)) == 0:
             faults.append(f"{kind} space {space} has no elements")
     unbounded = isinstance(action, spaces.Box) and not (np.abs([action.low, action.high]) < BOUND_LIMIT).all()
+    if squashed and isinstance(action, ActionRowSpace):
+        faults.append(
+            f"the action space has {len(action.leaves)} parts, and this policy needs one box of actions; take ppo or "
+            "a2c, or wrap the environment in gymnasium.wrappers.TransformAction"
+        )
     if squashed and isinstance(action, spaces.Discrete):
         faults.append(
             f"action space {action} is numbered, and this policy needs a box of actions; for numbered actions take "
@@ -88,6 +94,9 @@ class _EnvTrial:
             for faults in self._calls():
                 if faults:
                     return [f"{self.place} {fault}" for fault in faults]
+        except UserCodeError as fault:
+            inside = fault.messages[0].startswith(self.name)
+            raise fault if inside else UserCodeError(f"{self.name}: {self.place}: {fault.messages[0]}") from fault
         except HoneError:
             raise
         except Exception as fault:

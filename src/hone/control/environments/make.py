@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from pydantic import Field, JsonValue
 
+from hone.control.environments.layout import NativeRows, layout_of, with_rows
 from hone.control.environments.masks import MASK, VectorMasks, as_mask, mask_size, with_mask_in_info
 from hone.control.environments.registration import OPTION_MEMORY_ID, register_builtin_envs
 from hone.control.environments.space_advice import has_goals
@@ -124,6 +125,8 @@ class GymConfig(Config):
     mask: Literal["auto", "off"] = "auto"
     """`auto`: where the environment tells a mask of legal actions (`info["action_mask"]`, a method `action_masks()`, a
     leaf `action_mask` of the observation), only legal actions are taken. `off`: its masks are not read."""
+    ignore: list[str] = Field(default=[])
+    """Parts of the observation to leave out, by their paths: `mission`, `cars.0.name`."""
     check: bool = True
     """Check the environment with a short rollout before the run."""
     isolation: Literal["auto", "process", "none", "ray"] = "auto"
@@ -351,7 +354,7 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
         # Whatever limit the id is registered with holds for single environments only; a native one has its own.
         kwargs: dict[str, Any] = {**config.kwargs, **(limits or {})}
         made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **kwargs)
-        return cast("GymVectorEnv", made if config.mask == "auto" else _WithoutMasks(made))
+        return _native_as_hone_reads_it(cast("GymVectorEnv", made), config)
 
     return EnvFactory(
         name=config.id,
@@ -389,12 +392,21 @@ class _WithoutMasks(VectorWrapper):
         return seen, reward, terminated, truncated, {key: value for key, value in info.items() if key == "final_obs"}
 
 
+def _native_as_hone_reads_it(envs: GymVectorEnv, config: GymConfig) -> GymVectorEnv:
+    """A native vector form without masks where the config says so, and with rows for observations of several parts."""
+    told = envs if config.mask == "auto" else cast("GymVectorEnv", _WithoutMasks(envs))
+    layout = layout_of(told.single_observation_space, ignore=config.ignore)
+    return told if layout is None else cast("GymVectorEnv", NativeRows(told, layout))
+
+
 def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
-    """The environment in the wrappers of the config, with its mask in `info`, and with goals in one row: achieved goal,
-    desired goal, the rest of the observation."""
+    """The environment in the wrappers of the config, with its mask in `info`, with goals in one row (achieved goal,
+    desired goal, the rest of the observation), and with rows for observations and actions of several parts."""
     env = with_wrappers(env, config.wrappers)
     told = with_mask_in_info(env) if config.mask == "auto" else env
-    return gymnasium.wrappers.FlattenObservation(told) if has_goals(told.observation_space) else told
+    if has_goals(told.observation_space) and not config.ignore:
+        return gymnasium.wrappers.FlattenObservation(told)
+    return with_rows(told, ignore=config.ignore)
 
 
 def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
@@ -402,15 +414,18 @@ def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
     is_vector = inspect.isclass(made) and issubclass(made, VectorEnv)
 
     def single() -> GymEnv:
-        env: Any = SingleOfVector(made(num_envs=1, **config.kwargs)) if is_vector else made(**config.kwargs)
-        require_gymnasium(config.id, env)
-        env = _as_hone_reads_it(env, config)
+        if is_vector:
+            env: Any = SingleOfVector(_native_as_hone_reads_it(made(num_envs=1, **config.kwargs), config))
+        else:
+            made_one: Any = made(**config.kwargs)
+            require_gymnasium(config.id, made_one)
+            env = _as_hone_reads_it(made_one, config)
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     def native(count: int) -> GymVectorEnv:
         limits = {} if limit is None else {"max_episode_steps": limit}
         envs = cast("GymVectorEnv", made(num_envs=count, **config.kwargs, **limits))
-        return envs if config.mask == "auto" else _WithoutMasks(envs)
+        return _native_as_hone_reads_it(envs, config)
 
     return EnvFactory(
         name=config.id,

@@ -2,7 +2,9 @@
 
 An environment tells its mask in `info["action_mask"]` (Gymnasium's Taxi), by a method `action_masks()` (sb3-contrib),
 or as a leaf `action_mask` of its observation, which then is no part of it (PettingZoo, RLlib). Everything above
-`EnvFactory.make_one` sees the first form only. A Discrete has a bit for each action, in their order.
+`EnvFactory.make_one` sees the first form only. A Discrete has a bit for each action, in their order; an action of
+several factors has the bits of one factor after another (sb3-contrib's form; Gymnasium's tuple of masks is joined), a
+bit of an action two: may it be 0, may it be 1.
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
+from hone.control.environments.layout import ActionRowSpace
 from hone.core.errors import UserCodeError
 
 Flags: TypeAlias = NDArray[np.bool_]
@@ -28,7 +31,26 @@ METHOD: Final = "action_masks"
 
 def mask_size(action: spaces.Space[Any]) -> int:
     """Bits of a mask over these actions, M; 0 where they have no mask."""
-    return int(action.n) if isinstance(action, spaces.Discrete) else 0
+    return sum(_factor_sizes(action))
+
+
+def _factor_sizes(action: spaces.Space[Any]) -> list[int]:
+    """Choices of each finite factor of an action, in their order; a bit is a choice of two."""
+    match action:
+        case spaces.Discrete():
+            return [int(action.n)]
+        case ActionRowSpace():
+            return [size for leaf in action.leaves for size in leaf.choices]
+        case spaces.MultiDiscrete():
+            return action.nvec.ravel().tolist()
+        case spaces.MultiBinary():
+            return [2] * int(np.prod(action.shape))
+        case spaces.Dict():
+            return [size for part in action.spaces.values() for size in _factor_sizes(part)]
+        case spaces.Tuple():
+            return [size for part in action.spaces for size in _factor_sizes(part)]
+        case _:
+            return []
 
 
 class _MaskLeaf(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -115,19 +137,33 @@ def as_mask(told: Any, action: spaces.Space[Any], *, where: str) -> Flags:  # no
 def with_choices(mask: Flags, action: spaces.Space[Any]) -> Flags:
     """The masks `[n, M]` of last observations, in which nothing is decided any more: all choices where a mask leaves
     none, so that no value of such an observation is undefined."""
-    return mask | ~is_legal(mask, action)[:, None]
+    sizes = _factor_sizes(action)
+    return mask | np.repeat(~_any_by_factor(mask, sizes), sizes, axis=1)
 
 
 def is_legal(mask: Flags, action: spaces.Space[Any]) -> Flags:
     """`[n]` whether each of the masks `[n, M]` leaves a choice in every factor of an action."""
-    assert isinstance(action, spaces.Discrete)
-    return mask.any(axis=1)
+    return _any_by_factor(mask, _factor_sizes(action)).all(axis=1)
+
+
+def _any_by_factor(mask: Flags, sizes: list[int]) -> Flags:
+    """`[n, factors]` whether any choice of a factor is legal."""
+    return np.logical_or.reduceat(mask, np.cumsum([0, *sizes[:-1]]), axis=1)
 
 
 def sample_legal(space: spaces.Space[Any], mask: Flags, draws: np.random.Generator) -> Any:  # noqa: ANN401
     """A uniformly random legal action of a single environment under a mask `[M]`."""
-    assert isinstance(space, spaces.Discrete)
-    return np.int64(space.start) + draws.choice(np.flatnonzero(mask))
+    if isinstance(space, spaces.Discrete):
+        return np.int64(space.start) + draws.choice(np.flatnonzero(mask))
+    assert isinstance(space, ActionRowSpace)
+    row, bit, place = space.sample(), 0, 0
+    for leaf in space.leaves:
+        starts = leaf.starts or (0,) * leaf.count
+        for factor, size in enumerate(leaf.choices):
+            row[place + factor] = starts[factor] + draws.choice(np.flatnonzero(mask[bit : bit + size]))
+            bit += size
+        place += leaf.count
+    return row
 
 
 @dataclass

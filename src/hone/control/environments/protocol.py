@@ -7,13 +7,14 @@ pass through shared memory instead.
 import json
 import mmap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from hone.control.environments.layout import ActionRowSpace, RowSpace, SpaceLayout, leaf_from_json
 from hone.core.state import State, array, substate
 
 Json: TypeAlias = Any
@@ -78,7 +79,11 @@ class MessageParser:
 
 
 def space_to_json(space: spaces.Space[Any]) -> Json:
-    """JSON of a Box or Discrete, the only supported kinds."""
+    """JSON of a Box, a Discrete, or a space of rows."""
+    if isinstance(space, RowSpace):
+        return {"row_bytes": space.layout.row_bytes, "leaves": [asdict(leaf) for leaf in space.layout.leaves]}
+    if isinstance(space, ActionRowSpace):
+        return {"factors": [asdict(leaf) for leaf in space.leaves]}
     if isinstance(space, spaces.Discrete):
         return {"n": int(space.n), "start": int(space.start)}
     assert isinstance(space, spaces.Box)
@@ -91,6 +96,11 @@ def space_to_json(space: spaces.Space[Any]) -> Json:
 
 def space_from_json(spec: Json) -> spaces.Space[Any]:
     """The space that `space_to_json` described."""
+    if "row_bytes" in spec:
+        leaves = tuple(leaf_from_json(leaf) for leaf in spec["leaves"])
+        return RowSpace(SpaceLayout(leaves=leaves, row_bytes=spec["row_bytes"]))
+    if "factors" in spec:
+        return ActionRowSpace([leaf_from_json(leaf) for leaf in spec["factors"]])
     if "n" in spec:
         return spaces.Discrete(spec["n"], start=spec["start"])
     dtype = np.dtype(spec["dtype"])

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from hone.control.environments.layout import ActionRowSpace
 from hone.core.episodes import MAX_ABS_REWARD
 from hone.core.errors import ConfigError, DivergedError, UserCodeError
 from hone.core.ragged import Ints
@@ -98,7 +99,10 @@ def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space, mask: Fl
     """An empty buffer for `count` steps of environments with observations `seen` `[B, *observation]`, and masks of the
     size of `mask` `[B, M]`."""
     shape = (count, len(seen))
-    kind = np.int64 if isinstance(action, spaces.Discrete) else np.float32
+    is_finite = isinstance(action, spaces.Discrete) or (
+        isinstance(action, ActionRowSpace) and np.dtype(action.dtype).kind == "i"
+    )
+    kind = np.int64 if is_finite else np.float32
     terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))
     return RolloutBuffer(
         seen=np.empty((count + 1, *seen.shape), seen.dtype),

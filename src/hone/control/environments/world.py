@@ -7,7 +7,7 @@ is in `info["final_obs"]`; when DISABLED the environments are reset here, by mas
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from hone.control.environments.check import check_env, check_spaces
+from hone.control.environments.layout import ActionRowSpace, RowSpace, describe_leaves
 from hone.control.environments.make import (
     GymConfig,
     GymVectorEnv,
@@ -128,6 +129,8 @@ class _RunningEpisodes:
 # ---------------------------------------------------------------------------------------------------------------- world
 
 
+PartsUse: TypeAlias = Literal["none", "observations", "all"]
+"""Spaces that may have several parts: neither, observations, or actions as well."""
 GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
@@ -464,10 +467,16 @@ class GymWorld:
     @property
     def notes(self) -> list[str]:
         """What was found out about the environments, for `hone plan`."""
+        lines: list[str] = []
+        seen, action = self.envs.single_observation_space, self.envs.single_action_space
+        if isinstance(seen, RowSpace):
+            lines.append(f"parts of an observation: {describe_leaves(seen.layout.leaves)}")
+        if isinstance(action, ActionRowSpace):
+            lines.append(f"factors of an action: {describe_leaves(action.leaves)}")
         if self.masks.now is None:
-            return []
+            return lines
         place = self.envs.mask_place if isinstance(self.envs, ProcessVectorEnv) else mask_place(self.envs)
-        return [f"masks of legal actions are told by {place} ({self.masks.now.shape[1]} choices)"]
+        return [*lines, f"masks of legal actions are told by {place} ({self.masks.now.shape[1]} choices)"]
 
     def close(self) -> None:
         self.envs.close()
@@ -500,21 +509,45 @@ def open_world(
     squashed: bool = False,
     transport: BlockTransport | None = None,
     masks: bool = False,
+    parts: PartsUse = "none",
 ) -> GymWorld:
     """Check, make and reset the environments, and test whether their state can be saved (`GymWorld.resume_exactness`).
 
-    `transport` is where isolated ones run; `masks`: whoever acts takes legal actions only. Raises as `inspect_world`,
-    and ConfigError where masks are told that nobody uses; `GymWorld.warnings` holds the warnings.
+    `transport` is where isolated ones run; `masks`: whoever acts takes legal actions only; `parts`: which spaces may
+    have several parts. Raises as `inspect_world`, and ConfigError for masks and parts that nobody reads;
+    `GymWorld.warnings` holds the warnings.
     """
     world = _open(config, steps=steps, seed=seed, squashed=squashed, transport=transport)
     world.warnings = [*config_warnings(config), *world.warnings]
-    if world.notes and not masks:
+    _require_parts_read(config, world, parts)
+    if world.masks.now is not None and not masks:
         world.close()
         raise ConfigError(
-            f"{config.id}: {world.notes[0]}. This recipe takes illegal actions as well; train with ppo, a2c, dqn or "
+            f"{config.id}: {world.notes[-1]}. This recipe takes illegal actions as well; train with ppo, a2c, dqn or "
             'discrete_sac, or set env.mask = "off" if the environment bears with them'
         )
     return world
+
+
+def _require_parts_read(config: GymConfig, world: GymWorld, parts: PartsUse) -> None:
+    """Raises ConfigError, and closes the world, where its spaces have parts that the recipe does not read."""
+    seen, action = world.envs.single_observation_space, world.envs.single_action_space
+    faults: list[str] = []
+    if isinstance(seen, RowSpace) and parts == "none":
+        names = ", ".join(leaf.path for leaf in seen.layout.leaves)
+        faults.append(
+            f"{config.id}: observations have several parts ({names}), and this recipe reads one box or one number; "
+            "take ppo, a2c, dqn or sac, or wrap the environment in gymnasium.wrappers.FlattenObservation"
+        )
+    if isinstance(action, ActionRowSpace) and parts != "all":
+        faults.append(
+            f"{config.id}: actions have several factors ({len(action.leaves)} parts), and this recipe acts on one box "
+            "or one number; take ppo, a2c, trpo, ppo_kl or reinforce_control, or wrap the environment in "
+            "gymnasium.wrappers.TransformAction"
+        )
+    if faults:
+        world.close()
+        raise ConfigError(*faults)
 
 
 def _open(config: GymConfig, *, steps: int, seed: int, squashed: bool, transport: BlockTransport | None) -> GymWorld:

@@ -16,9 +16,12 @@ from torch.nn import functional as F
 
 from hone.control.networks.box_gaussian import entropy_shift, to_gaussian
 from hone.control.networks.encoders import acting_inputs, make_encoder
+from hone.control.networks.factored import NumpyFactoredPolicy, joint_logp_and_entropy
 from hone.control.networks.mlp import (
+    Actions,
     BoxActions,
     DiscreteActions,
+    FactoredActions,
     Floats,
     Mlp,
     MlpConfig,
@@ -115,10 +118,10 @@ class ActorCritic(ControlPolicy):
         super().__init__(spaces, network)
         actions, size = spaces.actions, spaces.inputs.size if features is None else features
         self.encoder = make_encoder(spaces.inputs, seed=seed, stream="encoder")
-        outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
+        outputs, deviations = head_sizes(actions)
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
-        self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
+        self.log_std = nn.Parameter(torch.zeros(deviations)) if deviations else None
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> "PolicyOutput":
         """Log-probability and entropy of `chosen` under the current policy, and the value; illegal choices of `mask`
@@ -129,7 +132,7 @@ class ActorCritic(ControlPolicy):
             logp=logp,
             entropy=entropy,
             value=None if self.critic is None else self.critic(x).squeeze(-1),
-            mask=mask,
+            mask=mask if isinstance(self.spaces.actions, DiscreteActions) else None,
         )
 
     def evaluate_rows(self, rows: StepRows) -> "PolicyOutput":
@@ -256,21 +259,28 @@ class QNetworkPolicy(ControlPolicy):
         return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices)
 
 
+def head_sizes(actions: Actions) -> tuple[int, int]:
+    """Outputs of a network for these actions, and deviations of Gaussians."""
+    if isinstance(actions, FactoredActions):
+        return actions.outputs, actions.gaussian_size
+    return (actions.count, 0) if isinstance(actions, DiscreteActions) else (actions.size, actions.size)
+
+
 def numpy_actor(
-    inputs: ObservationInputs,
-    actions: DiscreteActions | BoxActions,
-    network: Callable[[Floats], Floats],
-    log_std: Tensor | None,
-) -> NumpyCategoricalPolicy | NumpyGaussianPolicy:
-    """Numpy policy with `network` for logits of choices, or for the mean of a Gaussian over a box."""
+    inputs: ObservationInputs, actions: Actions, network: Callable[[Floats], Floats], log_std: Tensor | None
+) -> NumpyCategoricalPolicy | NumpyGaussianPolicy | NumpyFactoredPolicy:
+    """Numpy policy with `network` for logits of choices, for the mean of a Gaussian over a box, or for both."""
     if isinstance(actions, DiscreteActions):
         return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
+    if isinstance(actions, FactoredActions):
+        deviations = np.zeros(0, np.float32) if log_std is None else log_std.detach().cpu().numpy()
+        return NumpyFactoredPolicy(network=network, inputs=inputs, actions=actions, log_std=deviations)
     assert log_std is not None
     return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std.detach().cpu().numpy())
 
 
 def logp_and_entropy(
-    actions: DiscreteActions | BoxActions,
+    actions: Actions,
     outputs: Tensor,
     log_std: Tensor | None,
     chosen: Tensor,
@@ -280,6 +290,10 @@ def logp_and_entropy(
     policy with these network outputs and masks `[n, choices]`: `[n]` nats each."""
     if isinstance(actions, DiscreteActions):
         return categorical(outputs, chosen - actions.start if actions.start else chosen, mask)
+    if isinstance(actions, FactoredActions):
+        return joint_logp_and_entropy(
+            actions, outputs, log_std, chosen, mask, categorical=categorical, box_gaussian=box_gaussian
+        )
     assert log_std is not None
     return box_gaussian(outputs, log_std, chosen.reshape(outputs.shape), actions)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, get_args
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from hone.control.environments.layout import leaf_from_json
 from hone.control.networks.actor_critic import (
     ActorCritic,
     ControlPolicy,
@@ -27,8 +28,10 @@ from hone.control.networks.encoding import EncoderSpec, ImageLayout
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.memory import MemoryActorCritic
 from hone.control.networks.mlp import (
+    BinaryActions,
     BoxActions,
     DiscreteActions,
+    FactoredActions,
     GaussianForm,
     MlpConfig,
     ObservationInputs,
@@ -43,7 +46,9 @@ from hone.control.networks.recurrent import RecurrentActorCritic
 from hone.core.errors import DataError, one_line
 from hone.core.strict_json import strict_json
 
-FORMAT = 2
+FORMAT = 3
+_READ_FORMATS = (2, 3)
+"""Format 2 knows neither parts of observations and actions nor masks."""
 MODULE_FILE = "module.py"
 """The copy of the user's module in a policy's folder."""
 _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
@@ -91,7 +96,7 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
     (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-_NEWER_INPUTS: Final[Mapping[str, object]] = {"image": None, "encoder": None, "frames": 1}
+_NEWER_INPUTS: Final[Mapping[str, object]] = {"image": None, "encoder": None, "frames": 1, "leaves": ()}
 """Fields of inputs that a folder names only where they differ from these."""
 
 
@@ -104,6 +109,7 @@ def _inputs_from_json(seen: Mapping[str, Any], folder: Path) -> ObservationInput
     """Inputs whose module, if any, is the copy in `folder`. Raises KeyError, TypeError, and DataError for a copy that
     is not the one that was saved."""
     changed: dict[str, Any] = {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])}
+    changed["leaves"] = tuple(leaf_from_json(leaf) for leaf in seen.get("leaves", ()))
     for name, made in (("image", ImageLayout), ("encoder", EncoderSpec)):
         if seen.get(name) is not None:
             changed[name] = made(**{**seen[name], "shape": tuple(seen[name]["shape"])})
@@ -151,7 +157,7 @@ def load_weights(policy: ControlPolicy, folder: Path) -> None:
 def require_same_gaussian(policy: ControlPolicy, path: Path) -> None:
     """Raises DataError for weights of a Gaussian over the box in another form: they mean other actions."""
     actions = policy.spaces.actions
-    if isinstance(actions, DiscreteActions) or not path.is_file():
+    if not isinstance(actions, BoxActions) or not path.is_file():
         return
     saved = _gaussian_form(_description(path)["actions"])
     if saved != actions.gaussian and not (actions.is_unit and "squashed" not in {saved, actions.gaussian}):
@@ -174,9 +180,29 @@ def _description(path: Path) -> dict[str, Any]:
         description = strict_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read the description of the policy: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
+    if not isinstance(description, dict) or description.get("format") not in _READ_FORMATS:
         raise DataError(f"{path}: not a policy of format {FORMAT}")
     return description
+
+
+def _one_action(actions: Mapping[str, Any]) -> DiscreteActions | BinaryActions | BoxActions:
+    """Actions of one factor. Raises KeyError, TypeError, ValueError."""
+    if "count" in actions:
+        return DiscreteActions(**actions)
+    if "low" not in actions:
+        return BinaryActions(**actions)
+    return BoxActions(
+        low=tuple(actions["low"]),
+        high=tuple(actions["high"]),
+        shape=tuple(actions["shape"]),
+        gaussian=_gaussian_form(actions),
+    )
+
+
+def _as_whole(actions: DiscreteActions | BinaryActions | BoxActions) -> DiscreteActions | BoxActions:
+    if isinstance(actions, BinaryActions):
+        raise ValueError("bits are a factor of actions, and not the whole of them")
+    return actions
 
 
 def _uninitialised_policy(description: dict[str, Any], path: Path) -> ControlPolicy:
@@ -184,14 +210,11 @@ def _uninitialised_policy(description: dict[str, Any], path: Path) -> ControlPol
         actions, seen = description["actions"], description["inputs"]
         spaces = PolicySpaces(
             inputs=_inputs_from_json(seen, path.parent),
-            actions=DiscreteActions(**actions)
-            if "count" in actions
-            else BoxActions(
-                low=tuple(actions["low"]),
-                high=tuple(actions["high"]),
-                shape=tuple(actions["shape"]),
-                gaussian=_gaussian_form(actions),
-            ),
+            actions=FactoredActions(
+                parts=tuple(_one_action(part) for part in actions["parts"]), masked=actions["masked"]
+            )
+            if "parts" in actions
+            else _as_whole(_one_action(actions)),
         )
         network = MlpConfig.model_validate(description["network"])
         return _POLICY_KINDS[description["kind"]].from_extras(spaces, network, description["extras"])

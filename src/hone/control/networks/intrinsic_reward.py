@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, logp_and_entropy, numpy_actor
 from hone.control.networks.box_gaussian import to_unit
-from hone.control.networks.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.mlp import DiscreteActions, FactoredActions, Mlp, MlpConfig, PolicySpaces
 from hone.control.networks.numpy_policies import NumpyPolicy
 from hone.core.config import Config
+from hone.core.errors import ConfigError
 from hone.core.random import generator
 
 _CLIP_DEVIATIONS = 5.0
@@ -239,6 +240,8 @@ class CuriousActorCritic(ControlPolicy):
     ) -> None:
         super().__init__(spaces, network)
         actions, size = spaces.actions, spaces.inputs.size
+        if isinstance(actions, FactoredActions):
+            raise ConfigError(f"a measure of novelty reads actions of one factor, got {actions}; take ppo")
         outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic")

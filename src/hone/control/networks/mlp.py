@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hone.control.environments.layout import Leaf
 from hone.control.networks.encoding import EncoderKeys, EncoderSpec, ImageLayout, MemoryConfig
 from hone.core.config import Config
 from hone.core.random import generator
@@ -94,6 +95,9 @@ class ObservationInputs:
     frames: int = 1
     """Newest observations of an episode that are read together, oldest first: `[n, frames, *observation]` if more than
     one."""
+    leaves: tuple[Leaf, ...] = ()
+    """Parts of an observation that is a row of bytes (`environments.layout`): numbers as they are, bytes of images
+    divided by the largest of them, choices one-hot, bits as 0 and 1. Only numbers that are no bytes are normalised."""
 
     @property
     def has_scale(self) -> bool:
@@ -108,6 +112,8 @@ class ObservationInputs:
             return self._of_one_frame().tensor(seen.flatten(0, 1)).reshape(len(seen), self.size)
         if self.one_hot:
             return F.one_hot(seen.long() - self.start, self.size).to(torch.float32)
+        if self.leaves:
+            seen = torch.cat([leaf_tensor(seen, leaf) for leaf in self.leaves], dim=1)
         flat = (seen if seen.dim() == 2 else seen.reshape(len(seen), -1)).to(torch.float32)
         if self.mean:
             flat = (flat - flat.new_tensor(self.mean)) / flat.new_tensor(self.scale)
@@ -122,7 +128,7 @@ class ObservationInputs:
             encoded = np.zeros((len(seen), self.size), dtype=np.float32)
             encoded[np.arange(len(seen)), seen.astype(np.int64) - self.start] = 1.0
             return encoded
-        flat = seen.reshape(len(seen), -1).astype(np.float32, copy=False)
+        flat = self.numbers(seen).reshape(len(seen), -1).astype(np.float32, copy=False)
         if self.mean:
             flat = (flat - np.array(self.mean, np.float32)) / np.array(self.scale, np.float32)
             flat = flat.clip(-self.limit, self.limit, out=flat) if self.limit else flat
@@ -131,6 +137,18 @@ class ObservationInputs:
     def _of_one_frame(self) -> "ObservationInputs":
         return replace(self, frames=1, size=self.size // self.frames)
 
+    def numbers(self, seen: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Observations that are not one-hot as numbers, not normalised yet: `[n, size]` of rows with parts, others as
+        they are."""
+        return np.concatenate([leaf_array(seen, leaf) for leaf in self.leaves], axis=1) if self.leaves else seen
+
+    def with_moments(self, mean: NDArray[np.float64], scale: NDArray[np.float64], limit: float) -> "ObservationInputs":
+        """The same inputs, normalised by `mean` and `scale` `[size]` where they may be."""
+        if self.leaves:
+            scaled = np.concatenate([np.full(leaf.features, is_scaled(leaf)) for leaf in self.leaves])
+            mean, scale = np.where(scaled, mean, 0.0), np.where(scaled, scale, 1.0)
+        return replace(self, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), limit=limit)
+
     def standardised_by(self, seen: NDArray[np.generic]) -> "ObservationInputs":
         """The same inputs, normalised by the mean and standard deviation of `seen` `[N, *observation]`.
 
@@ -138,10 +156,45 @@ class ObservationInputs:
         """
         if self.one_hot:
             return self
-        flat = seen.reshape(len(seen), -1).astype(np.float64)
+        flat = self.numbers(seen).reshape(len(seen), -1).astype(np.float64)
         varied = flat.max(axis=0) > flat.min(axis=0)  # the computed deviation of equal numbers may differ from 0
         scale = np.where(varied, np.maximum(flat.std(axis=0), 1e-6), 1.0)
-        return replace(self, mean=tuple(flat.mean(axis=0).tolist()), scale=tuple(scale.tolist()))
+        return self.with_moments(flat.mean(axis=0), scale, self.limit)
+
+
+def is_scaled(leaf: Leaf) -> bool:
+    """True for numbers that may be standardised: not bytes of images, choices or bits."""
+    return leaf.kind == "box" and np.dtype(leaf.dtype).itemsize > 1
+
+
+def _divisor(leaf: Leaf) -> float:
+    """Number that the values of a leaf are divided by: the largest byte of an image, else 1."""
+    is_image = leaf.dtype == "|u1" and len(leaf.shape) == 3
+    return max(leaf.high[0], 1.0) if is_image else 1.0
+
+
+def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
+    """Numbers `[n, features]` float32 of a leaf in rows `[n, row_bytes]` of bytes."""
+    kind = torch.from_numpy(np.zeros(1, leaf.dtype)).dtype
+    values = rows[:, leaf.offset : leaf.offset + leaf.bytes].view(kind)
+    if leaf.kind != "one_hots":
+        numbers = values.to(torch.float32)
+        return numbers if _divisor(leaf) == 1.0 else numbers / _divisor(leaf)
+    first = np.cumsum([0, *leaf.sizes[:-1]]) - np.array(leaf.starts)
+    places = values.long() + torch.from_numpy(first).to(rows.device)
+    return torch.zeros((len(rows), leaf.features), device=rows.device).scatter_(1, places, 1.0)
+
+
+def leaf_array(rows: NDArray[np.generic], leaf: Leaf) -> Floats:
+    """`leaf_tensor` in numpy."""
+    values = np.ascontiguousarray(rows)[:, leaf.offset : leaf.offset + leaf.bytes].view(leaf.dtype)
+    if leaf.kind != "one_hots":
+        numbers = values.astype(np.float32)
+        return numbers if _divisor(leaf) == 1.0 else numbers / np.float32(_divisor(leaf))
+    encoded = np.zeros((len(rows), leaf.features), np.float32)
+    places = values + (np.cumsum([0, *leaf.sizes[:-1]]) - np.array(leaf.starts))
+    np.put_along_axis(encoded, places, 1.0, axis=1)
+    return encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,11 +272,51 @@ class BoxActions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BinaryActions:
+    """Bits, each of which is set or not."""
+
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.size} bits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactoredActions:
+    """Actions of several factors, chosen independently given the observation: a row of numbers `[n, A]`."""
+
+    parts: tuple[DiscreteActions | BinaryActions | BoxActions, ...]
+    masked: bool = False
+    """Whether only legal choices of a mask are taken."""
+
+    def __str__(self) -> str:
+        return f"actions of {len(self.parts)} factors ({', '.join(str(part) for part in self.parts)})"
+
+    @property
+    def size(self) -> int:
+        """Numbers of an action, A."""
+        return sum(1 if isinstance(part, DiscreteActions) else part.size for part in self.parts)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a network for them: logits of choices and of bits, means of boxes."""
+        return sum(part.count if isinstance(part, DiscreteActions) else part.size for part in self.parts)
+
+    @property
+    def gaussian_size(self) -> int:
+        """Dimensions of the boxes among them."""
+        return sum(part.size for part in self.parts if isinstance(part, BoxActions))
+
+
+Actions: TypeAlias = DiscreteActions | BoxActions | FactoredActions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpaces:
     """Observation and action spaces of a policy."""
 
     inputs: ObservationInputs
-    actions: DiscreteActions | BoxActions
+    actions: Actions
 
     @property
     def choices(self) -> DiscreteActions:

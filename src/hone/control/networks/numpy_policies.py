@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.control.networks.box_gaussian import LOG_TWO_PI, from_gaussian, log_density
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, ObservationInputs
+from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Floats, ObservationInputs
 from hone.core.errors import ConfigError
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -76,7 +76,7 @@ class DiscreteNetworkPolicy:
         return np.where(mask, outputs, -np.inf).astype(outputs.dtype, copy=False)
 
 
-def require_mask(actions: DiscreteActions, mask: Flags | None) -> None:
+def require_mask(actions: DiscreteActions | FactoredActions, mask: Flags | None) -> None:
     """Raises ConfigError for a policy that was trained with masks and gets none: it would take illegal actions."""
     if actions.masked and mask is None:
         raise ConfigError(
@@ -105,14 +105,20 @@ class NumpyCategoricalPolicy(DiscreteNetworkPolicy):
         return draws.random(shape, dtype=np.float32)
 
     def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
-        logits = self.legal_outputs(seen, mask)
-        logits -= logits.max(axis=1, keepdims=True)
-        cumulated = np.exp(logits).cumsum(axis=1)
-        total = cumulated[:, -1]
-        chosen = (cumulated[:, :-1] <= (noise * total)[:, None]).sum(axis=1)
-        if mask is not None:  # noise * total may round to the total itself, which illegal choices at the end share
-            chosen = np.minimum(chosen, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1))
-        return chosen + self.actions.start, logits[np.arange(len(chosen)), chosen] - np.log(total)
+        chosen, logp = sample_choices(self.legal_outputs(seen, mask), noise)
+        return chosen + self.actions.start, logp
+
+
+def sample_choices(logits: Floats, noise: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Draw from the softmax of `logits` `[n, k]`, which it changes, by uniform numbers `[n]`: choices `[n]` and their
+    log-probabilities `[n]` nats. A choice with the logit -inf is never drawn."""
+    logits -= logits.max(axis=1, keepdims=True)
+    cumulated = np.exp(logits).cumsum(axis=1)
+    total = cumulated[:, -1]
+    chosen = (cumulated[:, :-1] <= (noise * total)[:, None]).sum(axis=1)
+    if (logits[:, -1] == -np.inf).any():  # noise * total may round to the total, which illegal choices at the end share
+        chosen = np.minimum(chosen, logits.shape[1] - 1 - (logits[:, ::-1] > -np.inf).argmax(axis=1))
+    return chosen, logits[np.arange(len(chosen)), chosen] - np.log(total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
