@@ -437,9 +437,10 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="serve",
-        summary="serve a model by OpenAI's protocol, a control policy, or decisions",
+        summary="serve a model by OpenAI's protocol, a control policy, decisions, or training",
         module="hone.cli.commands.serve",
-        positionals=(("checkpoint", "a checkpoint's folder, a run's name, or a service file, FILE.toml"),),
+        positionals=(("checkpoint", "a checkpoint's folder, a run's name, a service file FILE.toml, or `training`"),),
+        optional=(("file", "after `training`: the file of a training service"),),
         options=SERVING,
     ),
     CommandSpec(

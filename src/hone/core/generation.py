@@ -47,6 +47,8 @@ class SamplingParams:
     greedy: bool = False
     stop: tuple[str, ...] = ()
     """The token that completes a stop string is the last one kept."""
+    stop_tokens: tuple[int, ...] | None = None
+    """Tokens that end an answer in place of the tokenizer's end tokens; empty: none does. Embedded engines only."""
     top_logprobs: int = 0
     """Record the log-probabilities of this many likeliest tokens at each position; 0: none. No draw depends on it."""
 
@@ -83,6 +85,8 @@ class Request:
     pressure, and when weights are published, they go earlier. 0: no longer than any text."""
     draw_id: str = ""
     """Key of the draws in place of `id`: two requests in progress with one key get the same answers. Empty: `id`."""
+    adapter: str = ""
+    """Name of the adapter that the engine samples with (`EmbeddedEngine.add_adapter`); empty: none."""
 
     @property
     def draw_key(self) -> tuple[int | str, ...]:
@@ -149,6 +153,8 @@ class ScoreRequest:
     """`[n]`, at least one token."""
     sampling: SamplingParams
     """Its temperature, truncation and `top_logprobs`; the rest has no effect."""
+    adapter: str = ""
+    """As of a `Request`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
-from hone.core.errors import ConfigError, DivergedError
+from hone.core.errors import ConfigError, DataError, DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.grammar import GrammarState
-from hone.engine.protocol import RunnerChoice
+from hone.engine.protocol import AdapterFn, RunnerChoice
 from hone.engine.samples import (
     CachedUniforms,
     LikeliestRow,
@@ -38,6 +38,7 @@ from hone.engine.samples import (
 )
 from hone.engine.scheduler import PassOutcome, RecordedVersions, Scheduler, SchedulerLimits
 from hone.engine.session import EngineSession, StopRules, TokenizerRules, check_requests, check_score_requests
+from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import SamplerOutput
 
 # ------------------------------------------------------------------------------------------------------------ observers
@@ -221,11 +222,14 @@ class EmbeddedEngine(EngineSession):
         Raises DataError naming every text that cannot be run.
         """
         check_score_requests(texts, context=self._limits.sequence_tokens, vocab=self._text.vocab)
+        self._check_adapters({text.adapter for text in texts})
         orders: list[int] = []
         with self._entering():
             for place, text in enumerate(texts):
                 order = self._take_order(1)
-                request = Request(id=f"text {place}", prompt=text.prompt, samples=1, sampling=text.sampling)
+                request = Request(
+                    id=f"text {place}", prompt=text.prompt, samples=1, sampling=text.sampling, adapter=text.adapter
+                )
                 self._scheduler.add(PrefillGroup.to_score(order, text, request))
                 orders.append(order)
         return orders
@@ -255,6 +259,27 @@ class EmbeddedEngine(EngineSession):
         self._scheduler.cancel(lambda sample: request_ids is None or sample.request.id in request_ids)
 
     # ---------------------------------------------------------------------------------------- weights
+
+    def add_adapter(self, name: str, adapter: AdapterFn) -> None:
+        """Let requests name an unmerged adapter: those of several adapters share a pass. Its numbers do not change
+        while it has the name. Raises ConfigError for a runner without adapters."""
+        if not isinstance(self.runner, TorchRunner) or not self.runner.takes_adapters:
+            raise ConfigError(
+                f'adapters by request need runner = "torch" with float32 products; this one is {self.runner.name}'
+            )
+        with self._entering():
+            self.runner.adapters[name] = adapter
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter that no request names any more."""
+        assert isinstance(self.runner, TorchRunner)
+        with self._entering():
+            del self.runner.adapters[name]
+
+    def _check_adapters(self, names: set[str]) -> None:
+        known = self.runner.adapters if isinstance(self.runner, TorchRunner) else {}
+        if unknown := sorted(name for name in names if name and name not in known):
+            raise DataError(f"no adapter {', '.join(map(repr, unknown))} was added to this engine")
 
     def publish(self, version: int) -> None:
         """Sample with new weights, as `version`, from here on. With `on_publish = "finish"` running requests end first.
@@ -324,6 +349,7 @@ class EmbeddedEngine(EngineSession):
 
     def _check(self, requests: Sequence[Request]) -> None:
         check_requests(requests, context=self._limits.sequence_tokens, vocab=self._text.vocab)
+        self._check_adapters({request.adapter for request in requests})
         if self._text.decode is None and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a decode function; give one in TextRules")
         for grammar in dict.fromkeys(one.sampling.grammar for one in requests if one.sampling.grammar is not None):

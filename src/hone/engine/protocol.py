@@ -13,6 +13,10 @@ from hone.engine.work import ModelRunner
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
 
+AdapterFn: TypeAlias = Callable[[Tensor, Tensor, LinearFn], Tensor | None]
+"""`(x [N, in], weight [out, in], linear) -> [N, out]`: what an unmerged adapter adds to the product of `x` with
+`weight`, computed by `linear`; None for a weight that it does not adapt."""
+
 RunnerKind = Literal["auto", "native", "native_bfloat16", "native_int8", "torch", "torch_compiled"]
 """`torch_compiled`: layers compiled by torch.compile, for GPUs; a token's result may then depend on its batch.
 `native_bfloat16` packs the weights in bfloat16: faster where the processor multiplies it in tiles (AMX), with about the

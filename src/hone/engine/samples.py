@@ -274,12 +274,13 @@ class RunningBatch:
         self._ints = np.zeros((5, slots), np.int32)
         self._longs = np.zeros((3, slots), np.int64)
         self._reals = np.ones((3, slots), np.float32)
-        self._flags = np.zeros((5, slots), np.bool_)
+        self._flags = np.zeros((7, slots), np.bool_)
         self.last_token, self.position, self.page_count, self._top_k, self._top_logprobs = self._ints
         """`token`: drawn last, and not in the pages yet; `position`: where it goes."""
         self.drawn_tokens, self.max_tokens, self.order = self._longs
         self._temperature, self._top_p, self._min_p = self._reals
-        self.stale, self.has_stop_strings, self.truncates, self._greedy, self._has_grammar = self._flags
+        self.stale, self.has_stop_strings, self.truncates, self._greedy, self._has_grammar = self._flags[:5]
+        self.has_stop_tokens, self._has_adapter = self._flags[5:]
         self.pages = np.zeros((slots, most_pages), np.int32)
         self._rows = np.arange(slots, dtype=np.int32)
         self._draw = np.full(slots, DRAW, np.int32)
@@ -291,10 +292,10 @@ class RunningBatch:
     def insert(self, samples: list[SampleState], pages: list[list[int]], text_tokens: int) -> None:
         """Give the next rows to `samples` of one request. Each has drawn the same number of tokens, at least one; its
         `pages` hold the `text_tokens` before the last."""
-        first, count = len(self.samples), len(samples[0].tokens)
+        first, count, request = len(self.samples), len(samples[0].tokens), samples[0].request
         while count >= self._width:
             self._widen(2 * self._width)
-        rows, sampling = slice(first, first + len(samples)), samples[0].request.sampling
+        rows, sampling = slice(first, first + len(samples)), request.sampling
         self.samples += samples
         self._tokens[rows, :count] = [sample.tokens for sample in samples]
         for row, sample in enumerate(samples, start=first):
@@ -305,8 +306,9 @@ class RunningBatch:
         self.order[rows] = [sample.order for sample in samples]
         self._reals[:, rows] = _column(np.float32, sampling.temperature, sampling.top_p, sampling.min_p)
         self._flags[1:, rows] = _column(
-            np.bool_, bool(sampling.stop), sampling.truncates, sampling.greedy, sampling.grammar is not None
-        )
+            np.bool_, bool(sampling.stop), sampling.truncates, sampling.greedy, sampling.grammar is not None,
+            sampling.stop_tokens is not None, bool(request.adapter),
+        )  # fmt: skip
         self.stale[rows] = [sample.stale for sample in samples]
         self.pages[rows, : len(pages[0])] = pages
         need = min(self._width, sampling.max_tokens)
@@ -366,6 +368,7 @@ class RunningBatch:
                 top_logprobs=top if top.any() else None,
                 allowed=allowed_tokens(self.samples) if self._has_grammar[:n].any() else None,
             ),
+            adapters=tuple(one.request.adapter for one in self.samples) if self._has_adapter[:n].any() else None,
         )
 
     def record(self, drawn: SamplerOutput) -> None:
@@ -529,6 +532,7 @@ def mixed_batch(table: RunningBatch, chunks: list[PromptChunk]) -> ForwardBatch:
     for place, chunk in enumerate(chunks, start=n):
         pages[place, : len(chunk.group.pages)] = chunk.group.pages
     numbers = np.repeat(np.arange(n, n + len(chunks), dtype=np.int32), lengths)
+    adapters = (*(rows.adapters or ("",) * n), *(chunk.group.members[0].request.adapter for chunk in chunks))
     return ForwardBatch(
         tokens=np.concatenate([rows.tokens, *(chunk.group.text[chunk.start : chunk.stop] for chunk in chunks)]),
         positions=np.concatenate(
@@ -537,6 +541,7 @@ def mixed_batch(table: RunningBatch, chunks: list[PromptChunk]) -> ForwardBatch:
         sequence=np.concatenate([rows.sequence, numbers]),
         pages=pages,
         draws=_draws(rows.draws, n, chunks),
+        adapters=adapters if any(adapters) else None,
     )
 
 

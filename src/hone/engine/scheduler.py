@@ -546,7 +546,7 @@ class Scheduler:
             return
         if not chunk.drawing_samples:
             return
-        self.texts.cache.insert(self.version, fill.text, fill.pages)
+        self.texts.cache.insert(self.version, fill.text, fill.pages, fill.members[0].request.adapter)
         self.counts.drawn_tokens += chunk.draws
         chunk.append_first(drawn, place, self.version)
         for sample in chunk.drawing_samples:

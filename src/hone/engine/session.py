@@ -183,6 +183,8 @@ def _check_sampling(sampling: SamplingParams) -> None:
         faults.add(f"sampling.min_p must be in [0, 1], got {sampling.min_p}")
     if sampling.top_logprobs < 0:
         faults.add(f"sampling.top_logprobs must be 0 (none) or more, got {sampling.top_logprobs}")
+    if sampling.stop_tokens is not None and min(sampling.stop_tokens, default=0) < 0:
+        faults.add(f"sampling.stop_tokens are token ids, 0 or more, got {min(sampling.stop_tokens)}")
     if "" in sampling.stop:
         faults.add("sampling.stop contains an empty string, which would end every completion at once")
     faults.raise_if_any()
@@ -281,6 +283,8 @@ class StopRules:
         """Rows that end with their last token, with the reason."""
         count = len(table)
         eos = self._is_eos[table.last_token[:count]]
+        for row in np.flatnonzero(table.has_stop_tokens[:count]).tolist():
+            eos[row] = self._ends(int(table.last_token[row]), table.samples[row].request.sampling)
         full = table.at_token_limit()
         result: dict[int, FinishReason] = {}
         if bool(table.has_stop_strings[:count].any()):
@@ -301,11 +305,14 @@ class StopRules:
     def finish_of(self, sample: SampleState) -> FinishReason | None:
         """Reason for which a sample ends, or None."""
         token, stops = int(sample.tokens[-1]), sample.request.sampling.stop
-        if self._is_eos[token]:
+        if self._ends(token, sample.request.sampling):
             return "length" if _is_stuck(sample) else "eos"
         if stops and self._completes(token, stops) and self.trailing_characters(sample) is not None:
             return "stop"
         return "length" if len(sample.tokens) >= sample.request.sampling.max_tokens else None
+
+    def _ends(self, token: int, sampling: SamplingParams) -> bool:
+        return bool(self._is_eos[token]) if sampling.stop_tokens is None else token in sampling.stop_tokens
 
     def trailing_characters(self, sample: SampleState) -> int | None:
         """Characters of an ended sample behind its stop string; None when it holds none near its end."""

@@ -62,7 +62,7 @@ class PagePool:
 # ---------------------------------------------------------------------------------------------------------------- radix
 # Prefix cache: a trie over whole pages of tokens, so that a common prefix is computed once.
 #
-# Pages belong to a version of the weights, and are never found under another.
+# Pages belong to a version of the weights and to an adapter, and are never found under another.
 
 
 @dataclass(slots=True, eq=False)
@@ -93,13 +93,13 @@ class PrefixCache:
         """The pages that it refers to."""
         return list(self._recent)
 
-    def match(self, version: int, tokens: NDArray[np.int32], *, most_pages: int) -> list[int]:
+    def match(self, version: int, tokens: NDArray[np.int32], *, most_pages: int, adapter: str = "") -> list[int]:
         """The longest known beginning of `tokens`: up to `most_pages` pages, each given one more reference."""
         if version != self._version:
             return []
         path: list[_RadixNode] = []
         node = self._root
-        for key in self._keys(tokens, most_pages):
+        for key in self._keys(tokens, most_pages, adapter):
             child = node.children.get(key)
             if child is None:
                 break
@@ -110,13 +110,13 @@ class PrefixCache:
         self._pool.share(pages)
         return pages
 
-    def insert(self, version: int, tokens: NDArray[np.int32], pages: list[int]) -> None:
+    def insert(self, version: int, tokens: NDArray[np.int32], pages: list[int], adapter: str = "") -> None:
         """Insert `tokens` (whole pages of them) with their `pages`, computed by `version`. Existing entries stay."""
         if version != self._version:
             return
         path: list[_RadixNode] = []
         node = self._root
-        for key, page in zip(self._keys(tokens, len(pages)), pages, strict=False):
+        for key, page in zip(self._keys(tokens, len(pages), adapter), pages, strict=False):
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = _RadixNode(node, key, page)
@@ -147,10 +147,11 @@ class PrefixCache:
         self._recent.clear()
         self._pool.release(pages)
 
-    def _keys(self, tokens: NDArray[np.int32], most: int) -> list[bytes]:
+    def _keys(self, tokens: NDArray[np.int32], most: int, adapter: str) -> list[bytes]:
         size = self._page_tokens
         count = min(len(tokens) // size, most)
-        return [tokens[place * size : (place + 1) * size].tobytes() for place in range(count)]
+        keys = [tokens[place * size : (place + 1) * size].tobytes() for place in range(count)]
+        return [adapter.encode() + keys[0], *keys[1:]] if adapter and keys else keys
 
     def _touch(self, path: list[_RadixNode]) -> None:
         for node in reversed(path):
@@ -200,8 +201,8 @@ class _KeptTurns:
         request = fill.members[0].request
         if request.after is None or (turn := self._turns.get(key := (request.after, request.first_sample))) is None:
             return None
-        count = len(turn.text)
-        if count > fill.first_draw or not np.array_equal(fill.text[:count], turn.text):
+        count, same = len(turn.text), turn.sample.request.adapter == request.adapter
+        if not same or count > fill.first_draw or not np.array_equal(fill.text[:count], turn.text):
             self._release(*key)
             return None
         return self._turns.pop(key)
@@ -269,7 +270,12 @@ class TextPages:
         fewer than `spare` would be left."""
         turn = self.kept.take(fill)
         if turn is None:
-            known = self.cache.match(self._version, fill.text, most_pages=fill.first_draw // self._page_tokens)
+            known = self.cache.match(
+                self._version,
+                fill.text,
+                most_pages=fill.first_draw // self._page_tokens,
+                adapter=fill.members[0].request.adapter,
+            )
             count = len(known) * self._page_tokens
         else:
             known, count = turn.pages, len(turn.text)
@@ -307,7 +313,7 @@ class TextPages:
     def remember(self, sample: SampleState, pages: list[int]) -> None:
         """Keep whole pages for any text that begins like this sample's."""
         if not sample.stale and len(pages) > 1:  # else not one page is whole
-            self.cache.insert(self._version, _read_text(sample), pages)
+            self.cache.insert(self._version, _read_text(sample), pages, sample.request.adapter)
 
     def _make_room(self, count: int) -> bool:
         while self.pool.free < count:

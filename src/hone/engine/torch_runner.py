@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.episodes import Routing, routing_dtype
-from hone.engine.protocol import GenerationModel, LinearFn, ModelShape, PagedAttentionFn
+from hone.engine.protocol import AdapterFn, GenerationModel, LinearFn, ModelShape, PagedAttentionFn
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -552,9 +552,16 @@ class TorchRunner:
         self._linear: LinearFn = functional.linear if compiled else model.rows
         if self._half is not None:
             self._linear = _casting_linear if compiled else self._half.linear
+        self.adapters: dict[str, AdapterFn] = {}
+        """Unmerged adapters by the names in `ForwardBatch.adapters`; see `takes_adapters`."""
         self._keys: _PagedKvCache | None = None
         self._steps: _RecordedSteps | None = None
         self._scratch = 0
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True where products are those of the model's own numbers, layer by layer."""
+        return not self._compiled and self._half is None and not self._flash
 
     @property
     def name(self) -> str:
@@ -610,10 +617,12 @@ class TorchRunner:
             count = len(work.tokens)
             return self._steps.run(work, rows=_recorded_rows(count) if self._fixed is None else self._rows(count))
         hidden, chosen = self._flashed(work) if self._flash else self._eager(work, self._keys)
-        wanted = len(work.draws.token_index)
+        wanted, linear = len(work.draws.token_index), self._linear
+        if work.adapters is not None:
+            linear = self._adapted(work.adapters, work.sequence[work.draws.token_index])
         at = np.zeros(self._rows(wanted), np.int64)
         at[:wanted] = work.draws.token_index
-        logits = self._logits(hidden[torch.from_numpy(at).to(self._model.device)])
+        logits = self._logits(hidden[torch.from_numpy(at).to(self._model.device)], linear)
         same = self._flash and _draws_only(work.draws)
         drawn = _draw_rows(logits, work.draws) if same else sample_tokens(logits[:wanted], work.draws)
         return drawn if chosen is None else replace(drawn, routing=self._routing(chosen[: len(work.tokens)]))
@@ -632,33 +641,56 @@ class TorchRunner:
         assert experts is not None
         return chosen.to(torch.int32).cpu().numpy().astype(routing_dtype(experts.count))
 
-    def _forward(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn) -> tuple[Tensor, Tensor | None]:
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn
+    ) -> tuple[Tensor, Tensor | None]:
         """Hidden states, and the experts of a mixture."""
         if self._model.config.experts is None:
-            return self._run(tokens, positions, attend, self._linear), None
-        return self._model.run_routed(tokens, positions, attend, self._linear)
+            return self._run(tokens, positions, attend, linear), None
+        return self._model.run_routed(tokens, positions, attend, linear)
+
+    def _adapted(self, names: tuple[str, ...], sequence: NDArray[np.int32]) -> LinearFn:
+        """`_linear` of rows that belong to `sequence` `[n]`, each with the adapter of its sequence; rows behind them
+        are padding."""
+        numbers = {name: [one for one, own in enumerate(names) if own == name] for name in dict.fromkeys(names) if name}
+        rows = [
+            (self.adapters[name], torch.from_numpy(np.flatnonzero(np.isin(sequence, own))).to(self._model.device))
+            for name, own in numbers.items()
+        ]
+
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            out = self._linear(x, weight, bias)
+            for adapter, at in rows:
+                if len(at) and (added := adapter(x[at], weight, self._linear)) is not None:
+                    out.index_add_(0, at, added)
+            return out
+
+        return product
 
     def _eager(self, work: ForwardBatch, keys: _PagedKvCache) -> tuple[Tensor, Tensor | None]:
         device, count = self._model.device, len(work.tokens)
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions
         attend = _PagedAttention(self._model, keys, work)
-        return self._forward(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend)
+        linear = self._linear if work.adapters is None else self._adapted(work.adapters, work.sequence)
+        return self._forward(
+            torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, linear
+        )
 
     def _flashed(self, work: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         rows = self._rows(len(work.tokens))
         places = _flash_inputs(
             work, rows=rows, scratch=self._scratch, page_tokens=self._page_tokens, device=self._model.device
         )
-        return self._forward(places.tokens, places.positions, self._attention(places))
+        return self._forward(places.tokens, places.positions, self._attention(places), self._linear)
 
     def _step_logits(self, places: _FlashInputs, at: Tensor) -> Tensor:
         """`[R, vocab_used]` logits after the tokens `at` `[R]` of a pass."""
         hidden = self._run(places.tokens, places.positions, self._attention(places), self._linear)
-        return self._logits(hidden[at])
+        return self._logits(hidden[at], self._linear)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self._model.logits(hidden, self._linear) if self._half is None else self._half.logits(hidden)
+    def _logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:
+        logits = self._model.logits(hidden, linear) if self._half is None else self._half.logits(hidden)
         return logits[:, : self._vocab]
 
     def _attention(self, places: _FlashInputs) -> PagedAttentionFn:

@@ -57,6 +57,8 @@ class ForwardBatch:
     pages: NDArray[np.int32]
     """`[B, most]` the sequence's pages in order: position p is in page `pages[b, p // page_tokens]`."""
     draws: SamplerInput
+    adapters: tuple[str, ...] | None = None
+    """`[B]` name of each sequence's adapter, empty for none; None: no sequence of this pass has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

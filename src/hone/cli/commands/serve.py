@@ -1,10 +1,11 @@
-"""`hone serve`: a checkpoint behind OpenAI's protocol, a control policy, or the decisions of a service file, until
-Ctrl-C or SIGTERM."""
+"""`hone serve`: a checkpoint behind OpenAI's protocol, a control policy, the decisions of a service file, or training,
+until Ctrl-C or SIGTERM."""
 
 import os
 from pathlib import Path
 
 from hone.cli.commands.serve_decisions import serve_file
+from hone.cli.commands.serve_training import serve_training_file
 from hone.cli.options import SERVING, CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.errors import ConfigError, ResourceError
@@ -17,7 +18,11 @@ _OF_LANGUAGE_MODELS = ("slots", "context", "tool_format", "queue", "per_client",
 
 
 def run(call: CommandCall) -> int:
-    """Serve a checkpoint or a service file; returns the exit code."""
+    """Serve a checkpoint, a service file, or a training service; returns the exit code."""
+    if call.text("file"):
+        if call.text("checkpoint") != "training":
+            raise ConfigError(f"{call.text('file')}: a second name is for hone serve training FILE.toml")
+        return serve_training_file(call, call.text("file"))
     if call.text("checkpoint").endswith(".toml"):
         return serve_file(call)
     if call.switch("dry_run"):

@@ -59,6 +59,8 @@ def _check_sampling_supported(samplings: Iterable[SamplingParams], abilities: Se
     for sampling in dict.fromkeys(samplings):
         if sampling.top_logprobs:
             faults.add(f"{abilities.server}: hone's clients ask for no top_logprobs, got {sampling.top_logprobs}")
+        if sampling.stop_tokens is not None:
+            faults.add(f"{abilities.server}: stop_tokens need the embedded engine; leave them out")
         if sampling.grammar is not None:
             faults.add(
                 f"{abilities.server}: a grammar of answers needs the embedded engine, which records the tokens that it "
@@ -403,6 +405,8 @@ class RemoteEngine(EngineSession):
         abilities = self.features()
         check_requests(requests, context=self._context(abilities), vocab=self._text.vocab)
         _check_sampling_supported((request.sampling for request in requests), abilities)
+        if named := sorted({request.adapter for request in requests} - {""}):
+            raise ConfigError(f"{abilities.server}: adapters by request ({', '.join(named)}) need the embedded engine")
         if self._text.decode is None and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a decode function; give one to the engine")
 

@@ -58,6 +58,11 @@ class BatchInvariantLinear:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _BatchInvariantLinearFunction.apply(x, weight, bias, self)
 
+    def frozen(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The same product, of a weight that is not trained; the gradient of `x` does not depend on the batch either,
+        and neither weight nor bias gets one."""
+        return _FrozenLinearFunction.apply(x, weight, bias, self)
+
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not is_widened(x.dtype, x.device):
             return self._product(x, weight, bias)
@@ -69,7 +74,7 @@ class BatchInvariantLinear:
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # The split of a product over threads is part of the order of its sums.
-        kind = (weight.shape, weight.dtype, bias is None, torch.get_num_threads())
+        kind = (weight.shape, weight.dtype, bias is None, weight.is_contiguous(), torch.get_num_threads())
         limit = self._limits.get(kind)
         if limit is None:
             limit = self._limits[kind] = self._measure(weight, bias)
@@ -85,7 +90,9 @@ class BatchInvariantLinear:
         draws = torch.Generator().manual_seed(0)
         x = torch.randn(_MAX_ROWS, weight.shape[1], generator=draws).to(weight.dtype)
         if weight.numel() <= _PROBE_ELEMENTS:
-            weight = torch.randn(weight.shape, generator=draws).to(weight.dtype)
+            stored = weight if weight.is_contiguous() else weight.t()
+            random = torch.randn(stored.shape, generator=draws).to(weight.dtype)
+            weight = random if weight.is_contiguous() else random.t()
         tiles = torch.cat([functional.linear(part, weight, bias) for part in x.split(TILE)])
         turned = functional.linear(x[:TILE].flip(0).contiguous(), weight, bias).flip(0)
         if not torch.equal(turned, tiles[:TILE]):
@@ -255,6 +262,26 @@ class _BatchInvariantLinearFunction(torch.autograd.Function):
         (x, weight), g = ctx.saved_tensors, grads[0]
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         return g @ weight if to_x else None, g.t() @ x if to_weight else None, g.sum(0) if to_bias else None, None
+
+
+class _FrozenContext(Protocol):
+    weight: Tensor
+    rows: BatchInvariantLinear
+
+
+class _FrozenLinearFunction(torch.autograd.Function):
+    """y = x w^T + b by rows;  dx = g w by rows."""
+
+    @staticmethod
+    def forward(
+        ctx: _FrozenContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: BatchInvariantLinear
+    ) -> Tensor:
+        ctx.weight, ctx.rows = weight, rows
+        return rows.product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: _FrozenContext, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.rows.product(grads[0].contiguous(), ctx.weight.detach().t(), None), None, None, None
 
 
 class _AttentionContext(Protocol):

@@ -234,6 +234,9 @@ class Decoder(nn.Module):
         """Whether `hidden` and `outlook` give the bits of an engine that runs this model; see `compute_exactly`."""
         self.rows = BatchInvariantLinear()
         """Linear layers for such an engine."""
+        self.invariant_gradients = False
+        """Whether the gradient of a gated MLP does not depend on the batch, as its value does not with `bitwise`; for a
+        `linear` whose gradients do not (`BatchInvariantLinear.frozen`)."""
         self.routing_records: list[RoutingRecord] | None = None
         """Where `states` leaves the routes of each of its passes; None: nowhere. See `recording_routes`."""
         self.tensor_group: TensorGroup | None = None
@@ -318,6 +321,15 @@ class Decoder(nn.Module):
             return projection.weight
         half = uses_half_products(self.device, self.compute)
         return projection.decode(torch.bfloat16 if half else self.dtype)
+
+    def untie_output(self) -> None:
+        """Give the output projection a weight of its own, equal to the embedding's; nothing where it has one."""
+        if self.config.tie_embeddings:
+            weight = self.output_weight
+            self.config = replace(self.config, tie_embeddings=False)
+            self.head = LinearProjection(weight.shape[1], len(weight), bias=False, dtype=weight.dtype).to(self.device)
+            with torch.no_grad():
+                self.head.weight.copy_(weight)
 
     @property
     def device(self) -> torch.device:
@@ -412,14 +424,15 @@ class Decoder(nn.Module):
     def _arithmetic(self, linear: LinearFn, kind: torch.dtype, *, native: bool = False) -> ForwardArithmetic:
         steady = self.exactness == "bitwise"
         if self.config.experts is None:
-            return ForwardArithmetic(linear, kind, steady, group=self.tensor_group)
+            own = self.invariant_gradients
+            return ForwardArithmetic(linear, kind, steady, invariant_gradients=own, group=self.tensor_group)
         experts = ExpertArithmetic(
             linear=linear,
             router_linear=functional.linear if linear in (mixed_linear, rounding_linear) else linear,
             gate=native_gated_silu if native else partial(gated_silu, steady=steady),
             tile=self.rows.tile if linear is self.rows else 1,
         )
-        return ForwardArithmetic(linear, kind, steady, experts)
+        return ForwardArithmetic(linear, kind, steady, experts=experts)
 
     def run_routed(
         self,

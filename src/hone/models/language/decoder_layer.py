@@ -367,6 +367,8 @@ class ForwardArithmetic:
     """Dtype between the additions to the residual stream, which keeps the weights' dtype."""
     position_invariant: bool
     """Whether an element's bits are independent of its place in a tensor."""
+    invariant_gradients: bool = False
+    """Whether those of the MLP's gradient are, too."""
     experts: ExpertArithmetic | None = None
     """For layers with experts."""
     group: TensorGroup | None = None
@@ -534,7 +536,8 @@ class DecoderLayer(nn.Module):
         if self.gelu:
             inner = gated_gelu(gate_up, steady=by.position_invariant)
         else:
-            inner = native_gated_silu(gate_up) if native else gated_silu(gate_up, steady=by.position_invariant)
+            steady = {"steady": by.position_invariant, "steady_gradient": by.invariant_gradients}
+            inner = native_gated_silu(gate_up) if native else gated_silu(gate_up, **steady)
         return self._leaving(by.out_of_part(inner, self.down), self.mlp_after, by)
 
     def _leaving(self, y: Tensor, norm: RmsNorm | None, by: ForwardArithmetic) -> Tensor:

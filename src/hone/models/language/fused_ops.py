@@ -180,6 +180,21 @@ class _GatedSilu(torch.autograd.Function):
         return out, None
 
 
+class _SteadyGatedSilu(_GatedSilu):
+    """`_GatedSilu` whose gradients, too, are computed in a form whose bits do not depend on an element's place."""
+
+    @staticmethod
+    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, None]:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        s = torch.neg(gate).exp_().add_(1).reciprocal_()
+        out = torch.empty_like(gate_up)
+        d_gate, d_up = out.chunk(2, dim=-1)
+        torch.mul(grads[0], gate * s, out=d_up)
+        torch.mul(grads[0] * up * s, (1 - s).mul_(gate).add_(1), out=d_gate)
+        return out, None
+
+
 class _GatedGelu(torch.autograd.Function):
     """y = gelu(a) b of the halves a and b;  da = g b gelu'(a),  db = g gelu(a)."""
 
@@ -246,16 +261,17 @@ def apply_rotary(x: Tensor, turns: Tensor) -> Tensor:
     return _RotaryFunction.apply(x, turns)
 
 
-def gated_silu(gate_up: Tensor, *, steady: bool = False) -> Tensor:
+def gated_silu(gate_up: Tensor, *, steady: bool = False, steady_gradient: bool = False) -> Tensor:
     """`[..., 2 n]` -> silu of the first half times the second, `[..., n]` (Shazeer, 2020).
 
     `steady`: in a form whose bits do not depend on an element's place. torch's sigmoid uses another algorithm for the
-    elements that do not fill a vector register, and which ones these are depends on the threads.
+    elements that do not fill a vector register, and which ones these are depends on the threads. `steady_gradient`: so
+    is the gradient.
     """
     if torch.compiler.is_compiling():
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
-    return _GatedSilu.apply(gate_up, steady)
+    return (_SteadyGatedSilu if steady_gradient else _GatedSilu).apply(gate_up, steady)
 
 
 def gated_gelu(gate_up: Tensor, *, steady: bool = False) -> Tensor:

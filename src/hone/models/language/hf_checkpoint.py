@@ -20,7 +20,7 @@ from torch import Tensor
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean, one_line
 from hone.models.language.config import Json, ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder, torch_dtype
-from hone.models.language.lora import LoraAdapter, LoraConfig, new_adapter, weights_sha256
+from hone.models.language.lora import OUTPUT_LAYER, LoraAdapter, LoraConfig, new_adapter, weights_sha256
 from hone.models.language.peft_folder import (
     PeftFolder,
     is_adapter,
@@ -51,11 +51,13 @@ _STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.flo
 
 
 def read_config(folder: Path | str) -> ModelConfig:
-    """The architecture of a folder, or of the base of an adapter, without its weights. Raises DataError with every
-    fault."""
-    folder = model_folder(folder)
+    """The architecture of a folder, or of the base of an adapter, without its weights; an adapter of the output
+    projection makes one of its own. Raises DataError with every fault."""
+    adapted, folder = _existing(Path(folder)), model_folder(folder)
     where = folder if folder.suffix == GGUF else folder / "config.json"
-    return model_config_from_hf(config_json(folder), where=str(where))
+    config = model_config_from_hf(config_json(folder), where=str(where))
+    unties = is_adapter(adapted) and f"{OUTPUT_LAYER}.lora_A.weight" in read_peft_folder(adapted).shapes
+    return replace(config, tie_embeddings=False) if unties else config
 
 
 def config_json(folder: Path) -> Json:
@@ -147,12 +149,14 @@ def _load_with_adapter(folder: PeftFolder, device: str = "cpu", *, checkpoint_ac
     decoder = load_model(
         folder.base, device=device, dtype=folder.base_dtype, checkpoint_activations=checkpoint_activations
     )
-    settings = folder.settings(decoder.config)
+    settings, fingerprint = folder.settings(decoder.config), weights_sha256(decoder)
+    if OUTPUT_LAYER in settings.layers:
+        decoder.untie_output()
     adapter = LoraAdapter(
         decoder,
         settings,
         base_folder=folder.base.resolve(),
-        base_sha256=weights_sha256(decoder),
+        base_sha256=fingerprint,
         base_name=folder.base_name,
     )
     load_factors(adapter, folder)

@@ -6,12 +6,16 @@ A and B after each step, never added to, so that rounding does not add up. Folde
 
 A W0 in codes is not merged, since W would have to be rounded to codes: there A and B are parameters of its linear
 layers (quantised_linear.py), multiplied beside it, and get their gradients from autograd.
+
+Adapters of many tenants share one W0: they are not merged either (`beside`), and a caller multiplies them beside it,
+by `added_product`. Only there may the output projection be adapted where it is the embedding.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -25,8 +29,10 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import State, array
+from hone.models.language.batch_invariant import pad_to_tile
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.decoder_layer import LinearFn
 from hone.models.language.quantised_linear import QuantisedProjection
 from hone.models.language.transformers_decoder import TransformersDecoder, make_decoder
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
@@ -34,6 +40,8 @@ from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 LinearLayer = Literal[
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"
 ]  # fmt: skip
+OUTPUT_LAYER: Final = "lm_head"
+"""The output projection. No group holds it: adapters of the training service and of PEFT may."""
 ATTENTION_LAYERS: Final[tuple[LinearLayer, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_LAYERS: Final[tuple[LinearLayer, ...]] = ("gate_proj", "up_proj", "down_proj")
 _GROUPS: Final[Mapping[str, Sequence[LinearLayer]]] = {
@@ -107,13 +115,20 @@ class LoraSettings:
 
 def adaptable_layers(config: ModelConfig) -> dict[str, CheckpointPiece]:
     """Linear layers that an adapter can update: full name -> the part of a parameter that holds its weight. Experts are
-    none: PEFT cannot load their updates."""
+    none: PEFT cannot load their updates. The output projection may be the embedding (`tie_embeddings`): an update of it
+    is then of the product alone, and cannot be merged."""
     ends = tuple(f".{layer}.weight" for layer in _GROUPS["all"])
-    return {
+    layers = {
         piece.checkpoint_name.removesuffix(".weight"): piece
         for piece in _pieces(config)
         if piece.checkpoint_name.endswith(ends) and ".experts." not in piece.checkpoint_name
     }
+    if not config.by_texts:
+        weight = "embedding.weight" if config.tie_embeddings else "head.weight"
+        layers[OUTPUT_LAYER] = CheckpointPiece(
+            checkpoint_name=f"{OUTPUT_LAYER}.weight", parameter_name=weight, start=0, rows=config.vocab_size
+        )
+    return layers
 
 
 def _pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
@@ -198,13 +213,25 @@ class _LowRankUpdate:
 class LoraAdapter:
     """An adapter of a decoder: A and B of every adapted layer, and the weights W0 that they update.
 
-    Made from a decoder that holds W0. From then on only the parameters that hold adapted layers take gradients.
+    Made from a decoder that holds W0. From then on only the parameters that hold adapted layers take gradients; with
+    `beside` none does, A and B are leaves of autograd, and the decoder stays as it is.
     """
 
     def __init__(
-        self, decoder: Decoder, settings: LoraSettings, *, base_folder: Path, base_sha256: str, base_name: str = ""
+        self,
+        decoder: Decoder,
+        settings: LoraSettings,
+        *,
+        base_folder: Path,
+        base_sha256: str,
+        base_name: str = "",
+        beside: bool = False,
     ) -> None:
-        """A is 0 as well as B, until `initialise` or a folder fills them."""
+        """A is 0 as well as B, until `initialise` or a folder fills them. Raises DataError for an update that cannot be
+        merged."""
+        if OUTPUT_LAYER in settings.layers and not beside and (decoder.config.tie_embeddings or decoder.code_bits):
+            reason = "is in codes" if decoder.code_bits else "is the embedding"
+            raise DataError(f"the adapter updates the output projection, which {reason}: it cannot be merged")
         self.decoder, self.settings = decoder, settings
         self.base_folder, self.base_sha256 = base_folder, base_sha256
         """Folder and fingerprint of the model that holds W0."""
@@ -215,19 +242,26 @@ class LoraAdapter:
         pieces, parameters = adaptable_layers(decoder.config), dict(decoder.named_parameters())
         held = {pieces[name].parameter_name for name in settings.layers}
         self.weights = {
-            name: parameter for name, parameter in parameters.items() if name in held and not decoder.code_bits
+            name: parameter
+            for name, parameter in parameters.items()
+            if name in held and not decoder.code_bits and not beside
         }
         """The decoder's parameters that hold adapted layers merged, by name."""
         self.base = {name: parameter.detach().clone() for name, parameter in self.weights.items()}
         """W0 of each of `weights`."""
         for name, parameter in parameters.items():
             parameter.requires_grad = name in self.weights
-        self.updates = {name: self._update(pieces[name]) for name in settings.layers}
+        make = partial(self._update_beside, parameters) if beside else self._update
+        self.updates = {name: make(pieces[name]) for name in settings.layers}
         """The update of each adapted layer, by its full name."""
         self.layers_of = {
             name: tuple(layer for layer in settings.layers if pieces[layer].parameter_name == name) for name in held
         }
         """Adapted layers that each of `weights` holds, by its name."""
+        self._updates_of: dict[int, list[_LowRankUpdate]] = {}
+        """Updates of each weight that an adapter stands beside, in the order of its rows, by the weight's identity."""
+        for update in self.updates.values() if beside else ():
+            self._updates_of.setdefault(id(update.merged), []).append(update)
 
     def _update(self, piece: CheckpointPiece) -> _LowRankUpdate:
         if self.decoder.code_bits:
@@ -243,6 +277,51 @@ class LoraAdapter:
             a=nn.Parameter(base.new_zeros(self.settings.rank, base.shape[1])),
             b=nn.Parameter(base.new_zeros(base.shape[0], self.settings.rank)),
         )
+
+    def _update_beside(self, parameters: Mapping[str, Tensor], piece: CheckpointPiece) -> _LowRankUpdate:
+        weight, rows, whole = (
+            parameters[piece.parameter_name],
+            slice(piece.start, piece.start + piece.rows),
+            slice(None),
+        )
+        a = nn.Parameter(weight.new_zeros(self.settings.rank, weight.shape[1]))
+        b = nn.Parameter(weight.new_zeros(piece.rows, self.settings.rank))
+        return _LowRankUpdate(
+            piece=piece, base=weight, merged=weight, rows=rows, a=a, b=b, b_rows=whole, a_columns=whole
+        )
+
+    def with_leaves(self) -> Self:
+        """The same numbers as leaves of their own, whose gradients are then those of one use; of an adapter `beside`
+        its weights."""
+        twin = copy(self)
+        twin.updates = {
+            name: replace(one, a=nn.Parameter(one.a.detach()), b=nn.Parameter(one.b.detach()))
+            for name, one in self.updates.items()
+        }
+        twin._updates_of = {}
+        for one in twin.updates.values():
+            twin._updates_of.setdefault(id(one.merged), []).append(one)
+        return twin
+
+    def added_product(self, x: Tensor, weight: Tensor, linear: LinearFn) -> Tensor | None:
+        """scale x A^T B^T `[N, out]`, for an adapter `beside` the weight of a layer; None for one that it leaves alone.
+
+        `x` `[N, in]`. Both products are of `linear`, on a multiple of TILE rows, so that they are as independent of the
+        batch as that is; layers that share a weight share the first.
+        """
+        updates = self._updates_of.get(id(weight))
+        if updates is None:
+            return None
+        low = linear(pad_to_tile(x), torch.cat([one.a for one in updates]), None) * self.settings.scale
+        parts, at = [x.new_zeros(len(x), 0)], 0
+        for one, part in zip(updates, low.split(self.settings.rank, dim=1), strict=True):
+            if one.rows.start > at:
+                parts.append(x.new_zeros(len(x), one.rows.start - at))
+            parts.append(linear(part.contiguous(), one.b, None)[: len(x)])
+            at = one.rows.stop
+        if at < len(weight):
+            parts.append(x.new_zeros(len(x), len(weight) - at))
+        return torch.cat(parts, dim=1)
 
     def _update_beside_codes(self, piece: CheckpointPiece) -> _LowRankUpdate:
         projection = self.decoder.get_submodule(piece.parameter_name.removesuffix(".weight"))

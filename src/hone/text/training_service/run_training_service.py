@@ -1,0 +1,197 @@
+"""From the file of a training service to a listening port, until a signal.
+
+FOLDER/
+  lock                       held by the process that serves
+  ledger.db                  sessions, models, samplers, checkpoints, requests and their results
+  models/ID/step_SEQ/        the newest snapshots of a model: adapter and optimizer
+  checkpoints/ID/KIND/NAME/  what clients saved: policy/ is a folder of PEFT, state/ resumes
+  samplers/ID/               adapters of samplers that have no name
+"""
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import uvicorn
+
+from hone.config.resolve import load
+from hone.core.clock import Clock, SystemClock
+from hone.core.config import is_loopback
+from hone.core.errors import ConfigError
+from hone.engine.open_engine import EngineSize, open_engine
+from hone.models.language.lora import weights_sha256
+from hone.models.language.token_policy import TokenPolicy
+from hone.process.hub import is_hub_name
+from hone.run.http.listening import listening, signals_end_quietly
+from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
+from hone.run.saved_config import policy_folder
+from hone.run.store.durable import writing
+from hone.run.store.folder import RunLock
+from hone.text.evaluate.engine_actor import tokenizer_rules
+from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.training_service.app import TrainingRoutes, remove_checkpoint
+from hone.text.training_service.desk import RequestDesk
+from hone.text.training_service.learner import ServedBase, check_base
+from hone.text.training_service.ledger import CheckpointRecord, Ledger
+from hone.text.training_service.rows import RowModel
+from hone.text.training_service.sampler import SamplingWorker
+from hone.text.training_service.service_config import TenantKeys, TrainingServiceConfig
+from hone.text.training_service.turns import Turns
+from hone.text.training_service.worker import TrainingWorker
+
+_SWEEP_TICKS: Final = 60
+"""Seconds between two looks at what has expired."""
+_STOP_S: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlace:
+    """Where the service listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+
+
+@dataclass(slots=True, eq=False)
+class TrainingService:
+    """The parts of a running service."""
+
+    config: TrainingServiceConfig
+    routes: TrainingRoutes
+    desk: RequestDesk
+    trainer: TrainingWorker
+    sampler: SamplingWorker
+    lock: RunLock
+    resumed: int
+    """Requests that the last process acknowledged and did not answer."""
+    _ticks: int = 0
+
+    def start(self) -> None:
+        self.trainer.start()
+        self.sampler.start()
+
+    def close(self) -> None:
+        """End after the turns in progress; what waits is done by the next process."""
+        self.desk.close()
+        self.trainer.join()
+        self.sampler.join()
+        self.desk.ledger.close()
+        self.lock.release()
+
+    def tick(self) -> None:
+        """Called once a second: remove what has expired, now and then; end where a thread has ended, so that the next
+        process goes on."""
+        if not (self.trainer.alive and self.sampler.alive):
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._ticks += 1
+        if self._ticks % _SWEEP_TICKS == 1:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Remove checkpoints whose time is over, and results that nobody fetches any more."""
+        ledger, now = self.desk.ledger, self.desk.clock.now_s()
+        for saved in ledger.records(CheckpointRecord, {}):
+            if saved.expires_s is not None and saved.expires_s <= now:
+                ledger.delete(CheckpointRecord, saved.path)
+                remove_checkpoint(saved)
+        ledger.forget_results(now - self.config.limits.keep_results_s)
+
+
+def read_service_file(path: Path) -> TrainingServiceConfig:
+    """The config of a file. Raises ConfigError with every fault, by line and key."""
+    return load(TrainingServiceConfig, path).config
+
+
+def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock: Clock) -> TrainingService:
+    """Open everything that the file names; paths are seen from the folder `beside`. Raises ConfigError, DataError and
+    ResourceError."""
+    keys = TenantKeys(config.tenants)
+    torch.set_num_threads(config.threads)
+    path = config.model.path
+    if not is_hub_name(path) or (beside / path).exists():
+        path = str(beside / path)
+    policy = open_policy(ModelSource(path=path, compute="float32"), seed=0, device="cpu", temperature=1.0)
+    context = config.model.context or policy.decoder.config.max_positions
+    base = _base(policy, path)
+    check_base(base, context)
+    base.rows.prepare(context)
+    folder = beside / config.folder
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock.acquire(folder / "lock", config.folder)
+    lock.write_holder(str(clock.now_s()))
+    ledger = Ledger(folder / "ledger.db")
+    desk = RequestDesk(ledger, clock, Turns(weights={one.name: one.weight for one in config.tenants}))
+    limits = config.limits
+    trainer = TrainingWorker(base, desk, folder, context, limits.pass_tokens, limits.resident_models)
+    size = EngineSize(slots=limits.slots, sequence_tokens=context)
+    engine = open_engine(policy.decoder, tokenizer_rules(policy), size=size, seed=config.seed, runner="torch")
+    engine.publish(0)
+    sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots)
+    routes = TrainingRoutes(config, base, desk, trainer, sampler, keys, context)
+    return TrainingService(config, routes, desk, trainer, sampler, lock, desk.restore())
+
+
+def _base(policy: TokenPolicy, path: str) -> ServedBase:
+    decoder = policy.decoder
+    vocab = min(policy.tokenizer.size, decoder.config.vocab_size)
+    return ServedBase(
+        rows=RowModel(decoder, vocab),
+        tokenizer=policy.tokenizer.for_threads(),
+        folder=policy_folder(Path(path)).resolve(),
+        fingerprint=weights_sha256(decoder),
+        name=path if is_hub_name(path) else str(policy_folder(Path(path)).resolve()),
+    )
+
+
+def plan_lines(config: TrainingServiceConfig) -> list[str]:
+    """What the service would be, for `--dry-run`. Raises ConfigError for a tenant without a key."""
+    TenantKeys(config.tenants)
+    weight = sum(one.weight for one in config.tenants)
+    lines = [f"model {config.model.path}, for clients {', '.join(config.names)}; folder {config.folder}"]
+    lines += [
+        f"tenant {one.name}: {one.weight / weight:.1%} of the work under load, scopes {', '.join(one.scopes)}, "
+        f"at most {one.max_models} models"
+        for one in config.tenants
+    ] or ["no tenants: everybody on this machine is one tenant"]
+    return lines
+
+
+def serve_training(path: Path, place: TrainingPlace, tell: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C. Raises ConfigError for an address that others reach without a key, and as
+    `open_training_service`."""
+    config = read_service_file(path)
+    if not config.tenants and not is_loopback(place.host):
+        raise ConfigError(f"--host {place.host} is reached from other machines: give [[tenants]] with keys in {path}")
+    service = open_training_service(config, beside=path.parent, clock=SystemClock())
+    with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
+        host, port = listener.getsockname()[:2]
+        options = uvicorn.Config(
+            service.routes.app(),
+            http=TimedConnection,
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_STOP_S,
+        )
+        gc.freeze()
+        service.start()
+        shown = f"[{host}]" if ":" in host else host
+        again = f"; {service.resumed} requests of the last process go on" if service.resumed else ""
+        tell(
+            f"training service for {', '.join(config.names)} at http://{shown}:{port}: context "
+            f"{service.routes.context} tokens, {len(config.tenants) or 1} tenants{again}"
+        )
+        events = ServerEvents(stop=service.routes.drain, reload=lambda: None, tick=service.tick)
+        try:
+            RunningServer(options, events, signals).run(sockets=[listener])
+        finally:
+            service.close()
+    tell("stopped: what waits goes on at the next start")

@@ -1,0 +1,466 @@
+"""The thread that trains: requests by their turns, rows of several tenants in one pass, and snapshots."""
+
+import json
+import math
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hone.core.errors import DataError, HoneError, ResourceError
+from hone.core.state import State
+from hone.models.language.lora import LoraAdapter
+from hone.run.store.checkpoints import Checkpoint, CheckpointFolder
+from hone.text.training_service.desk import RequestDesk, failed, json_outcome
+from hone.text.training_service.learner import AdamStep, AdapterShape, ServedBase, TrainedModel
+from hone.text.training_service.ledger import (
+    CheckpointRecord,
+    ModelRecord,
+    Outcome,
+    RequestRecord,
+    SamplerRecord,
+)
+from hone.text.training_service.losses import ServedLoss, find_loss
+from hone.text.training_service.messages import PROTOBUF, Datum, forward_backward_output, read_call
+from hone.text.training_service.rows import RowResult, TrainedRow
+from hone.text.training_service.turns import Waiting
+
+SEGMENTS: Final = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
+"""Part of a path for each kind of checkpoint."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_LOOK_S: Final = 1.0
+"""Seconds between two looks at what is late."""
+_SNAPSHOT_SHARE: Final = 10.0
+"""A snapshot is taken once the work since the last one took so many times as long as that."""
+
+
+def folder_name(id: str) -> str:
+    """A model's or sampler's id as the name of a folder."""
+    return id.replace(":", "_")
+
+
+def check_name(name: object) -> str:
+    """The name of a checkpoint. Raises DataError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DataError(f"a checkpoint's name has 1 to 128 letters, digits, '.', '_' and '-', got {name!r:.80}")
+    return name
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """A forward (and backward) call, as far as its rows are computed."""
+
+    record: RequestRecord
+    waiting: Waiting
+    model: TrainedModel
+    forward_only: bool
+    data: Sequence[Datum]
+    loss: ServedLoss
+    options: Mapping[str, float]
+    before: tuple[Tensor, bool] | None = None
+    """The gradient as it was, and whether it was pending."""
+    results: list[RowResult] = field(default_factory=list[RowResult])
+    seconds: float = 0.0
+
+    def row(self) -> TrainedRow:
+        """The next row."""
+        datum = self.data[len(self.results)]
+        return TrainedRow(
+            adapter=self.model.adapter,
+            tokens=datum.tokens,
+            targets=np.array(datum.inputs["target_tokens"], np.int64),
+            loss=partial(self._loss, datum),
+        )
+
+    def _loss(self, datum: Datum, logp: Tensor) -> Tensor:
+        return self.loss(logp, datum, self.options)
+
+    def take(self, result: RowResult) -> None:
+        """Add the result of the next row. Raises DataError for one that is not finite."""
+        if not math.isfinite(result.loss) or not np.isfinite(result.logprobs).all():
+            raise DataError(f"datum {len(self.results)}: the loss is {result.loss}; nothing of this call was added")
+        if not self.forward_only:
+            self.model.add_gradients([result])
+        self.results.append(RowResult(logprobs=result.logprobs, loss=result.loss, gradient=None))
+
+    def undo(self) -> None:
+        """Take back what the call added."""
+        if self.before is not None:
+            self.model.restore_gradient(self.before[0], pending=self.before[1])
+
+    def outcome(self) -> Outcome:
+        tokens = sum(len(datum.tokens) for datum in self.data)
+        metrics = {"loss:sum": sum(one.loss for one in self.results), "num_tokens:sum": float(tokens)}
+        logprobs: list[NDArray[np.float32]] = [one.logprobs for one in self.results]
+        usage = {"forward_tokens" if self.forward_only else "train_tokens": float(tokens), "core_s": self.seconds}
+        return Outcome(result=forward_backward_output(logprobs, metrics), media=PROTOBUF, usage=usage)
+
+
+@dataclass(slots=True, eq=False)
+class TrainingWorker:
+    """Owner of all models in training. `start` it once."""
+
+    base: ServedBase
+    desk: RequestDesk
+    folder: Path
+    context: int
+    pass_tokens: int = 512
+    """Tokens of the rows of one pass; a longer row has one of its own."""
+    resident: int = 64
+    """Models that are held in memory; others wait on the disk."""
+    models: dict[str, TrainedModel] = field(default_factory=dict[str, TrainedModel])
+    """By id, the one that was used last at the end."""
+    computing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while weights may change."""
+    _passes: dict[str, _Pass] = field(default_factory=dict[str, _Pass])
+    _work_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Work on each model since its snapshot, and the seconds that the snapshot took."""
+    _snapshot_s: dict[str, float] = field(default_factory=dict[str, float])
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="hone-training", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread, which ends after its turn once the desk closes."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def frozen_adapter(self, model: str) -> tuple[str, LoraAdapter]:
+        """A name and a copy of a model's adapter as it is now; of one version the same name."""
+        with self.computing:
+            trained = self._model(model)
+            twin = trained.adapter.with_leaves()
+            for _, factor in twin.factors():
+                factor.data = factor.detach().clone()
+            return f"{model}@{trained.steps}", twin
+
+    # ---------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while True:
+            with self.desk.wake:
+                if self.desk.closing:
+                    return
+                late = self.desk.turns.behind_holes(self.desk.clock.monotonic_s())
+                ready = list(self.desk.turns.next_training())
+                if not (late or ready or self._passes):
+                    self.desk.wake.wait(_LOOK_S)
+                    continue
+            for one, hole in late:
+                message = f"request {one.seq} of {one.owner} waited for number {hole}, which never came"
+                self.desk.finish(self._record(one), failed(DataError(message)))
+            with self.computing:
+                self.turn(ready)
+
+    def turn(self, ready: Sequence[Waiting]) -> None:
+        """Do one piece of work: that of the tenant who had least."""
+        spent = self.desk.turns.spent_s
+        waiting = [*(one.waiting for one in self._passes.values()), *ready]
+        order = sorted(waiting, key=lambda one: (spent.get(one.tenant, 0.0), one.came_s))
+        if not order:
+            return
+        if order[0].kind != "forward_backward":
+            self._do(order[0])
+            return
+        for one in order:
+            if one.kind == "forward_backward" and one.owner not in self._passes:
+                self._open_pass(one)
+        if passes := [self._passes[one.owner] for one in order if one.owner in self._passes]:
+            self._compute(passes)
+
+    def _do(self, one: Waiting) -> None:
+        """Do a request that is not made of rows."""
+        record, began = self._begin(one), time.thread_time()
+        body: dict[str, Any] = json.loads(record.body)
+        handlers: dict[str, Callable[[RequestRecord, dict[str, Any]], Outcome]] = {
+            "create_model": self._create_model,
+            "optim_step": self._optim_step,
+            "load_weights": self._load_weights,
+            "save_weights": partial(self._save_weights, "training"),
+            "save_weights_external": partial(self._save_weights, "external"),
+            "save_weights_for_sampler": self._save_for_sampler,
+        }
+        self.desk.attempt(record, lambda: handlers[record.kind](record, body))
+        self._charge(one, time.thread_time() - began)
+        if record.kind in ("optim_step", "load_weights"):
+            self._keep_snapshot(record)
+        self._end(one)
+
+    def _open_pass(self, one: Waiting) -> None:
+        record = self._begin(one)
+        try:
+            self._passes[one.owner] = self._read_pass(record, one)
+        except Exception as error:  # noqa: BLE001 - the client hears of any failure
+            self.desk.finish(record, failed(error))
+            self._end(one)
+
+    def _read_pass(self, record: RequestRecord, one: Waiting) -> _Pass:
+        """A call whose rows were checked. Raises DataError with every fault."""
+        call = read_call(record.body)
+        loss, data = find_loss(call.loss), call.data()
+        options = loss.settings(call.loss, call.options)
+        faults = [fault for place, datum in enumerate(data) for fault in loss.check(call.loss, place, datum)]
+        vocab = self.base.rows.vocab_used
+        for place, datum in enumerate(data):
+            if len(datum.tokens) > self.context:
+                faults.append(f"datum {place} has {len(datum.tokens)} tokens, at most {self.context} are served")
+            for name, ids in (("model_input", datum.tokens), ("target_tokens", datum.inputs["target_tokens"])):
+                if ids.size and not 0 <= ids.min() <= ids.max() < vocab:
+                    faults.append(
+                        f"datum {place}: {name} has ids from {ids.min()} to {ids.max()}; known: 0 to {vocab - 1}"
+                    )
+        if faults:
+            raise DataError(*faults[:5])
+        model = self._model(record.owner, before=record.seq)
+        before = None if call.forward_only else (model.gradient(), model.pending)
+        return _Pass(record, one, model, call.forward_only, data, loss, options, before)
+
+    def _compute(self, passes: Sequence[_Pass]) -> None:
+        """One pass over rows of several calls; the first has rows in it, others as far as there is room."""
+        first, taken, room = passes[0], list[_Pass](), self.pass_tokens
+        for one in passes:
+            if one.forward_only != first.forward_only:
+                continue
+            size = len(one.data[len(one.results)].tokens)
+            if taken and (size > room or not self.base.rows.shares_passes):
+                break
+            taken.append(one)
+            room -= size
+        began = time.thread_time()
+        try:
+            results = self.base.rows.compute([one.row() for one in taken], gradients=not first.forward_only)
+        except Exception as error:  # noqa: BLE001 - whoever waits hears of any failure
+            for one in taken:
+                self._close_pass(one, failed(error))
+            return
+        spent, tokens = time.thread_time() - began, sum(len(one.data[len(one.results)].tokens) for one in taken)
+        for one, result in zip(taken, results, strict=True):
+            share = spent * len(one.data[len(one.results)].tokens) / tokens
+            one.seconds += share
+            self._charge(one.waiting, share)
+            try:
+                one.take(result)
+            except HoneError as error:
+                self._close_pass(one, failed(error))
+                continue
+            if len(one.results) == len(one.data):
+                self._close_pass(one, one.outcome())
+
+    def _close_pass(self, one: _Pass, outcome: Outcome) -> None:
+        if outcome.category is not None:
+            one.undo()
+        del self._passes[one.waiting.owner]
+        self.desk.finish(one.record, outcome)
+        self._end(one.waiting)
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def _create_model(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+        del body
+        self._model(record.owner)
+        return json_outcome({"type": "create_model", "model_id": record.owner})
+
+    def _optim_step(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+        asked = AdamStep.read(_adam_params(body))
+        metrics = self._model(record.owner, before=record.seq).step(asked)
+        return json_outcome({"type": "optim_step", "metrics": metrics})
+
+    def _load_weights(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+        saved = self._readable(str(body["path"]), record.tenant)
+        if saved.kind != "training":
+            raise DataError(f"{saved.path} is no training checkpoint: it has no optimizer; load one of save_weights")
+        state = self._checkpoint(saved).state()
+        self._model(record.owner, before=record.seq).restore(state, optimizer=bool(body.get("optimizer")))
+        return json_outcome({"type": "load_weights", "path": saved.path, "model_id": record.owner})
+
+    def _save_weights(self, kind: str, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+        saved = self._save(kind, record, body)
+        verb = record.kind
+        outcome = json_outcome({"type": verb, "path": saved.path, "size_bytes": saved.size_bytes})
+        return Outcome(result=outcome.result, media=outcome.media, checkpoint=saved)
+
+    def _save_for_sampler(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+        if body.get("path"):
+            return self._save_weights("sampler", record, body)
+        model = self.desk.ledger.find(ModelRecord, record.owner)
+        assert model is not None
+        sampler = f"{model.session}:sample:{int(body['sampling_session_seq_id'])}"
+        inflight = body.get("kind") == "inflight"
+        folder = None
+        if not inflight:
+            trained, target = (
+                self._model(record.owner, before=record.seq),
+                self.folder / "samplers" / folder_name(sampler),
+            )
+            folder = str(self._write(trained, target, {}) / "policy")
+        saved = SamplerRecord(
+            id=sampler, session=model.session, tenant=model.tenant, path=None, folder=folder,
+            model=record.owner if inflight else None, created_s=self.desk.clock.now_s(),
+        )  # fmt: skip
+        outcome = json_outcome({"type": "save_weights_for_sampler", "sampling_session_id": sampler})
+        return Outcome(result=outcome.result, media=outcome.media, sampler=saved)
+
+    # --------------------------------------------------------------------------------------- checkpoints
+
+    def _save(self, kind: str, record: RequestRecord, body: dict[str, Any]) -> CheckpointRecord:
+        name, ledger, now = check_name(body.get("path")), self.desk.ledger, self.desk.clock.now_s()
+        path = f"tinker://{record.owner}/{SEGMENTS[kind]}/{name}"
+        earlier = ledger.find(CheckpointRecord, path)
+        if earlier is not None and not body.get("overwrite"):
+            raise DataError(f"the checkpoint {path} exists; give another name, or overwrite = true")
+        trained = self._model(record.owner, before=record.seq)
+        target = self.folder / "checkpoints" / folder_name(record.owner) / SEGMENTS[kind] / f"{name}.{record.id[:8]}"
+        if target.exists():  # of an attempt of this request that was killed before its result was written
+            shutil.rmtree(target)
+        folder = self._write(trained, target, trained.state() if kind == "training" else {})
+        ttl, metadata = body.get("ttl_seconds"), body.get("user_metadata")
+        return CheckpointRecord(
+            path=path,
+            model=record.owner,
+            tenant=record.tenant,
+            kind=kind,
+            name=name,
+            folder=str(folder),
+            created_s=now,
+            size_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+            expires_s=None if ttl is None else now + float(ttl),
+            metadata=None if metadata is None else json.dumps(metadata),
+        )
+
+    def _write(self, trained: TrainedModel, target: Path, state: State) -> Path:
+        write = partial(self.base.write_adapter, trained.adapter)
+        return CheckpointFolder(folder=target).save(trained.steps, state, write_policy=write)
+
+    def _readable(self, path: str, tenant: str) -> CheckpointRecord:
+        """The checkpoint of a path. Raises DataError, the same where it is another tenant's and where there is none."""
+        saved = self.desk.ledger.find(CheckpointRecord, path)
+        if saved is None or not (saved.public or saved.tenant == tenant):
+            raise DataError(f"there is no checkpoint {path!r:.200}")
+        return saved
+
+    def _checkpoint(self, saved: CheckpointRecord) -> Checkpoint:
+        folder = Path(saved.folder)
+        return CheckpointFolder(folder=folder.parent).at(int(folder.name.removeprefix("step_")))
+
+    # ----------------------------------------------------------------------------------- models, snapshots
+
+    def _model(self, id: str, *, before: int | None = None) -> TrainedModel:
+        """A model as its requests left it: in memory, or from its last snapshot and the requests behind that, done
+        again; those before number `before`, if it is given. Raises DataError for one that does not exist."""
+        trained = self.models.pop(id, None)
+        if trained is None:
+            record = self.desk.ledger.find(ModelRecord, id)
+            if record is None:
+                raise DataError(f"there is no model {id!r:.80}")
+            trained = self._restored(record, before)
+        self.models[id] = trained
+        self._make_room()
+        return trained
+
+    def _restored(self, record: ModelRecord, before: int | None) -> TrainedModel:
+        shape = AdapterShape(
+            rank=record.rank, attention=bool(record.attention), mlp=bool(record.mlp), output=bool(record.output)
+        )
+        adapter = self.base.adapter(shape.settings(self.base.rows.decoder)).initialise(seed=record.seed)
+        trained = TrainedModel(adapter)
+        if record.snapshot_seq >= 0:
+            trained.restore(self._snapshots(record.id).at(record.snapshot_seq).state())
+        for request in self.desk.ledger.changes_after(record.id, record.snapshot_seq):
+            if before is None or request.seq < before:
+                self._repeat(trained, request)
+        return trained
+
+    def _repeat(self, trained: TrainedModel, request: RequestRecord) -> None:
+        """Change a model as a finished request did."""
+        if request.kind == "optim_step":
+            trained.step(AdamStep.read(_adam_params(json.loads(request.body))))
+        elif request.kind == "load_weights":
+            body = json.loads(request.body)
+            saved = self._readable(body["path"], request.tenant)
+            trained.restore(self._checkpoint(saved).state(), optimizer=bool(body.get("optimizer")))
+        else:
+            call = read_call(request.body)
+            loss = find_loss(call.loss)
+            options = loss.settings(call.loss, call.options)
+            again = _Pass(request, _no_turn(request), trained, False, call.data(), loss, options)
+            while len(again.results) < len(again.data):
+                again.take(self.base.rows.compute([again.row()], gradients=True)[0])
+
+    def _snapshots(self, id: str) -> CheckpointFolder:
+        return CheckpointFolder(folder=self.folder / "models" / folder_name(id), keep_best=0)
+
+    def _keep_snapshot(self, record: RequestRecord) -> None:
+        """Save a model after a step, if the work since the last snapshot is worth it, and after loading."""
+        trained = self.models.get(record.owner)
+        if trained is None or trained.pending:
+            return
+        due = self._work_s.get(record.owner, 0.0) >= _SNAPSHOT_SHARE * self._snapshot_s.get(record.owner, 0.0)
+        if due or record.kind == "load_weights":
+            with suppress(ResourceError):  # a full disk: the requests stay in the ledger, and the next step tries again
+                self._take_snapshot(record.owner, record.seq, trained)
+
+    def _take_snapshot(self, id: str, seq: int, trained: TrainedModel) -> None:
+        began = time.thread_time()
+        self._snapshots(id).save(seq, trained.state())
+        self.desk.ledger.note_snapshot(id, seq)
+        self._work_s[id], self._snapshot_s[id] = 0.0, time.thread_time() - began
+
+    def _make_room(self) -> None:
+        """Put models to the disk that nobody used for long; those with a gradient stay."""
+        for id, trained in list(self.models.items())[: -self.resident]:
+            if not trained.pending and id not in self._passes:
+                self._take_snapshot(id, self.desk.ledger.last_seq(id), trained)
+                del self.models[id]
+
+    # --------------------------------------------------------------------------------------------- turns
+
+    def _record(self, one: Waiting) -> RequestRecord:
+        record = self.desk.ledger.find(RequestRecord, one.id)
+        assert record is not None
+        return record
+
+    def _begin(self, one: Waiting) -> RequestRecord:
+        with self.desk.wake:
+            self.desk.turns.begin(one)
+        return self._record(one)
+
+    def _end(self, one: Waiting) -> None:
+        with self.desk.wake:
+            self.desk.turns.end(one)
+
+    def _charge(self, one: Waiting, seconds: float) -> None:
+        seconds *= torch.get_num_threads()
+        with self.desk.wake:
+            self.desk.turns.charge(one.tenant, seconds)
+        self._work_s[one.owner] = self._work_s.get(one.owner, 0.0) + seconds
+
+
+def _adam_params(body: Mapping[str, Any]) -> Mapping[str, object]:
+    """Settings of a step. Raises DataError for another optimizer than AdamW."""
+    given = body.get("optimizer_params") or {}
+    if given and given.get("type", "adamw") != "adamw":
+        raise DataError(f"the optimizer {given.get('type')!r} is not served; known: adamw")
+    return body.get("adam_params") or {name: value for name, value in given.items() if name != "type"}
+
+
+def _no_turn(request: RequestRecord) -> Waiting:
+    return Waiting(
+        id=request.id, tenant=request.tenant, owner=request.owner, seq=request.seq, kind=request.kind, came_s=0.0
+    )  # fmt: skip
