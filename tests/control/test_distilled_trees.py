@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 import hone.api
 from hone.cli.main import main
+from hone.control import distill
+from hone.control.distill import DistillConfig, distill_tree
 from hone.control.environments.make import GymConfig
-from hone.control.evaluate import distill
-from hone.control.evaluate.distill import DistillConfig, distill_tree
-from hone.control.evaluate.tree_page import write_tree_page
 from hone.control.networks.checkpoint import save_policy
 from hone.control.networks.decision_tree import LEAF, DecisionTree, explain, load_tree, save_tree
 from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs
 from hone.control.networks.numpy_policies import NumpyCategoricalPolicy
 from hone.control.networks.offline import _NumpyTanhGaussianPolicy
 from hone.control.predict import ObservationForm, SavedPolicy, open_saved_policy
+from hone.control.tree_page import write_tree_page
 from hone.core.errors import ConfigError, DataError, ResourceError
 
 sklearn_tree = pytest.importorskip("sklearn.tree", reason="the extra tree is not installed")

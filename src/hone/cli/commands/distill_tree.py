@@ -16,11 +16,11 @@ def run(call: CommandCall) -> int:
         raise ConfigError(f"{policy} is a language model; a tree is distilled from a control policy")
     if owner is None:
         raise ConfigError(f"{policy} is not in a run, so its environment is unknown; name a run or its checkpoint")
-    from hone.control.evaluate.distill import DistillConfig, distill_tree  # noqa: PLC0415 - torch takes seconds
+    from hone.control.distill import DistillConfig, distill_tree  # noqa: PLC0415 - torch takes seconds
     from hone.control.evaluate.returns import run_environment  # noqa: PLC0415 - as above
-    from hone.control.evaluate.tree_page import write_tree_page  # noqa: PLC0415 - as above
     from hone.control.networks.decision_tree import save_tree  # noqa: PLC0415 - as above
     from hone.control.predict import open_saved_policy  # noqa: PLC0415 - as above
+    from hone.control.tree_page import write_tree_page  # noqa: PLC0415 - as above
 
     target, screen = Path(call.text("folder") or owner / "tree"), standard_screen()
     if target.exists():

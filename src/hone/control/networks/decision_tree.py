@@ -1,6 +1,6 @@
 """Decision trees as policies: acting, the attribution of each decision, and their folder on disk.
 
-numpy alone: a tree that was distilled once (`hone.control.evaluate.distill`) acts without scikit-learn, and its folder
+numpy alone: a tree that was distilled once (`hone.control.distill`) acts without scikit-learn, and its folder
 is `policy.json`. Inner nodes ask `x[feature] <= threshold` of an observation flattened to 32-bit floats; a leaf has the
 shares of actions, or the action of a box.
 """

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from hone.control.evaluate.distill import DistilledTree
+from hone.control.distill import DistilledTree
 from hone.control.networks.decision_tree import LEAF, DecisionTree, Explanation, explain
 from hone.estimators.means import Estimate
 from hone.run.report.html import Html, collapsible, element, format_number, join, page, styled, table, text
