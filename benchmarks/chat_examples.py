@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def last(run: Path, key: str) -> float:
     return column(run, key)[-1]
 
 
-def turn_nll(policy: Path, conversations: Sequence[Mapping[str, list[dict[str, str]]]]) -> list[float]:
+def turn_nll(policy: Path, conversations: Sequence[Mapping[str, Any]]) -> list[float]:
     """Mean negative log-likelihood of the answers' tokens by turn, in nats."""
     opened = open_policy(ModelSource(path=str(policy), compute="float32"), seed=0, device="cpu", temperature=1.0)
     encoder, terms = TurnEncoder(opened.tokenizer), [[], []]

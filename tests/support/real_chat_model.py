@@ -24,9 +24,10 @@ def smollm2() -> Path:
 def smollm2_stand_in(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     """Let `hone:smollm2` stand for a random model of a few thousand weights with a template of the same structure."""
     tokenizer = family_tokenizer("chatml")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16}
-    vocabulary = tokenizer.backend.get_vocab_size()
-    config = ModelConfig(family="llama", vocab_size=vocabulary, **sizes, max_positions=2048, tie_embeddings=True)
+    config = ModelConfig(
+        family="llama", vocab_size=tokenizer.backend.get_vocab_size(), hidden_size=32, intermediate_size=64, layers=1,
+        heads=2, kv_heads=1, head_dim=16, max_positions=2048, tie_embeddings=True,
+    )  # fmt: skip
     file = folder / "models" / "tiny.gguf"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(new_model(config, seed=3), tokenizer, file, "F16", name="tiny")
