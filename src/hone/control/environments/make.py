@@ -18,18 +18,17 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from hone.control.environments.layout import NativeRows, layout_of, with_rows
 from hone.control.environments.masks import MASK, VectorMasks, as_mask, mask_size, with_mask_in_info
 from hone.control.environments.registration import OPTION_MEMORY_ID, register_builtin_envs
 from hone.control.environments.space_advice import has_goals
-from hone.control.environments.wrappers import WrapperConfig, with_wrappers
 from hone.core.config import Config
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.core.out_of_memory import out_of_memory
 from hone.core.random import key
-from hone.process.user_files import check_reference, load_module
+from hone.process.user_files import check_reference, load_module, load_reference
 
 # ------------------------------------------------------------------------------------------------------------- boundary
 
@@ -102,6 +101,53 @@ DEFAULT_STEP_LIMIT = 100_000
 """Steps after which an episode without an end is truncated, unless the config says another number."""
 RECORDED_STEPS = 2000
 """Largest number of steps of a recorded episode."""
+
+
+class WrapperConfig(Config):
+    """A wrapper and its arguments; in a list, a name alone stands for a wrapper without arguments."""
+
+    name: str
+    """Name in `gymnasium.wrappers` (`AtariPreprocessing`, `FrameStackObservation`), `file.py:Class` or
+    `package.module:Class`."""
+    kwargs: dict[str, JsonValue] = Field(default={})
+    """Passed to the wrapper after the environment; a list becomes a tuple, as Gymnasium's wrappers want."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, given: object) -> object:
+        return {"name": given} if isinstance(given, str) else given
+
+
+def with_wrappers(env: GymEnv, wrappers: Sequence[WrapperConfig]) -> GymEnv:
+    """`env` in the wrappers, the first innermost. Raises ConfigError for an unknown name, UserCodeError for a file that
+    cannot be imported, and what a constructor raises."""
+    for place, wrapper in enumerate(wrappers):
+        arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in wrapper.kwargs.items()}
+        env = _find_wrapper(wrapper, place)(env, **arguments)
+    return env
+
+
+def _find_wrapper(wrapper: WrapperConfig, place: int) -> Callable[..., GymEnv]:
+    """The class of wrapper number `place`. Raises ConfigError for an unknown name, UserCodeError for a file that
+    cannot be imported."""
+    key = f"env.wrappers[{place}]"
+    if ":" in wrapper.name:
+        check_reference(wrapper.name, kind=f"{key} =")
+        made = load_reference(wrapper.name, kind=f"{key} =", prefix="hone_user_")
+        if not callable(made):
+            raise ConfigError(f"{key} = {wrapper.name!r}: it is no class of a wrapper")
+        return cast("Callable[..., GymEnv]", made)
+    known = {
+        name: made
+        for name, made in vars(gymnasium.wrappers).items()
+        if inspect.isclass(made) and issubclass(made, gymnasium.Wrapper)
+    }
+    if wrapper.name not in known:
+        hint = did_you_mean(wrapper.name, sorted(known))
+        raise ConfigError(
+            f"{key} = {wrapper.name!r}: gymnasium.wrappers has no such wrapper{hint}; one of your own is file.py:Class"
+        )
+    return known[wrapper.name]
 
 
 class GymConfig(Config):
