@@ -11,9 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.certify.check import GradientProbe, gradient_probes, synthetic_credits
-from hone.control.environments.layout import ROW_BYTES, Leaf, SpaceLayout
+from hone.control.environments.layout import Leaf, SpaceLayout
 from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import Actions, BoxActions, DiscreteActions, FactoredActions, ObservationInputs
+from hone.control.networks.mlp import (
+    Actions,
+    BoxActions,
+    DiscreteActions,
+    FactoredActions,
+    ObservationInputs,
+    row_bytes,
+)
 from hone.control.replay.mixed import ReplaySource
 from hone.control.sequences import stack_frames
 from hone.core.episodes import Episodes
@@ -113,19 +120,19 @@ def _synthetic_masks(actions: Actions, count: int, draws: np.random.Generator) -
 
 def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
     encoder, size = inputs.encoder, inputs.size // inputs.frames
+    if inputs.leaves:
+        return _synthetic_rows(inputs.leaves, count, draws)
     if encoder is not None and encoder.shape:
         return draws.integers(0, max(2, int(encoder.divisor)), (count, *encoder.shape)).astype(np.float32)
     if encoder is not None or inputs.one_hot:
         states = size if encoder is None else encoder.count
         return draws.integers(inputs.start, inputs.start + states, count)
-    if inputs.leaves:
-        return _synthetic_rows(inputs.leaves, count, draws)
     return draws.standard_normal((count, size), np.float32)
 
 
 def _synthetic_rows(leaves: Sequence[Leaf], count: int, draws: np.random.Generator) -> NDArray[np.uint8]:
     """Rows of observations with these parts."""
-    width = -(-max(leaf.offset + leaf.bytes for leaf in leaves) // ROW_BYTES) * ROW_BYTES
+    width = row_bytes(leaves)
     rows = np.zeros((count, width), np.uint8)
     layout = SpaceLayout(leaves=tuple(leaves), row_bytes=width)
     for leaf in leaves:

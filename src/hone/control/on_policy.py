@@ -335,7 +335,7 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     actor = _SnapshotActor(_snapshot(acting)) if method.max_staleness else NetworkActor(acting)
     source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, actor), world)
     source = source if method.wrap_source is None else method.wrap_source(source)
-    size = space.inputs.size // space.inputs.frames
+    size = space.inputs.number_size
     source = with_normalisation(source, method.normalise, size=size, discount=method.discount)
     ahead = AsyncSource(source, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
     recipe = Recipe(source=ahead if method.max_staleness else source, credit=method.credit, learner=learner)

@@ -168,7 +168,7 @@ class ValueRunConfig(ReplayRunConfig):
             wrap_source=lambda source: with_normalisation(
                 source,
                 normalise,
-                size=spaces.inputs.size // spaces.inputs.frames,
+                size=spaces.inputs.number_size,
                 discount=algorithm.discount,
             ),
             after_step=after_step,

@@ -1,6 +1,7 @@
 """Encoders of observations: their choice, their numbers beside plain modules of torch, their way to disk and back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pixel_envs import LitCorner
 from torch import nn
 
 from hone import api
+from hone.control.environments.layout import RowSpace, layout_of
 from hone.control.environments.make import GymConfig
 from hone.control.environments.world import open_world
 from hone.control.networks.actor_critic import ActorCritic
@@ -244,6 +246,105 @@ def test_an_embedding_is_a_row_of_its_table() -> None:
     policy = policy_of(spaces.Discrete(6, start=2), encoder="embedding")
     assert policy.numpy_policy().best(np.array([2, 3, 7])).shape == (3,)
 
+
+# ------------------------------------------------------------------------------------------------- several parts
+
+PARTS = spaces.Dict(
+    {"image": pixels(12, 12, 2), "room": spaces.Discrete(100, start=3), "speed": spaces.Box(-1, 1, (2,), np.float32)}
+)
+
+
+def rows_of(count: int) -> tuple[spaces.Space[Any], list[Any], np.ndarray]:
+    """The space of rows, observations, and their rows."""
+    layout = layout_of(PARTS)
+    assert layout is not None
+    PARTS.seed(4)
+    observations = [PARTS.sample() for _ in range(count)]
+    rows = np.zeros((count, layout.row_bytes), np.uint8)
+    for row, observation in zip(rows, observations, strict=True):
+        layout.write(row[None], observation)
+    return RowSpace(layout), observations, rows
+
+
+def test_each_part_of_an_observation_has_its_encoder(tmp_path: Path) -> None:
+    """Features beside those of the parts, each encoded alone and put together by hand."""
+    space, shown, rows = rows_of(5)
+    policy = policy_of(space)
+    spec = policy.spaces.inputs.encoder
+    assert spec is not None
+    assert [(part.kind, part.features) for part in spec.parts][2] == ("numbers", 2)
+    assert policy.spaces.inputs.size == 128 + 16 + 2
+    features = policy.encode(torch.from_numpy(rows))
+    assert policy.encoder is not None
+    image, room, _ = policy.encoder.parts  # pyright: ignore[reportGeneralTypeIssues]
+    alone = torch.cat(
+        (
+            image(torch.from_numpy(np.stack([one["image"] for one in shown]))),
+            room(torch.tensor([int(one["room"]) for one in shown])),
+            torch.from_numpy(np.stack([one["speed"] for one in shown])),
+        ),
+        dim=1,
+    )
+    assert torch.equal(features, alone)
+    save_policy(policy, tmp_path)
+    loaded = load_policy(tmp_path)
+    assert np.array_equal(loaded.numpy_policy().best(rows), policy.numpy_policy().best(rows))
+
+
+def test_numbers_beside_an_image_are_standardised_and_pixels_are_not() -> None:
+    space, shown, rows = rows_of(5)
+    policy = policy_of(space)
+    inputs = policy.spaces.inputs
+    assert inputs.has_scale
+    assert inputs.numbers(rows).shape == (5, 2) == (5, inputs.number_size)
+    before, image_and_room = policy.encode(torch.from_numpy(rows)), slice(0, 128 + 16)
+    moments = np.array([0.5, -0.25]), np.array([2.0, 0.5])
+    policy.spaces = replace(policy.spaces, inputs=inputs.with_moments(*moments, limit=1.0))
+    after = policy.encode(torch.from_numpy(rows))
+    assert torch.equal(before[:, image_and_room], after[:, image_and_room])
+    speed = np.stack([one["speed"] for one in shown])
+    assert np.allclose(after[:, 144:].detach(), ((speed - moments[0]) / moments[1]).clip(-1.0, 1.0), atol=1e-6)
+    assert np.allclose(policy.numpy_policy().inputs.array(rows), after.detach(), atol=1e-6)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_parts_are_named_by_their_paths() -> None:
+    space, _, rows = rows_of(3)
+    flat = policy_of(space, encoders={"image": {"kind": "mlp"}, "room": {"kind": "mlp"}})
+    assert flat.spaces.inputs.size == 288 + 100 + 2
+    assert flat.encode(torch.from_numpy(rows)).shape == (3, 390)
+    for network, message in (
+        ({"encoders": {"picture": {"kind": "small"}}}, "there is image, room, speed"),
+        ({"encoders": {"speed": {"kind": "small"}}}, "this part is 2 numbers"),
+        ({"encoders": {"image": {"kind": "nature"}}}, "network.encoders.image.kind"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            policy_of(space, **network)
+
+
+def test_a_module_gets_the_parts_by_name(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS_OF_PARTS)
+    space, shown, rows = rows_of(3)
+    policy = policy_of(space, module=f"{tmp_path / 'nets.py'}:make")
+    features = policy.encode(torch.from_numpy(rows)).detach().numpy()
+    by_hand = np.stack([np.append(one["speed"], one["image"].mean() / 255.0) for one in shown])
+    assert np.allclose(features, by_hand, atol=1e-6)
+
+
+NETS_OF_PARTS = """
+import torch
+
+
+class Means(torch.nn.Module):
+    out_features = 3
+
+    def forward(self, leaves):
+        return torch.cat((leaves["speed"], leaves["image"].flatten(1).mean(1, keepdim=True)), 1)
+
+
+def make(leaves):
+    assert leaves == {"image": (12, 12, 2), "room": (100,), "speed": (2,)}, leaves
+    return Means()
+"""
 
 # ------------------------------------------------------------------------------------------------------ whole runs
 

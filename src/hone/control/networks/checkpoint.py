@@ -24,7 +24,7 @@ from hone.control.networks.actor_critic import (
 )
 from hone.control.networks.discriminator import AdversarialActorCritic
 from hone.control.networks.encoders import UserEncoder
-from hone.control.networks.encoding import EncoderSpec, ImageLayout
+from hone.control.networks.encoding import EncoderSpec, ImageLayout, encoder_from_json
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.memory import MemoryActorCritic
 from hone.control.networks.mlp import (
@@ -110,9 +110,10 @@ def _inputs_from_json(seen: Mapping[str, Any], folder: Path) -> ObservationInput
     is not the one that was saved."""
     changed: dict[str, Any] = {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])}
     changed["leaves"] = tuple(leaf_from_json(leaf) for leaf in seen.get("leaves", ()))
-    for name, made in (("image", ImageLayout), ("encoder", EncoderSpec)):
-        if seen.get(name) is not None:
-            changed[name] = made(**{**seen[name], "shape": tuple(seen[name]["shape"])})
+    if seen.get("image") is not None:
+        changed["image"] = ImageLayout(**{**seen["image"], "shape": tuple(seen["image"]["shape"])})
+    if seen.get("encoder") is not None:
+        changed["encoder"] = encoder_from_json(seen["encoder"])
     encoder = changed.get("encoder")
     if isinstance(encoder, EncoderSpec) and encoder.module:
         copied = folder / MODULE_FILE

@@ -7,7 +7,7 @@ by torch without gradients, as there is no numpy form of a convolution.
 import copy
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
@@ -18,13 +18,31 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hone.control.networks.encoding import WHOLE, EncoderConfig, EncoderKeys, EncoderSpec, choose_image_encoder
-from hone.control.networks.mlp import Floats, ObservationInputs, PolicySpaces, orthogonal
+from hone.control.environments.layout import Leaf
+from hone.control.networks.encoding import (
+    WHOLE,
+    EncoderConfig,
+    EncoderKeys,
+    EncoderName,
+    EncoderSpec,
+    choose_image_encoder,
+    image_layout,
+)
+from hone.control.networks.mlp import (
+    Floats,
+    ObservationInputs,
+    PolicySpaces,
+    leaf_tensor,
+    leaf_values,
+    orthogonal,
+)
 from hone.core.errors import ConfigError, UserCodeError
 from hone.core.random import key
 from hone.process.user_files import check_reference, describe_error, load_reference, source_files, user_traceback
 
 N = TypeVar("N", bound=nn.Module)
+ONE_HOT_STATES = 64
+"""Choices up to which a part of an observation is one-hot unless its encoder is named."""
 EMBEDDING_FEATURES = 16
 """Numbers of the vector of a numbered state."""
 MINIGRID_VALUES = (11, 6, 3)
@@ -38,10 +56,10 @@ class Encoder(nn.Module):
         super().__init__()
         self.spec = spec
 
-    def features_of(self, seen: NDArray[np.generic]) -> Floats:
+    def features_of(self, seen: Tensor) -> Floats:
         """`[n, *observation]` -> `[n, features]` in numpy, without gradients."""
         with torch.no_grad():
-            return self(torch.from_numpy(np.ascontiguousarray(seen)).to(self.device)).float().cpu().numpy()
+            return self(seen.to(self.device)).float().cpu().numpy()
 
     @property
     def device(self) -> torch.device:
@@ -98,6 +116,27 @@ class EmbeddingEncoder(Encoder):
         return self.table(seen.long() - self.spec.start).flatten(1)
 
 
+class RowEncoder(Encoder):
+    """Encoders of the parts of a row of bytes, whose outputs are put one after another."""
+
+    def __init__(self, spec: EncoderSpec, frames: int, leaves: Sequence[Leaf], parts: Sequence[Encoder | None]) -> None:
+        """`parts`: one for each of `leaves`, None for numbers, which are read as they are."""
+        super().__init__(spec)
+        self.frames, self.leaves = frames, tuple(leaves)
+        self.parts = nn.ModuleList(nn.Identity() if part is None else part for part in parts)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        rows = seen.to(torch.uint8).reshape(-1, *self.spec.shape)
+        outputs: list[Tensor] = []
+        for leaf, part in zip(self.leaves, self.parts, strict=True):
+            if isinstance(part, Encoder):
+                values = leaf_values(rows, leaf).reshape(-1, self.frames, *leaf.shape)
+                outputs.append(part(values))
+            else:
+                outputs.append(leaf_tensor(rows, leaf).to(self.dtype).reshape(-1, self.frames * leaf.features))
+        return torch.cat(outputs, dim=1)
+
+
 @runtime_checkable
 class _HasFeatures(Protocol):
     """A module that says how many numbers it returns."""
@@ -108,10 +147,14 @@ class _HasFeatures(Protocol):
 class UserEncoder(Encoder):
     """A module of the user's, which is called with a dict of float tensors, one a leaf of the observation."""
 
-    def __init__(self, spec: EncoderSpec, frames: int, *, seed: int, stream: str) -> None:
+    def __init__(self, spec: EncoderSpec, inputs: ObservationInputs, *, seed: int, stream: str) -> None:
         """Raises UserCodeError where the user's function fails, or returns no module with `out_features`."""
         super().__init__(spec)
-        self.shape = spec.shape if frames == 1 else (frames, *spec.shape)
+        self.frames, self.leaves = inputs.frames, inputs.leaves
+        stack = () if self.frames == 1 else (self.frames,)
+        shapes = {leaf.path: (leaf.features,) if leaf.kind == "one_hots" else leaf.shape for leaf in self.leaves}
+        self.shapes = {path: (*stack, *shape) for path, shape in (shapes or {WHOLE: spec.shape}).items()}
+        """Shape of each part, as the module is told and given it."""
         self.source = read_module_source(spec.module)
         """Text of its file, which is saved with the policy."""
         make = load_reference(spec.module, kind="network.module =", prefix="hone_user_")
@@ -119,7 +162,7 @@ class UserEncoder(Encoder):
             raise UserCodeError(f"network.module = {spec.module!r}: it is not a function")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(seed, "weights", stream) & 0x7FFFFFFF)
-            made = _call(spec.module, lambda: make({WHOLE: self.shape}, **spec.kwargs))
+            made = _call(spec.module, lambda: make(dict(self.shapes), **spec.kwargs))
         if not isinstance(made, nn.Module) or not isinstance(made, _HasFeatures):
             raise UserCodeError(
                 f"network.module = {spec.module!r}: it returned {type(made).__name__}; return a torch.nn.Module whose "
@@ -129,9 +172,14 @@ class UserEncoder(Encoder):
         self.out_features = int(made.out_features)
 
     def forward(self, seen: Tensor) -> Tensor:
-        x = seen.to(self.dtype).reshape(-1, *self.shape)
-        x = x if self.spec.divisor == 1.0 else x / self.spec.divisor
-        out = _call(self.spec.module, lambda: self.module({WHOLE: x}))
+        if self.leaves:
+            rows = seen.to(torch.uint8).reshape(-1, *self.spec.shape)
+            given = {leaf.path: leaf_tensor(rows, leaf).to(self.dtype) for leaf in self.leaves}
+        else:
+            x = seen.to(self.dtype)
+            given = {WHOLE: x if self.spec.divisor == 1.0 else x / self.spec.divisor}
+        parts = {path: values.reshape(-1, *self.shapes[path]) for path, values in given.items()}
+        out = _call(self.spec.module, lambda: self.module(parts))
         if not isinstance(out, Tensor) or out.shape != (len(seen), self.out_features):
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise UserCodeError(
@@ -172,15 +220,19 @@ def make_encoder(inputs: ObservationInputs, *, seed: int, stream: str) -> Encode
     """The encoder in front of a network, None for plain numbers. Raises UserCodeError for a module that fails."""
     if inputs.encoder is None:
         return None
-    made = _build(inputs.encoder, inputs.frames, seed=seed, stream=stream)
+    made = _build(inputs.encoder, inputs, seed=seed, stream=stream)
     if not isinstance(made, UserEncoder):
         _initialise(made, seed=seed, stream=stream)
     return made
 
 
-def _build(spec: EncoderSpec, frames: int, *, seed: int, stream: str) -> Encoder:
+def _build(spec: EncoderSpec, inputs: ObservationInputs, *, seed: int, stream: str) -> Encoder:
+    frames = inputs.frames
     if spec.kind == "module":
-        return UserEncoder(spec, frames, seed=seed, stream=stream)
+        return UserEncoder(spec, inputs, seed=seed, stream=stream)
+    if spec.kind == "parts":
+        parts = [None if part.kind == "numbers" else _build(part, inputs, seed=0, stream="") for part in spec.parts]
+        return RowEncoder(spec, frames, inputs.leaves, parts)
     if spec.kind == "embedding":
         made: Encoder = EmbeddingEncoder(spec)
     elif spec.kind == "minigrid":
@@ -288,23 +340,63 @@ def encoded_spaces(spaces: PolicySpaces, network: EncoderKeys) -> PolicySpaces:
     UserCodeError for a module of the user's that fails.
     """
     inputs = spaces.inputs
-    if unknown := sorted(set(network.encoders) - {WHOLE}):
+    known = {leaf.path for leaf in inputs.leaves} or {WHOLE}
+    if unknown := sorted(set(network.encoders) - known):
         raise ConfigError(
-            f"network.encoders.{unknown[0]}: the observation is no dict; its one encoder is network.encoder, or "
-            f"network.encoders.{WHOLE}"
+            f"network.encoders.{unknown[0]}: the observation has no such part; there is {', '.join(sorted(known))}"
         )
     config = network.encoders.get(WHOLE, EncoderConfig(kind=network.encoder))
-    spec = _choose(inputs, network, config)
+    spec = _choose_parts(inputs, network) if inputs.leaves else _choose(inputs, network, config)
     if spec is None:
         return spaces
-    made = _build(spec, inputs.frames, seed=0, stream="size")
+    made = _build(spec, inputs, seed=0, stream="size")
     if isinstance(made, UserEncoder):
         features = made.out_features
     else:
         with torch.no_grad():
-            features = made(torch.zeros((1, inputs.frames, *spec.shape)) + spec.start).shape[1]
+            features = made(_first_observation(inputs, spec)).shape[1]
     encoder = replace(spec, features=features)
     return replace(spaces, inputs=replace(inputs, size=features, one_hot=False, encoder=encoder))
+
+
+def _first_observation(inputs: ObservationInputs, spec: EncoderSpec) -> Tensor:
+    """One observation of zeros, or of the first choices."""
+    if not inputs.leaves:
+        return torch.zeros((1, inputs.frames, *spec.shape)) + spec.start
+    rows = np.zeros((inputs.frames, *spec.shape), np.uint8)
+    for leaf in inputs.leaves:
+        if leaf.kind == "one_hots":
+            rows[:, leaf.offset : leaf.offset + leaf.bytes].view(leaf.dtype)[:] = leaf.starts
+    return torch.from_numpy(rows)[None]
+
+
+def _choose_parts(inputs: ObservationInputs, network: EncoderKeys) -> EncoderSpec | None:
+    """Encoders of the parts of a row; None where all are read as numbers."""
+    shape = (inputs.shown_size,)
+    if network.module is not None:
+        return _choose_module(network, "network.encoder", network.encoder, shape, 1.0)
+    specs: list[EncoderSpec] = []
+    for leaf in inputs.leaves:
+        config, name = network.encoders.get(leaf.path, EncoderConfig()), f"network.encoders.{leaf.path}.kind"
+        image = (
+            image_layout(leaf.shape, np.dtype(leaf.dtype), max(leaf.high, default=1.0)) if leaf.kind == "box" else None
+        )
+        numbers = EncoderSpec(kind="numbers", features=leaf.features, shape=leaf.shape)
+        is_choice = leaf.kind == "one_hots" and len(leaf.sizes) == 1
+        if image is not None:
+            kind = network.encoder if config.kind == "auto" else config.kind
+            spec = choose_image_encoder(image, EncoderConfig(kind=kind, channels=config.channels), key=name)
+            specs.append(spec if spec.kind != "mlp" else numbers)
+        elif is_choice and (config.kind == "embedding" or (config.kind == "auto" and leaf.sizes[0] > ONE_HOT_STATES)):
+            spec = EncoderSpec(kind="embedding", features=0, shape=(), count=leaf.sizes[0], start=leaf.starts[0])
+            specs.append(spec)
+        elif config.kind in {"auto", "mlp"}:
+            specs.append(numbers)
+        else:
+            raise ConfigError(f'{name} = "{config.kind}": this part is {leaf.features} numbers; leave it out')
+    if all(spec.kind == "numbers" for spec in specs):
+        return None
+    return EncoderSpec(kind="parts", features=0, shape=shape, parts=tuple(specs))
 
 
 def framed_spaces(spaces: PolicySpaces, frames: int) -> PolicySpaces:
@@ -313,22 +405,30 @@ def framed_spaces(spaces: PolicySpaces, frames: int) -> PolicySpaces:
     return replace(spaces, inputs=replace(inputs, frames=frames, size=frames * inputs.size))
 
 
+def _choose_module(
+    network: EncoderKeys, name: str, kind: EncoderName, shape: tuple[int, ...], divisor: float
+) -> EncoderSpec:
+    """The user's module as an encoder. Raises ConfigError beside another encoder."""
+    assert network.module is not None
+    if kind != "auto":
+        raise ConfigError(f'{name} = "{kind}": network.module is the encoder; leave one of both out')
+    return EncoderSpec(
+        kind="module",
+        features=0,
+        shape=shape,
+        divisor=divisor,
+        module=network.module,
+        sha256=hashlib.sha256(read_module_source(network.module).encode()).hexdigest(),
+        kwargs=dict(network.kwargs),
+    )
+
+
 def _choose(inputs: ObservationInputs, network: EncoderKeys, config: EncoderConfig) -> EncoderSpec | None:
     image, name = inputs.image, "network.encoder" if WHOLE not in network.encoders else f"network.encoders.{WHOLE}.kind"
     shape, divisor = ((), 1.0) if image is None else (image.shape, image.divisor)
     if network.module is not None:
-        if config.kind != "auto":
-            raise ConfigError(f'{name} = "{config.kind}": network.module is the encoder; leave one of both out')
-        source = read_module_source(network.module)
-        return EncoderSpec(
-            kind="module",
-            features=0,
-            shape=shape if image is not None else () if inputs.one_hot else (inputs.size // inputs.frames,),
-            divisor=divisor,
-            module=network.module,
-            sha256=hashlib.sha256(source.encode()).hexdigest(),
-            kwargs=dict(network.kwargs),
-        )
+        numbers = () if inputs.one_hot else (inputs.size // inputs.frames,)
+        return _choose_module(network, name, config.kind, numbers if image is None else shape, divisor)
     if network.kwargs:
         raise ConfigError("network.kwargs: they are arguments of network.module, which is not set")
     if image is not None:
@@ -352,11 +452,14 @@ def _choose(inputs: ObservationInputs, network: EncoderKeys, config: EncoderConf
 class EncodedInputs(ObservationInputs):
     """Inputs of a numpy policy whose observations an encoder reads."""
 
+    shown: ObservationInputs
+    """Inputs of the policy, which may standardise parts of an observation before the encoder reads it."""
     module: Encoder
 
     def array(self, seen: NDArray[np.generic]) -> Floats:
         """`[n, *observation]` -> `[n, features]` float32."""
-        return self.module.features_of(seen)
+        x = torch.from_numpy(np.ascontiguousarray(seen))
+        return self.module.features_of(self.shown.tensor(x))
 
     def frozen_copy(self) -> Self:
         """The same inputs with a copy of the weights."""
@@ -366,4 +469,4 @@ class EncodedInputs(ObservationInputs):
 def acting_inputs(inputs: ObservationInputs, network: nn.Module | None) -> ObservationInputs:
     """Inputs of a numpy policy over `network`, an encoder or a network behind one: they encode where there is one."""
     encoder = network.encoder if isinstance(network, EncodedNetwork) else network
-    return EncodedInputs(size=inputs.size, module=encoder) if isinstance(encoder, Encoder) else inputs
+    return EncodedInputs(size=inputs.size, shown=inputs, module=encoder) if isinstance(encoder, Encoder) else inputs

@@ -39,7 +39,7 @@ class EncoderKeys(Config):
     `minigrid` (one-hot planes of its three channels), `mlp` (flattened). `embedding`: a learned vector for each
     numbered state. `auto`: by the shape."""
     encoders: dict[str, EncoderConfig] = Field(default={})
-    """Encoders by the path of a leaf, such as `image`; `observation` for an observation that is no dict."""
+    """Encoders by the path of a part of the observation, such as `image`; `observation` for one that is no dict."""
     module: str | None = None
     """Encoder of your own: `file.py:make`; `make(leaves, **kwargs)` returns a `torch.nn.Module` with `out_features`."""
     kwargs: dict[str, JsonValue] = Field(default={})
@@ -81,12 +81,18 @@ class ImageLayout:
     """True if pixels are whole numbers of 8 bits."""
 
 
+def encoder_from_json(spec: Mapping[str, Any]) -> "EncoderSpec":
+    """The spec that `dataclasses.asdict` described. Raises KeyError, TypeError."""
+    parts = tuple(encoder_from_json(part) for part in spec.get("parts", ()))
+    return EncoderSpec(**{**spec, "shape": tuple(spec["shape"]), "parts": parts})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """An encoder in front of a policy's networks."""
 
     kind: str
-    """An `EncoderName`, or `module`."""
+    """An `EncoderName`, `module`, `parts` (of a row of several), or `numbers` (of such a part: as it is)."""
     features: int
     """Numbers that it hands to the networks."""
     shape: tuple[int, ...]
@@ -105,6 +111,8 @@ class EncoderSpec:
     """Digest of its file."""
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of the module."""
+    parts: "tuple[EncoderSpec, ...]" = ()
+    """Encoders of the leaves of an observation of several parts, in their order."""
 
     @property
     def sides(self) -> tuple[int, int]:

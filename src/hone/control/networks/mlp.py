@@ -7,6 +7,7 @@ the memory of the trained module, so that acting needs no copy of the weights.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, TypeAlias
@@ -18,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hone.control.environments.layout import Leaf
+from hone.control.environments.layout import ROW_BYTES, Leaf
 from hone.control.networks.encoding import EncoderKeys, EncoderSpec, ImageLayout, MemoryConfig
 from hone.core.config import Config
 from hone.core.random import generator
@@ -100,14 +101,40 @@ class ObservationInputs:
     divided by the largest of them, choices one-hot, bits as 0 and 1. Only numbers that are no bytes are normalised."""
 
     @property
+    def shown_size(self) -> int:
+        """Numbers of one observation as it is shown: pixels, bytes of a row, one for a numbered state."""
+        if self.leaves:
+            return row_bytes(self.leaves)
+        if self.encoder is not None:
+            return int(np.prod(self.encoder.shape))
+        return 1 if self.one_hot else self.size // self.frames
+
+    @property
     def has_scale(self) -> bool:
-        """True if each number may be standardised: not names of states, and not what an encoder reads."""
-        return not self.one_hot and self.encoder is None
+        """True if numbers may be standardised: not names of states, and not what an encoder reads."""
+        if self.encoder is not None:
+            return any(_is_float(leaf) for leaf in self.number_leaves)
+        return not self.one_hot
+
+    @property
+    def number_leaves(self) -> tuple[Leaf, ...]:
+        """Parts that no encoder reads."""
+        if self.encoder is None:
+            return self.leaves
+        parts = zip(self.leaves, self.encoder.parts, strict=bool(self.encoder.parts))
+        return tuple(leaf for leaf, part in parts if part.kind == "numbers")
+
+    @property
+    def number_size(self) -> int:
+        """Numbers of one observation that may be standardised, and that stand beside them."""
+        if self.leaves:
+            return sum(leaf.features for leaf in self.number_leaves)
+        return self.size // self.frames
 
     def tensor(self, seen: Tensor) -> Tensor:
-        """`[n, *observation]` -> `[n, size]` float32; as it is where an encoder reads it."""
+        """`[n, *observation]` -> `[n, size]` float32; where an encoder reads it as it is, but for standardised parts."""
         if self.encoder is not None:
-            return seen
+            return self._standardised_rows(seen) if self.mean else seen
         if self.frames > 1:
             return self._of_one_frame().tensor(seen.flatten(0, 1)).reshape(len(seen), self.size)
         if self.one_hot:
@@ -137,15 +164,28 @@ class ObservationInputs:
     def _of_one_frame(self) -> "ObservationInputs":
         return replace(self, frames=1, size=self.size // self.frames)
 
+    def _standardised_rows(self, seen: Tensor) -> Tensor:
+        """Rows of bytes `[n, (frames,) row_bytes]` whose floating-point numbers are standardised; the encoder reads
+        them."""
+        rows = seen.to(torch.uint8).reshape(-1, self.shown_size).clone()
+        first = 0
+        for leaf in self.number_leaves:
+            place, first = slice(first, first + leaf.features), first + leaf.features
+            if _is_float(leaf):
+                values = leaf_values(rows, leaf)
+                scaled = (values - values.new_tensor(self.mean[place])) / values.new_tensor(self.scale[place])
+                values.copy_(scaled.clamp(-self.limit, self.limit) if self.limit else scaled)
+        return rows.reshape(seen.shape)
+
     def numbers(self, seen: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Observations that are not one-hot as numbers, not normalised yet: `[n, size]` of rows with parts, others as
-        they are."""
-        return np.concatenate([leaf_array(seen, leaf) for leaf in self.leaves], axis=1) if self.leaves else seen
+        """Observations that are not one-hot as numbers, not normalised yet: `[n, number_size]` of rows with parts, of
+        those that no encoder reads; others as they are."""
+        return np.concatenate([leaf_array(seen, leaf) for leaf in self.number_leaves], axis=1) if self.leaves else seen
 
     def with_moments(self, mean: NDArray[np.float64], scale: NDArray[np.float64], limit: float) -> "ObservationInputs":
         """The same inputs, normalised by `mean` and `scale` `[size]` where they may be."""
         if self.leaves:
-            scaled = np.concatenate([np.full(leaf.features, is_scaled(leaf)) for leaf in self.leaves])
+            scaled = np.concatenate([np.full(leaf.features, is_scaled(leaf)) for leaf in self.number_leaves])
             mean, scale = np.where(scaled, mean, 0.0), np.where(scaled, scale, 1.0)
         return replace(self, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), limit=limit)
 
@@ -162,6 +202,16 @@ class ObservationInputs:
         return self.with_moments(flat.mean(axis=0), scale, self.limit)
 
 
+def row_bytes(leaves: Sequence[Leaf]) -> int:
+    """Bytes of a row with these parts."""
+    return -(-max(leaf.offset + leaf.bytes for leaf in leaves) // ROW_BYTES) * ROW_BYTES
+
+
+def _is_float(leaf: Leaf) -> bool:
+    """True for numbers that can hold their standardised values."""
+    return leaf.kind == "box" and np.dtype(leaf.dtype).kind == "f"
+
+
 def is_scaled(leaf: Leaf) -> bool:
     """True for numbers that may be standardised: not bytes of images, choices or bits."""
     return leaf.kind == "box" and np.dtype(leaf.dtype).itemsize > 1
@@ -173,10 +223,15 @@ def _divisor(leaf: Leaf) -> float:
     return max(leaf.high[0], 1.0) if is_image else 1.0
 
 
+def leaf_values(rows: Tensor, leaf: Leaf) -> Tensor:
+    """Values `[n, count]` of a leaf in rows `[n, row_bytes]` of bytes, in their own type: a view."""
+    kind = torch.from_numpy(np.zeros(1, leaf.dtype)).dtype
+    return rows[:, leaf.offset : leaf.offset + leaf.bytes].view(kind)
+
+
 def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
     """Numbers `[n, features]` float32 of a leaf in rows `[n, row_bytes]` of bytes."""
-    kind = torch.from_numpy(np.zeros(1, leaf.dtype)).dtype
-    values = rows[:, leaf.offset : leaf.offset + leaf.bytes].view(kind)
+    values = leaf_values(rows, leaf)
     if leaf.kind != "one_hots":
         numbers = values.to(torch.float32)
         return numbers if _divisor(leaf) == 1.0 else numbers / _divisor(leaf)

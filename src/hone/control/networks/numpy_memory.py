@@ -7,7 +7,6 @@ where that is, by `forget`: never a number in the observation.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -153,13 +152,13 @@ class NumpyFramePolicy(NumpyMemoryPolicy):
     def initial(self) -> Floats:
         return np.full((self.frames - 1) * self.size, np.nan, np.float32)
 
-    def recall(self, seen: Array) -> Floats:
-        """`[n, frames, *observation]`"""
+    def recall(self, seen: Array) -> Array:
+        """`[n, frames, *observation]`, in their own type."""
         now = seen.reshape(len(seen), 1, -1).astype(np.float32)
         stack = np.concatenate((self.memory.reshape(len(seen), self.frames - 1, -1), now), axis=1)
         stack = np.where(np.isnan(stack), now, stack)
         self.memory = stack[:, 1:].reshape(len(seen), -1)
-        return stack.reshape(len(seen), self.frames, *seen.shape[1:])
+        return stack.astype(seen.dtype).reshape(len(seen), self.frames, *seen.shape[1:])
 
 
 def require_no_memory(acting: NumpyPolicy, use: str) -> NumpyPolicy:
@@ -176,8 +175,4 @@ def with_frames(head: NumpyPolicy, inputs: ObservationInputs) -> NumpyPolicy:
     """`head` behind a stack of observations, where `inputs` read several together."""
     if inputs.frames == 1:
         return head
-    if inputs.encoder is not None:
-        size = prod(inputs.encoder.shape)
-    else:
-        size = 1 if inputs.one_hot else inputs.size // inputs.frames
-    return NumpyFramePolicy(head=head, inputs=inputs, frames=inputs.frames, size=size)
+    return NumpyFramePolicy(head=head, inputs=inputs, frames=inputs.frames, size=inputs.shown_size)
