@@ -119,6 +119,8 @@ class ReplayRunConfig(OffPolicyRunConfig):
             seed=self.seed,
             squashed=self.box_recipes is None,
             transport=block_transport(self.env),
+            masks=self.box_recipes is not None,
+            parts="observations",
         )
         with contextlib.ExitStack() as on_fault:
             on_fault.callback(world.close)
@@ -134,7 +136,7 @@ class ReplayRunConfig(OffPolicyRunConfig):
             return replay_job(config, world, wrap(config.method(spaces)), config.replay)
 
         notes = [*world.warnings, *notes, *image_warnings(spaces)]
-        return opened_run(world, build, warnings=notes, close=world.close)
+        return replace(opened_run(world, build, warnings=notes, close=world.close), notes=world.notes)
 
     def check(self) -> list[str]:
         """Warnings about the numbers. Raises ConfigError for an environment that the algorithm cannot learn in."""

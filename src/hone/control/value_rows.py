@@ -157,7 +157,7 @@ def value_rows(
     columns = {**vars(rows), "weight": importance, "chosen": policy.action_indices(rows.chosen)}
     return ValueRows(
         **columns,
-        target_outcomes=policy.target_return_outputs(rows.next_seen, drawn),
+        target_outcomes=policy.target_return_outputs(rows.next_seen, drawn, rows.next_mask),
         sample_index=torch.arange(len(rows), device=device),
     )
 
@@ -181,16 +181,23 @@ def outcomes_of_action(outcomes: Tensor, number: Tensor) -> Tensor:
     return outcomes.gather(1, index).squeeze(1)
 
 
+def legal_values(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Values `[n, choices]`, -inf for the illegal choices of `mask`: their maximum is that of the legal ones. Masks of
+    last observations have a legal choice, so that no maximum is -inf (`environments.masks.with_choices`)."""
+    return values if mask is None else values.masked_fill(~mask, -torch.inf)
+
+
 ActionSelector: TypeAlias = Callable[[DqnPolicy, ValueRows], Tensor]
 """Selects the next actions `[n]` of a target."""
 
 
 def argmax_target(policy: DqnPolicy, rows: ValueRows) -> Tensor:
     """`[n]` greedy next actions of the target network."""
-    return policy.q_values(rows.target_outcomes).argmax(dim=1)
+    return legal_values(policy.q_values(rows.target_outcomes), rows.next_mask).argmax(dim=1)
 
 
 @torch.no_grad()
 def argmax_online(policy: DqnPolicy, rows: ValueRows) -> Tensor:
     """`[n]` the choice that the values of now think best of what was seen next (double Q-learning)."""
-    return policy.q_values(policy.return_outputs(rows.next_seen, weight_noise(rows, 1))).argmax(dim=1)
+    ahead = policy.q_values(policy.return_outputs(rows.next_seen, weight_noise(rows, 1), rows.next_mask))
+    return legal_values(ahead, rows.next_mask).argmax(dim=1)

@@ -104,8 +104,9 @@ def sac_actor_loss(logp: PerDecision, first: PerDecision, second: PerDecision, a
     return LossTerms(loss=loss, compute_metrics=lambda: {"policy/entropy_nats": -logp.detach()})
 
 
-def temperature_loss(log_alpha: One, logp: PerDecision, *, target_entropy: float) -> LossTerms:
-    """-log alpha * (log pi + target entropy): alpha rises while the entropy is below its target, in nats.
+def temperature_loss(log_alpha: One, logp: PerDecision, *, target_entropy: float | PerDecision) -> LossTerms:
+    """-log alpha * (log pi + target entropy): alpha rises while the entropy is below its target, in nats: one
+    number for all decisions, or one for each.
 
     `log_alpha` carries the gradient, `logp` is data.
     """

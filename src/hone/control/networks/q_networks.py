@@ -325,14 +325,15 @@ class DqnPolicy(ControlPolicy):
         body = body_of(self.values)
         return body.noise_size if isinstance(body, NoisyMlp) else 0
 
-    def return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Return representation `[n, choices, size]` of each action; `noise` `[noise_size]`, None: the mean weights."""
-        return self._return_outputs(self.values, seen, noise)
+    def return_outputs(self, seen: Tensor, noise: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return representation `[n, choices, size]` of each action; `noise` `[noise_size]`, None: the mean weights.
+        The advantages of dueling streams have the mean 0 over the legal choices of `mask` `[n, choices]`."""
+        return self._return_outputs(self.values, seen, noise, mask)
 
     @torch.no_grad()
-    def target_return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
+    def target_return_outputs(self, seen: Tensor, noise: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Return representation `[n, choices, size]` by the target network."""
-        return self._return_outputs(self.target, seen, noise)
+        return self._return_outputs(self.target, seen, noise, mask)
 
     @torch.no_grad()
     def average_return_outputs(self, seen: Tensor) -> Tensor:
@@ -349,21 +350,26 @@ class DqnPolicy(ControlPolicy):
             case QuantileReturn():
                 return outcomes.mean(dim=-1)
 
-    def _return_outputs(self, body: nn.Module, seen: Tensor, noise: Tensor | None) -> Tensor:
+    def _return_outputs(
+        self, body: nn.Module, seen: Tensor, noise: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
         x = self.spaces.inputs.tensor(seen)
         if isinstance(body, EncodedNetwork):
             x, body = body.encoder(x), body.body
         if isinstance(body, NoisyMlp) and noise is None:
             body = body.mean
-        return self._combine_dueling(body(x) if noise is None else body(x, noise))
+        return self._combine_dueling(body(x) if noise is None else body(x, noise), mask)
 
-    def _combine_dueling(self, raw: Tensor) -> Tensor:
+    def _combine_dueling(self, raw: Tensor, mask: Tensor | None) -> Tensor:
         """`[n, outputs]` of the last layer -> `[n, choices, size]`."""
         streams = raw.view(-1, self.action_count + self.architecture.dueling, self.architecture.outcome.size)
         if not self.architecture.dueling:
             return streams
         value, advantage = streams[:, :1], streams[:, 1:]
-        return value + (advantage - advantage.mean(dim=1, keepdim=True))
+        if mask is None:
+            return value + (advantage - advantage.mean(dim=1, keepdim=True))
+        legal = mask[:, :, None].to(advantage.dtype)
+        return value + (advantage - (advantage * legal).sum(dim=1, keepdim=True) / legal.sum(dim=1, keepdim=True))
 
     def numpy_q_network(self) -> _NumpyQNetwork:
         """Action values in numpy by the current weights: observations as numbers `[n, inputs]` -> `[n, choices]`."""
@@ -455,8 +461,11 @@ class DiscreteSacPolicy(ControlPolicy):
         self.targets.requires_grad_(requires_grad=False)
         self.log_temperature = nn.Parameter(torch.zeros(1))
 
-    def logp(self, seen: Tensor) -> Tensor:
-        """`[n, choices]` nats."""
+    def logp(self, seen: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`[n, choices]` nats; -inf for the illegal choices of `mask` `[n, choices]`."""
+        if mask is not None:
+            outputs = self.actor(self.spaces.inputs.tensor(seen))
+            return F.log_softmax(outputs.masked_fill(~mask, -math.inf), dim=1)
         return F.log_softmax(self.actor(self.spaces.inputs.tensor(seen)), dim=1)
 
     def q_values(self, seen: Tensor) -> tuple[Tensor, Tensor]:

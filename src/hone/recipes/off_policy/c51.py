@@ -60,7 +60,7 @@ def objective(
     policy: DqnPolicy, rows: ValueRows, *, support: ValueSupport, choose: ActionSelector = argmax_target
 ) -> LossTerms:
     """Cross-entropy of the chosen action's distribution to the projected one of the best action that follows."""
-    logits = outcomes_of_action(policy.return_outputs(rows.seen, weight_noise(rows, 0)), rows.chosen)
+    logits = outcomes_of_action(policy.return_outputs(rows.seen, weight_noise(rows, 0), rows.mask), rows.chosen)
     ahead = torch.softmax(outcomes_of_action(rows.target_outcomes, choose(policy, rows)), dim=1)
     target = categorical_target(rows.reward, rows.discount, ahead, support=support)
     return c51_loss(logits, target, support=support)

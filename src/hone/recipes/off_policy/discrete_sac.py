@@ -77,8 +77,7 @@ class DiscreteSacConfig(ReplayRunConfig):
 def _critic_objective(policy: DiscreteSacPolicy, rows: TransitionRows) -> LossTerms:
     """Squared error of both critics against the soft target, its expectation over actions written out."""
     with torch.no_grad():
-        logp = policy.logp(rows.next_seen)
-        share = logp.exp()
+        share, logp = _shares(policy, rows.next_seen, rows.next_mask)
         worth = (share * policy.min_target_q_values(rows.next_seen)).sum(dim=1)
         target = soft_target(rows.reward, rows.discount, worth, (share * logp).sum(dim=1), policy.log_temperature.exp())
     chosen = policy.action_indices(rows.chosen)[:, None]
@@ -86,16 +85,25 @@ def _critic_objective(policy: DiscreteSacPolicy, rows: TransitionRows) -> LossTe
     return twin_critic_loss(first, second, target)
 
 
+def _shares(policy: DiscreteSacPolicy, seen: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Probabilities and log-probabilities `[n, choices]`; of illegal choices both are 0, as p log p is 0 where p is."""
+    logp = policy.logp(seen, mask)
+    return logp.exp(), logp if mask is None else logp.masked_fill(~mask, 0.0)
+
+
 def _actor_objective(policy: DiscreteSacPolicy, rows: TransitionRows, *, target_entropy: float) -> LossTerms:
     """The policy's loss and the temperature's, both as expectations over actions; critics are data."""
-    logp = policy.logp(rows.seen)
-    share = logp.exp()
+    share, logp = _shares(policy, rows.seen, rows.mask)
     minus_entropy = (share * logp).sum(dim=1)
     with torch.no_grad():
         lesser: Tensor = torch.minimum(*policy.q_values(rows.seen))
     worth = (share * lesser).sum(dim=1)
     actor = sac_actor_loss(minus_entropy, worth, worth, policy.log_temperature.exp())
-    heat = temperature_loss(policy.log_temperature, minus_entropy, target_entropy=target_entropy)
+    # The target is a share of the largest entropy, which is that of a state's legal choices.
+    legal = (
+        1.0 if rows.mask is None else rows.mask.sum(dim=1).to(logp.dtype).log() / math.log(max(2, rows.mask.shape[1]))
+    )
+    heat = temperature_loss(policy.log_temperature, minus_entropy, target_entropy=target_entropy * legal)
     return LossTerms(loss=actor.loss + heat.loss, compute_metrics=lambda: {**actor.metrics, **heat.metrics})
 
 

@@ -8,7 +8,7 @@ import torch
 
 from hone.control.networks.q_networks import DqnPolicy
 from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
-from hone.control.value_rows import ValueRows, weight_noise
+from hone.control.value_rows import ValueRows, legal_values, weight_noise
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
@@ -28,9 +28,10 @@ class DoubleDqnConfig(ScheduledValueRunConfig):
 
 def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
     """Huber's loss of the chosen action's value against the double target."""
-    table = policy.q_values(policy.return_outputs(rows.seen, weight_noise(rows, 0)))
+    table = policy.q_values(policy.return_outputs(rows.seen, weight_noise(rows, 0), rows.mask))
     with torch.no_grad():
-        ahead = policy.q_values(policy.return_outputs(rows.next_seen, weight_noise(rows, 1)))
+        ahead = policy.q_values(policy.return_outputs(rows.next_seen, weight_noise(rows, 1), rows.next_mask))
+        ahead = legal_values(ahead, rows.next_mask)
     target = double_target(rows.reward, rows.discount, ahead, policy.q_values(rows.target_outcomes))
     return huber(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
 

@@ -12,7 +12,7 @@ from hone.control.networks.q_networks import DqnPolicy
 from hone.control.off_policy import MethodWrapper
 from hone.control.spaces import world_spaces
 from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
-from hone.control.value_rows import ValueRows, weight_noise
+from hone.control.value_rows import ValueRows, legal_values, weight_noise
 from hone.objectives.td import greedy_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
@@ -42,8 +42,9 @@ class DqnConfig(ScheduledValueRunConfig):
 
 def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
     """Huber's loss of the chosen action's value against the greedy target."""
-    table = policy.q_values(policy.return_outputs(rows.seen, weight_noise(rows, 0)))
-    target = greedy_target(rows.reward, rows.discount, policy.q_values(rows.target_outcomes))
+    table = policy.q_values(policy.return_outputs(rows.seen, weight_noise(rows, 0), rows.mask))
+    ahead = legal_values(policy.q_values(rows.target_outcomes), rows.next_mask)
+    target = greedy_target(rows.reward, rows.discount, ahead)
     return huber(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
 
 

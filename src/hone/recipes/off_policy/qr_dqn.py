@@ -44,7 +44,7 @@ class QrDqnConfig(ScheduledValueRunConfig):
 
 def _objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
     """Quantile regression of the chosen action's quantiles on the moved ones of the best action that follows."""
-    quantiles = outcomes_of_action(policy.return_outputs(rows.seen, weight_noise(rows, 0)), rows.chosen)
+    quantiles = outcomes_of_action(policy.return_outputs(rows.seen, weight_noise(rows, 0), rows.mask), rows.chosen)
     ahead = outcomes_of_action(rows.target_outcomes, argmax_target(policy, rows))
     return quantile_huber_loss(quantiles, td_target(rows.reward, rows.discount, ahead), kappa=kappa)
 
