@@ -17,7 +17,8 @@ MORE = {
     "eval": "[Evaluate and compare](../howto/compare.md)",
     "track": "[Trackers](../howto/trackers.md)",
     "sample": "[Runs](../howto/runs.md), [Dialogues](../language/dialogues.md#look-at-them)",
-    "serve": "[Serving a model](../howto/serving.md), [Serving decisions](../production/serving_decisions.md)",
+    "serve": "[Serving a model](../howto/serving.md), [Serving decisions](../production/serving_decisions.md), "
+    "[Train from your own loop](../howto/training_service.md)",
     "play": "[Dialogues](../language/dialogues.md#look-at-them)",
     "export": "[Adapters](../language/adapters.md#peft-folders)",
     "fetch": "[GGUF files](../language/gguf.md)",

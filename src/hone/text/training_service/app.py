@@ -109,6 +109,7 @@ class TrainingRoutes:
         routes = [self._route(path, "POST", *one) for path, one in posts.items()]
         routes += [self._route(path, "GET", *one) for path, one in gets.items()]
         routes += [
+            self._route("sessions/{session}/project", "PUT", "read", self._assign_project),
             self._route(checkpoint, "DELETE", "publish", self._delete_checkpoint),
             self._route(f"{checkpoint}/publish", "POST", "publish", partial(self._publish, public=1)),
             self._route(f"{checkpoint}/publish", "DELETE", "publish", partial(self._publish, public=0)),
@@ -212,6 +213,11 @@ class TrainingRoutes:
                 "display_name": session.display_name,
             }
         )
+
+    def _assign_project(self, caller: Caller, body: Body, call: Request) -> Response:
+        session = self._owned(SessionRecord, call.path_params["session"], caller, "session")
+        self.desk.ledger.change(SessionRecord, session.id, {"project": str(body["project_id"])})
+        return Response(status_code=204)
 
     def _list_sessions(self, caller: Caller, body: Body, call: Request) -> Response:
         del body

@@ -182,8 +182,7 @@ class TrainedModel:
         return {"grad_norm:mean": norm, "step:max": float(self.steps)}
 
     def state(self) -> State:
-        """Adapter and optimizer, to the bit, between two steps."""
-        assert not self.pending
+        """Adapter and optimizer, to the bit; a gradient that no step has taken is not part of it."""
         return {"adapter": self.adapter.state(), "optimizer": self.optimizer.state()}
 
     def restore(self, state: State, *, optimizer: bool = True) -> None:

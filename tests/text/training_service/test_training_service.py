@@ -1,0 +1,379 @@
+"""The service over plain HTTP: results, order, exactness, checkpoints, refusals, isolation."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training_parts import (
+    TestClient,
+    TrainingService,
+    WireClient,
+    adapter_bytes,
+    datum,
+    floats,
+    ints,
+    text_datum,
+    tiny_base,
+    wire,
+)
+
+from hone.models.packing import pack_rows, row_targets
+from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.training_service.ledger import CheckpointRecord
+from hone.text.training_service.service_config import TenantConfig, key_digest
+
+Serve = Callable[..., tuple[TrainingService, TestClient]]
+TEXTS = ("the cat sat", "on a mat in the sun", "two and two", "is four, they say")
+
+
+def test_a_loop_lowers_the_loss_and_the_first_forward_is_the_base(client: WireClient) -> None:
+    model, data = client.model(), [text_datum(text) for text in TEXTS]
+    rows, metrics = client.forward_backward(model, data)
+    policy = open_policy(ModelSource(path=str(tiny_base()), compute="float32"), seed=0, device="cpu", temperature=1.0)
+    for text, row in zip(TEXTS, rows, strict=True):
+        packed = pack_rows([np.array([byte + 3 for byte in text.encode()], np.int32)])
+        targets = row_targets(packed)
+        with torch.no_grad():
+            logp = policy.token_logprobs(packed, targets.at, targets.chosen).logp
+        np.testing.assert_allclose(row, logp.numpy(), atol=1e-5)
+    assert metrics["loss:sum"] == pytest.approx(-sum(float(row.sum()) for row in rows), rel=1e-6)
+    losses = [metrics["loss:sum"]]
+    for _ in range(8):
+        assert client.step(model)["type"] == "optim_step"
+        losses.append(client.forward_backward(model, data)[1]["loss:sum"])
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_gradients_add_up_over_calls_to_the_bit_in_any_order_of_arrival(serve: Serve, tmp_path: Path) -> None:
+    service, http = serve()
+    client, data, states = WireClient(http), [text_datum(text) for text in TEXTS], []
+    for number, parts in enumerate(([data], [data[:2], data[2:]], [[one] for one in data])):
+        model = client.model(number=number)
+        for _ in range(3):
+            first = client.numbers.get(model, 0) + 1
+            promises = [
+                client.send_pass(model, part, number=first + place)
+                for place, part in reversed(list(enumerate(parts)))  # the first one comes last, as the SDK sends them
+            ]
+            assert all(isinstance(client.result(one), bytes) for one in promises)
+            client.numbers[model] = first + len(parts) - 1
+            client.step(model, grad_clip_norm=1.0)
+        states.append(adapter_bytes(service, model))
+    assert states[0] == states[1] == states[2]
+
+
+def test_a_tenants_results_are_the_same_bits_alone_and_in_company(serve: Serve, tmp_path: Path) -> None:
+    tenants = [TenantConfig(name=name, token_sha256=key_digest(name)) for name in ("a", "b", "c")]
+
+    def lesson(client: WireClient, model: str, turn: int) -> list[dict]:
+        return [client.send_pass(model, [text_datum(text) for text in TEXTS]), client.post(
+            "optim_step", {"model_id": model, "seq_id": client.number(model), "adam_params": {"learning_rate": 1e-2}}
+        )]  # fmt: skip
+
+    service, http = serve(tmp_path / "alone", tenants=tenants)
+    alone = WireClient(http, "a")
+    model = alone.model(rank=4)
+    outputs = [alone.result(one) for turn in range(3) for one in lesson(alone, model, turn)]
+    sampler = alone.call("save_weights_for_sampler", model, sampling_session_seq_id=5)["sampling_session_id"]
+    drawn = alone.sample(sampler, [4, 5, 6], samples=2).SerializeToString()
+    expected = adapter_bytes(service, model)
+
+    service, http = serve(tmp_path / "company", tenants=tenants)
+    clients = [WireClient(http, name) for name in ("a", "b", "c")]
+    models = [one.model(rank=rank, seed=seed) for one, rank, seed in zip(clients, (4, 2, 8), (1, 7, 9), strict=True)]
+    with service.trainer.computing:  # so that all of them wait, and share their passes
+        promises = [lesson(one, model, turn) for turn in range(3) for one, model in zip(clients, models, strict=True)]
+    mixed = [clients[0].result(one) for place, both in enumerate(promises) for one in both if place % 3 == 0]
+    sampler = clients[0].call("save_weights_for_sampler", models[0], sampling_session_seq_id=5)["sampling_session_id"]
+    other = clients[1].call("save_weights_for_sampler", models[1], sampling_session_seq_id=5)["sampling_session_id"]
+    clients[1].post("asample", {"sampling_session_id": other, "seq_id": 1, "num_samples": 3,
+                                "prompt": {"chunks": [{"tokens": [9, 8]}]}, "sampling_params": {"max_tokens": 30}})  # fmt: skip
+    assert clients[0].sample(sampler, [4, 5, 6], samples=2).SerializeToString() == drawn
+    assert [one for one in mixed if isinstance(one, bytes)] == [one for one in outputs if isinstance(one, bytes)]
+    assert adapter_bytes(service, models[0]) == expected
+
+
+def test_a_sampler_draws_with_the_trainers_logprobs_to_the_bit(client: WireClient) -> None:
+    model = client.model()
+    client.forward_backward(model, [text_datum(TEXTS[0])])
+    client.step(model, learning_rate=0.1)
+    sampler = client.call("save_weights_for_sampler", model, sampling_session_seq_id=1)["sampling_session_id"]
+    prompt = [7, 8, 9]
+    for params in ({"temperature": 1.0}, {"temperature": 0.5, "top_k": 5}, {"temperature": 0.0}):
+        answers = client.sample(sampler, prompt, samples=2, params={"max_tokens": 6, "seed": 3, "stop": [], **params})
+        for one in answers.sequences:
+            ids = [*prompt, *ints(one.tokens)]
+            assert len(ids) == 9 and one.stop_reason == wire.STOP_REASON_LENGTH
+            rows, _ = client.forward_backward(model, [datum(ids[:-1], ids[1:])], forward_only=True)
+            assert floats(one.logprobs) == rows[0][len(prompt) - 1 :].tolist(), params
+
+
+def test_samples_stop_where_they_are_told_and_score_prompts(client: WireClient) -> None:
+    client.open()
+    sampler, prompt = client.sampler(), [7, 8, 9, 10]
+    free = client.sample(sampler, prompt, params={"max_tokens": 8, "seed": 1, "stop": []})
+    ids = ints(free.sequences[0].tokens)
+    stopped = client.sample(sampler, prompt, params={"max_tokens": 8, "seed": 1, "stop": [ids[3]]}).sequences[0]
+    assert ints(stopped.tokens) == ids[: ids.index(ids[3]) + 1] and stopped.stop_reason == wire.STOP_REASON_STOP
+    asked = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "topk_sample_logprobs": 3}
+    scored = client.sample(sampler, prompt, params={"max_tokens": 2}, **asked)
+    logprobs = floats(scored.prompt_logprobs)
+    assert np.isnan(logprobs[0]) and all(value < 0 for value in logprobs[1:])
+    assert (scored.topk_prompt_logprobs.k, scored.topk_prompt_logprobs.length) == (2, 4)
+    assert scored.sequences[0].topk_sampled_logprobs.k == 3
+    last = client.sample(sampler, prompt, params={"max_tokens": 1}, prompt_logprobs=True, prompt_logprobs_last_n=2)
+    assert np.isnan(floats(last.prompt_logprobs)[:2]).all()
+    assert floats(last.prompt_logprobs)[2:] == logprobs[2:]
+
+
+def test_inflight_samplers_follow_and_snapshots_stay(client: WireClient) -> None:
+    model, prompt = client.model(), [7, 8, 9]
+    args = {"params": {"max_tokens": 1, "temperature": 0.0}, "prompt_logprobs": True}
+    follow = client.call("save_weights_for_sampler", model, sampling_session_seq_id=1, kind="inflight")
+    stay = client.call("save_weights_for_sampler", model, sampling_session_seq_id=2)
+    before = [client.sample(one["sampling_session_id"], prompt, **args).prompt_logprobs for one in (follow, stay)]
+    client.forward_backward(model, [text_datum(TEXTS[1])])
+    client.step(model, learning_rate=0.1)
+    after = [client.sample(one["sampling_session_id"], prompt, **args).prompt_logprobs for one in (follow, stay)]
+    assert before[0] == before[1] == after[1] != after[0]
+
+
+def test_a_checkpoint_goes_on_to_the_bit_and_opens_elsewhere(serve: Serve, tmp_path: Path) -> None:
+    service, http = serve()
+    client, data = WireClient(http), [text_datum(text) for text in TEXTS]
+    model = client.model()
+    for _ in range(2):
+        client.forward_backward(model, data)
+        client.step(model)
+    path = client.call("save_weights", model, path="c1", user_metadata={"note": "x"})["path"]
+    assert path == f"tinker://{model}/weights/c1"
+    assert "exists; give another name" in client.call("save_weights", model, path="c1")["error"]
+
+    def go_on(number: int, *, optimizer: bool) -> str:
+        body = {"session_id": client.session, "model_seq_id": number, "path": path, "optimizer": optimizer}
+        return client.result(client.post("load_weights", body))["model_id"]
+
+    resumed, fresh = go_on(1, optimizer=True), go_on(2, optimizer=False)
+    for one in (model, resumed, fresh):
+        client.forward_backward(one, data)
+        client.step(one)
+    assert adapter_bytes(service, resumed) == adapter_bytes(service, model) != adapter_bytes(service, fresh)
+
+    saved = service.desk.ledger.find(CheckpointRecord, path)
+    assert saved is not None
+    opened = open_policy(ModelSource(path=saved.folder, compute="float32"), seed=0, device="cpu", temperature=1.0)
+    packed = pack_rows([np.array([byte + 3 for byte in TEXTS[0].encode()], np.int32)])
+    targets = row_targets(packed)
+    with torch.no_grad():
+        logp = opened.token_logprobs(packed, targets.at, targets.chosen).logp
+    third = go_on(3, optimizer=False)
+    rows, _ = client.forward_backward(third, data[:1], forward_only=True)
+    np.testing.assert_allclose(rows[0], logp.numpy(), atol=1e-5)
+
+
+def test_the_state_of_a_live_model_is_loaded_with_or_without_its_optimizer(serve: Serve) -> None:
+    service, http = serve()
+    client, model = WireClient(http), ""
+    model = client.model()
+    path = client.call("save_weights", model, path="start")["path"]
+    client.forward_backward(model, [text_datum(TEXTS[0])])
+    moved = client.step(model)["metrics"]
+    assert moved["step:max"] == 1
+    client.call("load_weights", model, path=path, optimizer=False)
+    assert service.trainer.models[model].steps == 1, "live moments stay"
+    client.call("load_weights", model, path=path, optimizer=True)
+    assert service.trainer.models[model].steps == 0
+
+
+def test_steps_take_their_own_settings_and_match_adamw(serve: Serve) -> None:
+    service, http = serve()
+    client = WireClient(http)
+    model = client.model()
+    trained = service.trainer.models[model]
+    twin = trained.parameters.data.detach().clone().requires_grad_()
+    torch_adam = torch.optim.AdamW([twin], lr=1.0)
+    for rate, beta1, beta2, eps, decay, clip in ((1e-2, 0.9, 0.95, 1e-12, 0, 0), (3e-3, 0.5, 0.9, 1e-8, 0.1, 0.3)):
+        client.forward_backward(model, [text_datum(TEXTS[2])])
+        gradient = trained.gradient()
+        norm = float(torch.linalg.vector_norm(gradient))
+        asked = {"learning_rate": rate, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": decay}
+        metrics = client.step(model, **asked, grad_clip_norm=clip)["metrics"]
+        assert metrics["grad_norm:mean"] == pytest.approx(norm, rel=1e-6)
+        twin.grad = gradient * (min(1.0, clip / norm) if clip else 1.0)
+        torch_adam.param_groups[0].update(lr=rate, betas=(beta1, beta2), eps=eps, weight_decay=decay)
+        torch_adam.step()
+        torch.testing.assert_close(trained.parameters.data.detach(), twin.detach(), rtol=1e-5, atol=1e-7)
+    assert not trained.pending and not trained.parameters.gradient.any()
+
+
+REFUSED: list[tuple[str, list, dict, str]] = [
+    ("ppo", [text_datum("abc")], {}, "datum 0: loss_fn_inputs['logprobs'] is missing; ppo needs it"),
+    ("nosuch", [text_datum("abc")], {}, "loss_fn 'nosuch' is not served"),
+    ("cross_entropy", [text_datum("abc")], {"beta": 1.0}, "cross_entropy does not know loss_fn_config['beta']"),
+    ("cross_entropy", [datum([4, 5], [4])], {}, "has 1 rows, model_input 2 tokens"),
+    ("cross_entropy", [datum([4, 999], [4, 5])], {}, "datum 0: model_input has ids from 4 to 999"),
+    ("cross_entropy", [datum([4] * 97, [4] * 97)], {}, "has 97 tokens, at most 96 are served"),
+    ("cross_entropy", [text_datum("abc", weights=[1.0])], {}, "loss_fn_inputs['weights'] has shape [1]"),
+    ("cross_entropy", [text_datum("abc", weights=[1.0, np.nan])], {}, "numbers that are not finite"),
+    ("cross_entropy", [wire.Datum()], {}, "model_input is empty"),
+    ("cross_entropy", [], {}, "there are no datums"),
+    ("cross_entropy", [wire.Datum(model_input=[wire.Chunk(image=wire.ImageChunk())])], {}, "this model reads text only"),
+]  # fmt: skip
+
+
+def test_a_refused_pass_is_told_by_its_result_adds_nothing_and_the_client_goes_on(serve: Serve) -> None:
+    service, http = serve()
+    client = WireClient(http)
+    model = client.model()
+    client.forward_backward(model, [text_datum(TEXTS[0])])
+    before = service.trainer.models[model].gradient()
+    for loss, data, options, words in REFUSED:
+        error = client.result(client.send_pass(model, data, loss, **options))
+        assert error["category"] == "user" and words in error["error"], (words, error)
+    body = {"model_id": model, "seq_id": client.number(model), "adam_params": {"learning_rate": -1, "speed": 2}}
+    error = client.result(client.post("optim_step", body))
+    assert "learning_rate = -1 is out of its range" in error["error"] and "no 'speed'" in error["error"]
+    assert torch.equal(service.trainer.models[model].gradient(), before)
+    assert client.step(model)["metrics"]["step:max"] == 1
+
+
+def test_a_repeated_submit_is_the_first_one_and_another_content_is_refused(client: WireClient) -> None:
+    model = client.model()
+    first = client.send_pass(model, [text_datum("abc")], number=1)
+    assert client.send_pass(model, [text_datum("abc")], number=1) == first
+    client.numbers[model] = 1
+    one = client.result(first)
+    assert client.result(first) == one, "results can be fetched again"
+    message = wire.ForwardBackwardRequest(model_id=model, seq_id=1, data=[text_datum("xyz")], loss_fn="cross_entropy")
+    refused = client.post("forward_backward", message.SerializeToString(), status=400)
+    assert "was used for another request" in refused["error"]["message"]
+    assert client.step(model)["metrics"]["step:max"] == 1
+
+
+def test_hostile_bodies_have_a_status_and_nobody_else_notices(client: WireClient, serve: Serve) -> None:
+    model = client.model()
+    refused = client.post("forward_backward", b"\xff\xff\xff", status=400)
+    assert "is no ForwardBackwardRequest" in refused["error"]["message"]
+    client.post("forward_backward", b"", status=400)
+    client.post("optim_step", b"{", status=400)
+    client.post("optim_step", b"[1]", status=400)
+    missing = client.post("optim_step", {"seq_id": 1}, status=400)
+    assert "model_id" in missing["error"]["message"]
+    client.post("optim_step", {"model_id": model, "seq_id": "x"}, status=400)
+    client.post("forward_backward", b"", status=413, headers={"content-length": str(1 << 30)})
+    client.post("forward_backward", b"no zstd", status=400, headers={"content-encoding": "zstd"})
+    client.post("asample", {"sampling_session_id": "nobody's", "seq_id": 1}, status=404)
+    client.post("nosuch", {}, status=404)
+    client.get("training_runs?limit=-1", status=400)
+    sparse = wire.Datum(model_input=text_datum("abc").model_input)
+    sparse.loss_fn_inputs["target_tokens"].CopyFrom(
+        wire.Tensor(
+            sparse_csr=wire.SparseCsr(values=b"\0" * 8, crow_indices=b"\xff" * 24, col_indices=b"\xff" * 8),
+            dtype=wire.DTYPE_INT64, shape=[2, 1 << 40],
+        )  # fmt: skip
+    )
+    error = client.result(client.send_pass(model, [sparse]))
+    assert "sparse indices do not describe a matrix" in error["error"]
+    assert client.step(model)["metrics"]["step:max"] == 1
+
+
+def test_a_bomb_unpacks_to_413(client: WireClient) -> None:
+    import zstandard
+
+    bomb = zstandard.ZstdCompressor().compress(b"\0" * (64 << 20))
+    refused = client.post("forward_backward", bomb, status=413, headers={"content-encoding": "zstd"})
+    assert "unpacks to more than" in refused["error"]["message"]
+
+
+def test_no_key_no_scope_and_no_neighbour_gets_anything(serve: Serve) -> None:
+    tenants = [
+        TenantConfig(name="a", token_sha256=key_digest("key-a")),
+        TenantConfig(name="b", token_sha256=key_digest("key-b")),
+        TenantConfig(name="reader", token_sha256=key_digest("key-r"), scopes=["read"]),
+    ]
+    service, http = serve(tenants=tenants)
+    a, b = WireClient(http, "key-a"), WireClient(http, "key-b")
+    WireClient(http, "wrong").post("create_session", {}, status=401)
+    reader = WireClient(http, "key-r")
+    reader.open()
+    lacking = reader.post("create_model", {"session_id": reader.session}, status=403)
+    assert "lacks the scope train; it has read" in lacking["error"]["message"]
+    model, own = a.model(), b.model()
+    promise = a.send_pass(model, [text_datum("secret")])
+    path = a.call("save_weights", model, path="c1")["path"]
+    sampler = a.call("save_weights_for_sampler", model, sampling_session_seq_id=1)["sampling_session_id"]
+    name = f"training_runs/{model}/checkpoints/weights/c1"
+    attempts = [
+        b.post("forward_backward", wire.ForwardBackwardRequest(model_id=model, seq_id=9).SerializeToString(), status=404),
+        b.post("optim_step", {"model_id": model, "seq_id": 9}, status=404),
+        b.post("save_weights", {"model_id": model, "seq_id": 9, "path": "x"}, status=404),
+        b.post("get_info", {"model_id": model}, status=404),
+        b.post("retrieve_future", promise, status=410),
+        b.post("create_model", {"session_id": a.session, "model_seq_id": 4, "base_model": "tiny"}, status=404),
+        b.post("session_heartbeat", {"session_id": a.session}, status=404),
+        b.post(f"sessions/{a.session}/finish", {}, status=404),
+        b.post("load_weights", {"session_id": b.session, "model_seq_id": 5, "path": path}, status=404),
+        b.post("weights_info", {"tinker_path": path}, status=404),
+        b.post("create_sampling_session",
+               {"session_id": b.session, "sampling_session_seq_id": 1, "model_path": path}, status=404),
+        b.post("asample", {"sampling_session_id": sampler, "seq_id": 1, "prompt": {"chunks": []}}, status=404),
+        b.get(f"samplers/{sampler}", status=404),
+        b.get(f"training_runs/{model}", status=404),
+        b.get(f"training_runs/{model}/checkpoints", status=404),
+        b.get(f"{name}/external_weights_urls", status=404),
+        b.get(f"{name}/files/adapter_config.json", status=404),
+        b.get(f"sessions/{a.session}", status=404),
+        b.post(f"{name}/publish", {}, status=404),
+        b.post(name, {}, status=404, method="DELETE"),
+    ]  # fmt: skip
+    assert all("secret" not in str(one) and "note" not in str(one) for one in attempts)
+    stolen = b.result(b.post("load_weights", {"model_id": own, "seq_id": b.number(own), "path": path}))
+    assert "there is no checkpoint" in stolen["error"]
+    assert b.get("training_runs")["training_runs"][0]["training_run_id"] == own
+    assert b.get("checkpoints") == {"checkpoints": [], "cursor": {"offset": 0, "limit": 20, "total_count": 0}}
+    a.post(f"{name}/publish", {}, status=204)
+    assert b.post("weights_info", {"tinker_path": path})["lora_rank"] == 4, "published ones are for all"
+    assert a.step(model)["metrics"]["step:max"] == 1
+
+
+def test_lists_ttl_and_deletion(serve: Serve) -> None:
+    service, http = serve()
+    client = WireClient(http)
+    model = client.model()
+    for number in range(3):
+        client.call("save_weights", model, path=f"c{number}", ttl_seconds=3600 if number else None)
+    client.call("save_weights_for_sampler", model, path="s1")
+    names = [one["checkpoint_id"] for one in client.get(f"training_runs/{model}/checkpoints")["checkpoints"]]
+    assert names == ["weights/c0", "weights/c1", "weights/c2", "sampler_weights/s1"]
+    page = client.get("checkpoints?limit=2&offset=1")
+    assert page["cursor"] == {"offset": 1, "limit": 2, "total_count": 4} and len(page["checkpoints"]) == 2
+    run = client.get(f"training_runs/{model}")
+    assert run["last_checkpoint"]["checkpoint_id"] == "weights/c2" and run["user_metadata"]["hone_lora_seed"] == "1"
+    first = f"training_runs/{model}/checkpoints/weights/c0"
+    folder = Path(service.desk.ledger.find(CheckpointRecord, f"tinker://{model}/weights/c0").folder)
+    client.post(first, {}, status=204, method="DELETE")
+    assert not folder.exists() and "there is no checkpoint" in client.call(
+        "load_weights", model, path=f"tinker://{model}/weights/c0")["error"]  # fmt: skip
+    client.post(f"training_runs/{model}/checkpoints/weights/c1/ttl", {"ttl_seconds": -1}, status=204, method="PUT")
+    service.sweep()
+    names = [one["checkpoint_id"] for one in client.get(f"training_runs/{model}/checkpoints")["checkpoints"]]
+    assert names == ["weights/c2", "sampler_weights/s1"]
+    assert "checkpoint's name has" in client.call("save_weights", model, path="../up")["error"]
+
+
+def test_work_is_metered_by_tenant_and_every_token_is_counted(serve: Serve) -> None:
+    service, http = serve()
+    client = WireClient(http)
+    model = client.model()
+    client.forward_backward(model, [text_datum("abcd")])
+    client.forward_backward(model, [text_datum("abcdef")], forward_only=True)
+    sampler = client.sampler()
+    client.sample(sampler, [5, 6, 7], samples=2, params={"max_tokens": 4, "stop": []})
+    usage = {what: amount for (_, what), amount in service.desk.ledger.usage().items()}
+    core_s = usage.pop("core_s")
+    assert usage == {"train_tokens": 3, "forward_tokens": 5, "prompt_tokens": 3, "sampled_tokens": 8}
+    assert core_s > 0
+    text = http.get("/metrics").text
+    assert 'hone_training_usage_total{tenant="local",what="train_tokens"} 3.000000' in text

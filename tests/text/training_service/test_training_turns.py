@@ -1,0 +1,109 @@
+"""Whose turn it is: order by number, holes, fair shares. No thread, no clock."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hone.text.training_service.turns import HOLE_S, Turns, Waiting
+
+
+def waiting(tenant: str, owner: str, seq: int, *, came_s: float = 0.0, kind: str = "forward_backward") -> Waiting:
+    return Waiting(id=f"{owner}/{seq}", tenant=tenant, owner=owner, seq=seq, kind=kind, came_s=came_s)
+
+
+@given(st.permutations(range(1, 7)))
+def test_a_models_requests_begin_in_the_order_of_their_numbers(order: list[int]) -> None:
+    turns = Turns()
+    turns.open_model("m", 1)
+    begun = []
+    for seq in order:
+        turns.add(waiting("a", "m", seq), ordered=True)
+        while ready := list(turns.next_training()):
+            turns.begin(ready[0])
+            assert list(turns.next_training()) == [], "one at a time"
+            turns.end(ready[0])
+            begun.append(ready[0].seq)
+    assert begun == [1, 2, 3, 4, 5, 6]
+
+
+def test_requests_behind_a_hole_fail_with_its_number_and_the_model_goes_on() -> None:
+    turns = Turns()
+    turns.open_model("m", 1)
+    for seq in (2, 3):
+        turns.add(waiting("a", "m", seq, came_s=10.0), ordered=True)
+    assert turns.behind_holes(10.0 + HOLE_S - 0.1) == []
+    late = turns.behind_holes(10.0 + HOLE_S)
+    assert [(one.seq, hole) for one, hole in late] == [(2, 1), (3, 1)]
+    turns.add(waiting("a", "m", 4), ordered=True)
+    assert [one.seq for one in turns.next_training()] == [4]
+
+
+def shares(weights: dict[str, float], cost: dict[str, float], *, rounds: int = 4000) -> dict[str, float]:
+    """Share of the work of tenants that always have something waiting, each of whose pieces costs as much as given."""
+    turns, work = Turns(weights=weights), dict.fromkeys(weights, 0.0)
+    numbers = {tenant: itertools.count(1) for tenant in weights}
+    for tenant in weights:
+        turns.open_model(tenant, 1)
+        turns.add(waiting(tenant, tenant, next(numbers[tenant])), ordered=True)
+    for _ in range(rounds):
+        one = next(turns.next_training())
+        turns.begin(one)
+        turns.charge(one.tenant, cost[one.tenant])
+        work[one.tenant] += cost[one.tenant]
+        turns.add(waiting(one.tenant, one.tenant, next(numbers[one.tenant])), ordered=True)
+        turns.end(one)
+    return {tenant: seconds / sum(work.values()) for tenant, seconds in work.items()}
+
+
+def test_shares_follow_the_weights_whatever_a_piece_costs() -> None:
+    weights = {name: weight for name, weight in zip("abcdefgh", (1, 1, 2, 4, 1, 1, 2, 4), strict=True)}
+    result = shares(weights, {name: 0.1 + 0.3 * place for place, name in enumerate(weights)})
+    for name, weight in weights.items():
+        assert result[name] == pytest.approx(weight / 16, abs=0.015), name
+
+
+def test_first_come_first_served_would_break_the_shares() -> None:
+    """The negative control: pieces in the order in which they came give work by their cost."""
+    cost = {"flood": 1.0, "calm": 0.1}
+    assert shares({"flood": 1.0, "calm": 1.0}, cost)["flood"] == pytest.approx(0.5, abs=0.01)
+    assert cost["flood"] / sum(cost.values()) > 0.9, "one piece each in turn"
+
+
+def test_a_calm_tenant_waits_for_one_turn_and_saves_none_up() -> None:
+    turns = Turns()
+    turns.open_model("flood", 1)
+    turns.open_model("calm", 1)
+    for seq in range(1, 50):
+        turns.add(waiting("flood", "flood", seq), ordered=True)
+    for _ in range(20):  # the calm one was away meanwhile
+        one = next(turns.next_training())
+        turns.begin(one)
+        turns.charge("flood", 1.0)
+        turns.end(one)
+    order, numbers = list[str](), itertools.count(2)
+    turns.add(waiting("calm", "calm", 1, came_s=-1.0), ordered=True)
+    for _ in range(10):
+        one = next(turns.next_training())
+        turns.begin(one)
+        turns.charge(one.tenant, 1.0)
+        order.append(one.tenant)
+        if one.tenant == "calm":
+            turns.add(waiting("calm", "calm", next(numbers), came_s=-1.0), ordered=True)
+        turns.end(one)
+    assert order[:2] == ["calm", "flood"]
+    assert order.count("calm") == 5, "alternating, not twenty turns at once"
+
+
+def test_samples_go_by_the_same_accounts() -> None:
+    turns = Turns()
+    for tenant, seq in (("a", 1), ("a", 2), ("b", 1)):
+        turns.add(waiting(tenant, f"{tenant}:sample", seq, kind="sample"), ordered=False)
+    first = turns.next_sample()
+    assert first is not None and first.tenant == "a"
+    turns.charge("a", 1.0)
+    second = turns.next_sample()
+    assert second is not None and second.tenant == "b"
+    assert turns.drop_sample("a:sample/2") and not turns.drop_sample("a:sample/2")
+    assert turns.next_sample() is None
