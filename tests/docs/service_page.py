@@ -30,8 +30,8 @@ TRAINING_HEAD = f"""# Training service files
 {made_by("service_page.py")}
 
 Every key of the file that `hone serve training FILE.toml` serves, with its value, its default and its meaning.
-[Train from your own loop](../howto/training_service.md) explains the file by example, and `--dry-run` checks one and prints
-its plan. Paths are seen from the folder of the file.
+[Train from your own loop](../howto/training_service.md) explains the file by example, and `--dry-run` checks one
+and prints its plan. Paths are seen from the folder of the file.
 """
 
 

@@ -444,6 +444,28 @@ COMMANDS: tuple[CommandSpec, ...] = (
         options=SERVING,
     ),
     CommandSpec(
+        name="queue",
+        summary="training jobs of several teams: submit, work, status, cancel, tenant",
+        module="hone.cli.commands.queue",
+        positionals=(("action", "submit FILE, work, status, cancel JOB, or tenant NAME"),),
+        optional=(("what", "the config to submit, the job to cancel, or the tenant"),),
+        options=(
+            CommandOption(flag="--queue", metavar="FILE", default="queue.db", help="the queue (default: queue.db)"),
+            CommandOption(flag="--tenant", metavar="NAME", default="local", help="submit: its team (default: local)"),
+            CommandOption(flag="--priority", metavar="N", default="0", help="submit: within its team (default: 0)"),
+            CommandOption(flag="--weight", metavar="X", default="1", help="tenant: share of the work (default: 1)"),
+            CommandOption(flag="--slots", metavar="N", default="0", help="tenant: most jobs at once; 0: no bound"),
+            CommandOption(flag="--until-empty", help="work: end where no job may run"),
+            CommandOption(
+                flag="--lease", metavar="S", default="60", help="seconds without a sign of life (default: 60)"
+            ),
+            CommandOption(flag="--half-life", metavar="DAYS", default="7", help="of past use (default: 7)"),
+            NAME,
+            RUNS,
+        ),
+        overrides=True,
+    ),
+    CommandSpec(
         name="play",
         summary="a dialogue with a trained policy: you take the world's side, or the user's",
         module="hone.cli.commands.play",

@@ -37,17 +37,22 @@ def documented(name: str, lp: torch.Tensor, datum: Datum, options: dict[str, flo
     for t in range(N):
         r = torch.exp(lp[t] - q[t])
         clipped = r.clamp(low, high)
-        total = total + {
-            "cross_entropy": lambda t=t: -w[t] * lp[t],
-            "importance_sampling": lambda r=r, t=t: -r * adv[t],
-            "ppo": lambda r=r, clipped=clipped, t=t: -torch.minimum(r * adv[t], clipped * adv[t]),
-            "cispo": lambda clipped=clipped, t=t: -clipped.detach() * lp[t] * adv[t],
-            "dro": lambda t=t: -(lp[t] * adv[t] - 0.5 * options["beta"] * (lp[t] - q[t]) ** 2),
-            "gspo": lambda t=t: -torch.minimum(
-                torch.exp(mean + lp[t] - lp[t].detach()) * adv[t],
-                torch.exp(mean + lp[t] - lp[t].detach()).clamp(low, high) * adv[t],
-            ),
-        }[name]()
+        total = (
+            total
+            + {
+                "cross_entropy": lambda t=t: -w[t] * lp[t],
+                "importance_sampling": lambda r=r, t=t: -r * adv[t],
+                "ppo": lambda r=r, clipped=clipped, t=t: -torch.minimum(r * adv[t], clipped * adv[t]),
+                "cispo": lambda clipped=clipped, t=t: -clipped.detach() * lp[t] * adv[t],
+                "dro": lambda t=t: -(lp[t] * adv[t] - 0.5 * options["beta"] * (lp[t] - q[t]) ** 2),
+                "gspo": lambda t=t: (
+                    -torch.minimum(
+                        torch.exp(mean + lp[t] - lp[t].detach()) * adv[t],
+                        torch.exp(mean + lp[t] - lp[t].detach()).clamp(low, high) * adv[t],
+                    )
+                ),
+            }[name]()
+        )
     return total
 
 
@@ -118,7 +123,9 @@ def test_targets_in_columns_are_a_distillation() -> None:
     weights = np.random.default_rng(1).random((N, 2)).astype(np.float32)
     datum = Datum(tokens=both[:, 0], inputs={"target_tokens": both, "weights": weights})
     lp = -torch.rand(N, 2, generator=torch.Generator().manual_seed(0))
-    assert float(LOSSES["cross_entropy"](lp, datum, {})) == pytest.approx(float(-(lp.numpy() * weights).sum()), rel=1e-6)
+    assert float(LOSSES["cross_entropy"](lp, datum, {})) == pytest.approx(
+        float(-(lp.numpy() * weights).sum()), rel=1e-6
+    )
 
 
 def test_gspo_reads_the_tokens_of_its_mask_alone() -> None:
@@ -139,12 +146,16 @@ def test_refusals_name_the_loss_the_key_and_the_row() -> None:
         find_loss("cross_entropi")
     with pytest.raises(DataError, match=r"dro needs loss_fn_config\['beta'\]"):
         LOSSES["dro"].settings("dro", {})
-    with pytest.raises(DataError, match=r"ppo does not know loss_fn_config\['clip_low_threshol'\]; did you mean clip_low_threshold"):
+    with pytest.raises(
+        DataError, match=r"ppo does not know loss_fn_config\['clip_low_threshol'\]; did you mean clip_low_threshold"
+    ):
         LOSSES["ppo"].settings("ppo", {"clip_low_threshol": 0.5})
     with pytest.raises(DataError, match=r"must be ratios around 1"):
         LOSSES["ppo"].settings("ppo", {"clip_low_threshold": 1.5})
     missing = LOSSES["ppo"].check("ppo", 3, Datum(tokens=np.array([1]), inputs={"target_tokens": np.array([1])}))
-    assert missing == [f"datum 3: loss_fn_inputs['{key}'] is missing; ppo needs it" for key in ("logprobs", "advantages")]
+    assert missing == [
+        f"datum 3: loss_fn_inputs['{key}'] is missing; ppo needs it" for key in ("logprobs", "advantages")
+    ]
     columns = row(target_tokens=np.zeros((N, 2), np.int64))
     assert "K columns are for cross_entropy" in LOSSES["ppo"].check("ppo", 0, columns)[0]
     odd = LOSSES["ppo"].check("ppo", 0, row(clip_low_threshold=np.ones(N, np.float32)))

@@ -43,9 +43,7 @@ def calls(session: str) -> list[tuple[str, object]]:
             )
             plan.append(("forward_backward", message.SerializeToString()))
         number += 1
-        plan.append(
-            ("optim_step", {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": 1e-2}})
-        )
+        plan.append(("optim_step", {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": 1e-2}}))
     plan.append(("save_weights", {"model_id": model, "seq_id": number + 1, "path": "c1"}))
     message = wire.ForwardBackwardRequest(
         model_id=model, seq_id=number + 2, data=[text_datum("end")], loss_fn="cross_entropy", forward_only=True
@@ -156,7 +154,9 @@ def run(tmp_path: Path, port: int) -> Iterator[Callable[..., subprocess.Popen[st
     def start(failpoint: str = "") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "hone", "serve", "training", str(file), "--port", str(port)]
         environment = {**os.environ, "HONE_FAILPOINT": failpoint}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         started.append(process)
         return process
 
@@ -171,7 +171,7 @@ _HTTP = httpx2.Client(timeout=60)
 
 def patient(url: str, path: str, body: object, revive: Callable[[], None]) -> httpx2.Response:
     """Post as the SDK does: again, where the server is away."""
-    for _ in range(600):
+    for _ in range(6000):
         try:
             headers = {"x-api-key": "k", "content-type": PROTOBUF if isinstance(body, bytes) else "application/json"}
             sent = {"content": body} if isinstance(body, bytes) else {"json": body}
@@ -239,7 +239,8 @@ for _ in range(4):
     losses.append(run.result().metrics["loss:sum"]); step.result()
 assert losses[-1] < losses[0], losses
 logprobs = client.forward([row], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
-for name, options in (("importance_sampling", None), ("ppo", None), ("cispo", None), ("dro", {"beta": 0.1}), ("gspo", None)):
+for name in ("importance_sampling", "ppo", "cispo", "dro", "gspo"):
+    options = {"beta": 0.1} if name == "dro" else None
     policy = types.Datum(
         model_input=types.ModelInput.from_ints(ids[:-1]),
         loss_fn_inputs={"target_tokens": ids[1:], "logprobs": logprobs, "advantages": [1.0] * (len(ids) - 1)},

@@ -58,7 +58,7 @@ def shares(weights: dict[str, float], cost: dict[str, float], *, rounds: int = 4
 
 
 def test_shares_follow_the_weights_whatever_a_piece_costs() -> None:
-    weights = {name: weight for name, weight in zip("abcdefgh", (1, 1, 2, 4, 1, 1, 2, 4), strict=True)}
+    weights = dict(zip("abcdefgh", (1.0, 1.0, 2.0, 4.0, 1.0, 1.0, 2.0, 4.0), strict=True))
     result = shares(weights, {name: 0.1 + 0.3 * place for place, name in enumerate(weights)})
     for name, weight in weights.items():
         assert result[name] == pytest.approx(weight / 16, abs=0.015), name

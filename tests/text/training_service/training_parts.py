@@ -93,8 +93,7 @@ class WireClient:
 
     def result(self, promise: Mapping[str, Any]) -> Any:
         """A result, or the error's text."""
-        answer = self.post("retrieve_future", {"request_id": promise["request_id"]})
-        return answer
+        return self.post("retrieve_future", {"request_id": promise["request_id"]})
 
     def model(self, *, rank: int = 4, seed: int = 1, number: int = 0, **more: Any) -> str:
         if not self.session:

@@ -1,0 +1,92 @@
+"""`hone queue submit | work | status | cancel | tenant`: training jobs of several teams on shared machines."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+from types import FrameType
+
+from hone.cli.options import CommandCall, parse_number
+from hone.cli.terminal.screen import standard_screen
+from hone.core.clock import SystemClock
+from hone.core.errors import ConfigError
+from hone.run.queue.job_queue import JobQueue
+from hone.run.queue.local_worker import LocalWorker
+
+_ACTIONS = ("submit", "work", "status", "cancel", "tenant")
+
+
+def run(call: CommandCall) -> int:
+    """Do one thing with a queue; returns the exit code."""
+    action, what, screen = call.text("action"), call.text("what"), standard_screen()
+    if action not in _ACTIONS:
+        raise ConfigError(f"hone queue {action}: no such action; known: {', '.join(_ACTIONS)}")
+    if (action in ("submit", "cancel", "tenant")) != bool(what):
+        raise ConfigError(f"hone queue {action} {'needs what it is about' if not what else 'takes no second name'}")
+    if call.overrides and action != "submit":
+        raise ConfigError(f"{call.overrides[0]}: keys of a config are for hone queue submit FILE")
+    half_life_s = 86_400 * parse_number(call.text("half_life"), "--half-life", least=1e-6, whole=False)
+    lease_s = parse_number(call.text("lease"), "--lease", least=0.1, whole=False)
+    queue = JobQueue(Path(call.text("queue")), SystemClock(), half_life_s, lease_s)
+    try:
+        match action:
+            case "submit":
+                _submit(call, queue)
+            case "tenant":
+                weight = parse_number(call.text("weight"), "--weight", least=0, whole=False)
+                queue.set_tenant(what, weight=weight, slots=int(parse_number(call.text("slots"), "--slots", least=0)))
+            case "cancel":
+                state = queue.cancel(int(parse_number(what, "the job", least=1)))
+                screen.line(f"job {what}: {'cancelled' if state == 'cancelled' else 'ends at its next sign of life'}")
+            case "work":
+                _work(call, queue)
+            case _:
+                _status(queue)
+    finally:
+        queue.close()
+    return 0
+
+
+def _submit(call: CommandCall, queue: JobQueue) -> None:
+    config = Path(call.text("what"))
+    if not config.is_file():
+        raise ConfigError(f"{config} is not a file; hone queue submit takes the config of a run")
+    name = call.text("name") or config.stem
+    if any(one.name == name and one.state in ("queued", "running") for one in queue.jobs()):
+        raise ConfigError(f"a job {name} is queued or running already; give another --name")
+    command = [str(config.absolute()), *call.overrides]
+    priority = int(call.text("priority"))
+    job = queue.submit(call.text("tenant"), name, command, priority=priority)
+    standard_screen().line(f"job {job} of {call.text('tenant')}: {name}")
+
+
+def _work(call: CommandCall, queue: JobQueue) -> None:
+    screen = standard_screen()
+    worker = LocalWorker(queue, f"{socket.gethostname()}:{os.getpid()}", Path(call.text("runs")), screen.line)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        worker.stopping = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        done = worker.work(until_empty=call.switch("until_empty"))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    screen.line(f"{done} jobs done")
+
+
+def _status(queue: JobQueue) -> None:
+    screen, shares = standard_screen(), queue.shares()
+    total, weights = sum(one.used_us for one in shares), sum(one.weight for one in shares)
+    for one in shares:
+        used = one.used_us / total if total else 0.0
+        screen.line(
+            f"tenant {one.name}: {used:.1%} of {one.weight / weights:.1%}, {one.used_us / 1e6:.1f} slot-seconds, "
+            f"{one.running} running, {one.queued} queued"
+        )
+    for job in queue.jobs():
+        why = queue.why_waiting(job) if job.state == "queued" else job.why
+        held = f" by {job.worker}" if job.worker else ""
+        screen.line(f"job {job.id} of {job.tenant}: {job.name}, {job.state}{held}{f' ({why})' if why else ''}")

@@ -1,0 +1,105 @@
+"""A worker on this machine: it claims jobs one after another, runs each as `hone train`, and gives way at checkpoints.
+
+A run that gets SIGTERM saves a checkpoint and ends with 143; its job goes back, and the next worker resumes it.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hone.run.queue.job_queue import JobQueue, JobState, LostLeaseError, QueuedJob
+
+_STOPPED: Final = (130, 143, -signal.SIGTERM)
+"""Exit codes of a run that saved a checkpoint and stopped."""
+_TAIL: Final = 300
+
+
+@dataclass(slots=True, eq=False)
+class LocalWorker:
+    """Runs jobs until none is left, or for good."""
+
+    queue: JobQueue
+    name: str
+    runs: Path
+    tell: Callable[[str], None]
+    idle_s: float = 2.0
+    stopping: bool = False
+    """Set by a signal: the job in progress goes back."""
+
+    def work(self, *, until_empty: bool) -> int:
+        """Run jobs; returns how many were done. `until_empty`: end where none may run now."""
+        done = 0
+        while not self.stopping:
+            job = self.queue.claim(self.name)
+            if job is None:
+                if until_empty:
+                    break
+                time.sleep(self.idle_s)
+                continue
+            done += self.run(job) == "done"
+        return done
+
+    def run(self, job: QueuedJob) -> JobState | None:
+        """Run a claimed job to its end, or until it goes back; returns its state, None where its lease was lost."""
+        folder = self.runs / job.name
+        command = [sys.executable, "-m", "hone", "train", *job.command, "--name", job.name, "--runs", str(self.runs)]
+        command += ["--resume"] if (folder / "checkpoints").is_dir() else []
+        log = self.runs / f"{job.name}.log"
+        self.runs.mkdir(parents=True, exist_ok=True)
+        self.tell(f"job {job.id} of {job.tenant}: {'resuming' if '--resume' in command else 'starting'} {job.name}")
+        with log.open("ab") as output:
+            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                cancelled = self._watch(job, child)
+            except LostLeaseError as error:
+                child.kill()
+                child.wait()
+                self.tell(f"job {job.id}: {error}")
+                return None
+            finally:
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+        state = _state_of(child.returncode, cancelled=cancelled)
+        why = "" if state == "done" else "gave way at a checkpoint" if state == "queued" else _tail_of(log)
+        try:
+            self.queue.finish(job.id, job.token, state, why)
+        except LostLeaseError as error:
+            self.tell(f"job {job.id}: {error}")
+            return None
+        self.tell(f"job {job.id}: {state}{f', {why}' if why else ''}")
+        return state
+
+    def _watch(self, job: QueuedJob, child: subprocess.Popen[bytes]) -> bool:
+        """Wait for a run, with signs of life; returns whether it was cancelled."""
+        asked, cancelled = False, False
+        while True:
+            try:
+                child.wait(timeout=self.queue.lease_s / 3)
+            except subprocess.TimeoutExpired:
+                wish = self.queue.heartbeat(job.id, job.token)
+                cancelled = cancelled or wish == "cancel"
+                if (wish or self.stopping) and not asked:
+                    child.send_signal(signal.SIGTERM)
+                    asked = True
+                continue
+            return cancelled
+
+
+def _state_of(code: int, *, cancelled: bool) -> JobState:
+    if code == 0:
+        return "done"
+    if cancelled:
+        return "cancelled"
+    return "queued" if code in _STOPPED else "failed"
+
+
+def _tail_of(log: Path) -> str:
+    """The last line that a run wrote."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][-_TAIL:] if lines else "it said nothing"

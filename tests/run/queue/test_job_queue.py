@@ -1,0 +1,185 @@
+"""The queue of jobs: claims, leases, fencing, shares, and a ledger that conserves. Time is an argument."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manual_clock import ManualClock
+
+from hone.core.errors import DataError
+from hone.run.queue.job_queue import JobQueue, LostLeaseError, faded
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def queue(tmp_path: Path, clock: ManualClock) -> Iterator[JobQueue]:
+    made = JobQueue(tmp_path / "queue.db", clock, lease_s=10.0)
+    yield made
+    made.close()
+
+
+def test_jobs_of_a_tenant_go_by_priority_then_by_age(queue: JobQueue) -> None:
+    for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
+        queue.submit("red", name, [f"{name}.toml"], priority=priority)
+    assert [queue.claim("w").name for _ in range(4)] == ["b", "d", "a", "c"]
+    assert queue.claim("w") is None
+
+
+def test_a_job_comes_back_when_its_worker_gives_no_sign_and_the_zombie_writes_nothing(
+    queue: JobQueue, clock: ManualClock
+) -> None:
+    queue.submit("red", "a", ["a.toml"])
+    first = queue.claim("one")
+    clock.advance(9.0)
+    assert queue.heartbeat(first.id, first.token) == ""
+    clock.advance(10.5)
+    second = queue.claim("two")
+    assert (second.id, second.token, second.attempts) == (first.id, first.token + 1, 2)
+    for late in (lambda: queue.heartbeat(first.id, first.token), lambda: queue.finish(first.id, first.token, "done")):
+        with pytest.raises(LostLeaseError, match=r"job 1 is not held by claim 1 any more"):
+            late()
+    assert queue.jobs()[0].state == "running" and queue.jobs()[0].worker == "two"
+    clock.advance(1.0)
+    queue.finish(second.id, second.token, "done")
+    with pytest.raises(LostLeaseError):
+        queue.finish(second.id, second.token, "failed")
+    (share,) = queue.shares()
+    assert share.used_us == 19_000_000 + 1_000_000, "9 + 10 s of the lease that ran out, and 1 s"
+
+
+def test_without_the_token_a_zombie_would_write(queue: JobQueue, clock: ManualClock) -> None:
+    """The negative control: the same late answer with the newest token goes through."""
+    queue.submit("red", "a", ["a.toml"])
+    queue.claim("one")
+    clock.advance(11.0)
+    second = queue.claim("two")
+    queue.finish(second.id, second.token, "done")
+    assert queue.jobs()[0].state == "done"
+
+
+def serve(
+    queue: JobQueue, clock: ManualClock, slots: int, until_s: float, seconds: Callable[[str], float]
+) -> dict[str, float]:
+    """Slot-seconds by tenant of so many workers that always find a job."""
+    running: list[tuple[float, int, int, str]] = []
+    names = [one.name for one in queue.shares()]
+    while clock.now_s() < until_s:
+        for one in queue.shares():
+            for _ in range(20 if one.queued < slots else 0):
+                queue.submit(one.name, "job", ["x.toml"])
+        while len(running) < slots and (job := queue.claim("w")) is not None:
+            running.append((clock.now_s() + seconds(job.tenant), job.id, job.token, job.tenant))
+        end, job_id, token, _ = min(running)
+        clock.advance(end - clock.now_s())
+        queue.finish(job_id, token, "done")
+        running.remove(min(running))
+    used = {one.name: one.used_us / 1e6 for one in queue.shares()}
+    return {name: used[name] for name in names}
+
+
+def test_shares_follow_weights_though_jobs_differ_in_length(tmp_path: Path, clock: ManualClock) -> None:
+    queue = JobQueue(tmp_path / "queue.db", clock, lease_s=1e6)
+    weights = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}
+    for name, weight in weights.items():
+        queue.set_tenant(name, weight=weight)
+    length = {"a": 30.0, "b": 5.0, "c": 11.0, "d": 7.0}
+    used = serve(queue, clock, 4, clock.now_s() + 6_000, length.__getitem__)
+    for name, weight in weights.items():
+        assert used[name] / sum(used.values()) == pytest.approx(weight / 8, abs=0.015), used
+    queue.close()
+
+
+def test_use_fades_by_half_in_a_half_life(tmp_path: Path, clock: ManualClock) -> None:
+    assert faded(0, 10, 10, 1e12) == pytest.approx(10, rel=1e-6)
+    assert faded(0, 1, 1 + 3600, 3600) == pytest.approx(0.5, rel=1e-3)
+    by_steps = sum(2 ** -((500 - (place + 0.5) / 100) / 100) / 100 for place in range(100 * 100))
+    assert faded(0, 100, 500, 100) == pytest.approx(by_steps, rel=1e-6)
+    queue = JobQueue(tmp_path / "queue.db", clock, half_life_s=100.0, lease_s=1e6)
+    for name in ("early", "late"):
+        queue.submit(name, "x", ["x.toml"])
+    queue.submit("early", "y", ["y.toml"])
+    first = queue.claim("w")
+    assert first.tenant == "early"
+    clock.advance(60.0)
+    queue.finish(first.id, first.token, "done")
+    clock.advance(2000.0)
+    second = queue.claim("w")
+    clock.advance(1.0)
+    queue.finish(second.id, second.token, "done")
+    queue.submit("late", "z", ["z.toml"])
+    assert second.tenant == "late" and queue.claim("w").tenant == "early", "60 s of long ago weigh less than one of now"
+    queue.close()
+
+
+def test_a_job_is_asked_to_yield_where_another_tenant_waits_and_cancelled_on_wish(
+    queue: JobQueue, clock: ManualClock
+) -> None:
+    queue.submit("red", "long", ["a.toml"])
+    job = queue.claim("w")
+    for _ in range(5):
+        clock.advance(9.0)
+        assert queue.heartbeat(job.id, job.token) == "", "nobody waits: it may use more than its share"
+    queue.submit("blue", "b", ["b.toml"])
+    assert "next of its tenant's" in queue.why_waiting(queue.jobs()[1])
+    clock.advance(1.0)
+    assert queue.heartbeat(job.id, job.token) == "yield"
+    queue.finish(job.id, job.token, "queued", "gave way at a checkpoint")
+    assert queue.claim("w").tenant == "blue"
+    assert "before it" not in queue.why_waiting(queue.jobs()[0])
+    assert queue.cancel(job.id) == "cancelled"
+    with pytest.raises(DataError, match=r"job 1 is cancelled already"):
+        queue.cancel(job.id)
+    assert queue.cancel(2) == "running"
+    running = queue.jobs()[1]
+    assert queue.heartbeat(running.id, running.token) == "cancel"
+
+
+def test_a_bound_of_jobs_at_the_same_time(queue: JobQueue) -> None:
+    queue.set_tenant("red", slots=1)
+    for name in ("a", "b"):
+        queue.submit("red", name, ["x.toml"])
+    assert queue.claim("w").name == "a" and queue.claim("w") is None
+    assert queue.why_waiting(queue.jobs()[1]) == "red runs 1 jobs, the most that it may"
+    with pytest.raises(DataError, match=r"weight must be above 0"):
+        queue.set_tenant("red", weight=0.0)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.sampled_from(["claim", "beat", "finish", "back", "wait"]), st.integers(0, 7)), max_size=40)
+)
+def test_the_ledger_conserves_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, int]]
+) -> None:
+    """Claims of one job never overlap, and use in all is the time that claims were alive, to the microsecond."""
+    clock = ManualClock()
+    queue = JobQueue(tmp_path_factory.mktemp("q") / "queue.db", clock, lease_s=10.0)
+    for number in range(3):
+        queue.submit("ab"[number % 2], f"j{number}", ["x.toml"])
+    claims = []
+    for what, number in events:
+        held = claims[number % len(claims)] if claims else None
+        try:
+            if what == "claim" and (job := queue.claim("w")) is not None:
+                claims.append(job)
+            elif what == "wait":
+                clock.advance(number * 1.7)
+            elif held is not None and what == "beat":
+                queue.heartbeat(held.id, held.token)
+            elif held is not None:
+                queue.finish(held.id, held.token, "done" if what == "finish" else "queued")
+        except LostLeaseError:
+            continue
+    spans = queue._db.execute("select job, from_us, to_us from used order by job, from_us").fetchall()
+    for (job, _, end), (other, start, _) in pairwise(spans):
+        assert job != other or end <= start
+    assert sum(end - start for _, start, end in spans) == sum(one.used_us for one in queue.shares())
+    assert all(0 <= end - start for _, start, end in spans)
+    queue.close()
