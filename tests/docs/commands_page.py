@@ -15,6 +15,7 @@ MORE = {
     "train": "[Configuration](../howto/configure.md), [Runs](../howto/runs.md)",
     "plan": "[Configuration](../howto/configure.md)",
     "eval": "[Evaluate and compare](../howto/compare.md)",
+    "debug": "[Debug a failure](../howto/debug.md)",
     "track": "[Trackers](../howto/trackers.md)",
     "sample": "[Runs](../howto/runs.md), [Dialogues](../language/dialogues.md#look-at-them)",
     "serve": "[Serving a model](../howto/serving.md), [Serving decisions](../production/serving_decisions.md), "

@@ -58,7 +58,7 @@ class TrainingResult:
         return _frame(columns.values, index=columns.steps)
 
     def samples(self) -> "pandas.DataFrame":
-        """Answers of all steps that kept some, with scores; none of a run whose rollouts are episodes. Raises
+        """Answers of all steps that kept some, with scores; none of a run with episodes as rollouts. Raises
         ConfigError without pandas."""
         files = [file for file in rollout_files(self.folder).values() if rollout_kind(file) == "answers"]
         return _frame([asdict(row) for file in files for row in read_samples(file)])

@@ -3,7 +3,7 @@
 Belongs here: nothing that takes time to import; a command's module is imported when the command is used.
 
 Exit codes: 0 success, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 5 environment or resources, 6 diverged,
-130 and 143 interrupted, 141 the output pipe was closed.
+7 a red alarm, 130 and 143 interrupted, 141 the output pipe was closed.
 """
 
 import contextlib

@@ -79,7 +79,7 @@ class TabularAlgorithm(Config):
 class TabularRunConfig(RunConfig):
     """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
 
-    run = new_default(RunSettings(threads=1, log_every=20))
+    run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
     env: GymConfig | None = None
     """Gymnasium environments; exactly one of `env` and `finite`."""
     finite: FiniteConfig | None = None
@@ -122,7 +122,7 @@ class TabularRunConfig(RunConfig):
 class GymTableRunConfig(RunConfig):
     """A table in Gymnasium environments, with features or options of its own."""
 
-    run = new_default(RunSettings(threads=1, log_every=20))
+    run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
     env: GymConfig
     """The environments, with numbered actions."""
     rollout_steps: int = Field(default=4, ge=1)
@@ -138,7 +138,7 @@ class GymTableRunConfig(RunConfig):
 class PredictionRunConfig(RunConfig):
     """Values of states of a finite world under a given policy."""
 
-    run = new_default(RunSettings(threads=1, log_every=20))
+    run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
     finite: FiniteConfig
     """The world."""
     rollout_steps: int = Field(default=8, ge=1)

@@ -26,7 +26,7 @@ from hone.core.errors import DataError
 from hone.core.state import State, array, integer, substate
 from hone.core.strict_json import Json
 from hone.run.store.events import read_events
-from hone.run.store.metrics import depends_on_clock, read_metrics, tail_metrics
+from hone.run.store.metrics import read_metrics, tail_metrics
 
 AlarmName = Literal[
     "not_finite", "entropy_collapse", "dead_groups", "kl", "mismatch", "length", "no_end", "reward_hacking",
@@ -102,7 +102,8 @@ class RunHistory:
         for name, value in line.items():
             if name not in WATCHED or not math.isfinite(value):
                 continue
-            own = self.series.setdefault(name, Series())
+            if (own := self.series.get(name)) is None:
+                own = self.series[name] = Series()
             if self.seen <= self.start_lines:
                 own.start.append(value)
             own.latest.append(value)
@@ -116,12 +117,13 @@ class RunHistory:
         )
 
     def has_risen(self, name: str) -> bool:
-        """Whether a metric is clearly higher than in the beginning: by 3 standard errors and a tenth of its size."""
+        """Whether a metric is clearly higher than in the beginning, or than in its very first lines: by 2 standard
+        errors and a tenth of its size. A run that learns within its first tenth has risen, too."""
         own = self.series[name]
-        latest = list(own.latest)[-2 * RECENT :]
-        gain = _mean(latest) - own.start_mean
-        error = math.hypot(own.start_std / math.sqrt(len(own.start)), _std(latest) / math.sqrt(len(latest)))
-        return gain > max(3 * error, 0.1 * abs(own.start_mean), 1e-9)
+        latest = list(own.latest)[-4 * RECENT :]
+        start = own.start if own.start_mean <= _mean(own.start[:3]) else own.start[:3]
+        error = math.hypot(_std(start) / math.sqrt(len(start)), _std(latest) / math.sqrt(len(latest)))
+        return _mean(latest) - _mean(start) > max(2 * error, 0.1 * abs(_mean(start)), 1e-9)
 
     def is_flat(self, name: str) -> bool:
         """Whether a metric has not risen over the last tenth of the run: the newer half of it is not above the older
@@ -182,8 +184,8 @@ def _dead_groups(run: RunHistory, limit: float) -> str | None:
     if not run.known(share, score) or run.has_risen(score):
         return None
     own, mean = run.series[share], run.series[score]
-    if own.recent() <= limit:
-        return None
+    if min(own.recent(2 * RECENT), own.recent()) <= limit or run.seen < run.start_lines + RECENT:
+        return None  # many a run begins slowly
     high = mean.best - mean.recent() <= 0.05 * abs(mean.best) and mean.recent() > 0
     kind = "at its highest: they may all be solved" if high else "below what it was at its best: they fail"
     kind = kind if mean.recent() else "0: no answer is right"
@@ -247,8 +249,10 @@ def _stale(run: RunHistory, limit: float) -> str | None:
 
 def _value(run: RunHistory, limit: float) -> str | None:
     for name in ("value/explained_variance", "critic/explained_variance"):
-        if run.known(name) and not run.present.get("critic/warming_up") and run.series[name].latest[-1] < limit:
-            value = run.series[name].recent()
+        if not run.known(name) or run.present.get("critic/warming_up"):
+            continue
+        value = run.series[name].recent(2 * RECENT)
+        if max(value, run.series[name].recent()) < limit:
             return f"the critic explains {value:.2g} of the returns' variance: less than a constant would"
     return None
 
@@ -381,12 +385,12 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         metrics=("async/dropped", "async/staleness_max"),
     ),
     "value": AlarmRule(
-        judge=_value, limit=0.0, limit_is="explained variance of the critic",
+        judge=_value, limit=-0.1, limit_is="explained variance of the critic",
         advice="raise the critic's learning rate or its epochs, normalise rewards, and check the discount",
         metrics=("value/explained_variance", "critic/explained_variance", "value/error_abs"),
     ),
     "tools": AlarmRule(
-        judge=_tools, limit=0.2, severe=True, limit_is="share of dialogues that a world or tool keeps from going on",
+        judge=_tools, limit=0.1, severe=True, limit_is="share of dialogues that a world or tool keeps from going on",
         advice="look at the dialogues in the rollouts; run the tool by itself; raise its deadline; tell the policy "
         "what a failed call means",
         metrics=("stops/deadline", "stops/world_died", "tools/repeats", "tools/invalid"),
@@ -456,7 +460,7 @@ class AlarmWatch:
 
     def see(self, line: Metrics) -> list[AlarmChange]:
         """Take in a line of metrics; returns the alarms that changed."""
-        self.history.add({name: value for name, value in line.items() if not depends_on_clock(name)})
+        self.history.add(line)
         self.hacking.see(self.history)
         changes: list[AlarmChange] = []
         for name, rule in RULES.items():

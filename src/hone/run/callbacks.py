@@ -92,7 +92,7 @@ HOOKS: Final = ("on_step", "on_evaluation", "on_checkpoint")
 
 
 def check_callbacks(references: Sequence[str]) -> None:
-    """Raise ConfigError with all faults for references of `run.callbacks` whose file is not there."""
+    """Raise ConfigError with all faults for references of `run.callbacks` to files that are not there."""
     faults = ErrorCollector(ConfigError)
     for reference in references:
         try:

@@ -598,9 +598,8 @@ class RunReporter:
         self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step
         folder = self.checkpoints.folder / step_name(step)
-        self.folder.events.append(
-            step, "checkpoint", f"checkpoint of step {step}", {"folder": f"checkpoints/{folder.name}", "score": score}
-        )
+        place = str(folder.relative_to(self.folder.path))
+        self.folder.events.append(step, "checkpoint", f"checkpoint of step {step}", {"folder": place, "score": score})
         event = CheckpointEvent(step=step, checkpoint=folder, run=self.folder.path)
         self._call("on_checkpoint", self.callbacks.on_checkpoint, event)
 
