@@ -61,8 +61,9 @@ class EncodedMlpConfig(MlpConfig, EncoderKeys):
     @classmethod
     def _from_network_without_encoder(cls, given: object) -> object:
         """A network without keys of an encoder has the default one."""
-        is_plain = isinstance(given, MlpConfig) and type(given) in {MlpConfig, GaussianMlpConfig}
-        return given.model_dump() if is_plain else given
+        if isinstance(given, MlpConfig) and type(given) in {MlpConfig, GaussianMlpConfig}:
+            return given.model_dump()
+        return given
 
 
 class PolicyNetworkConfig(GaussianMlpConfig, EncodedMlpConfig):
