@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from hone.control.environments.check import check_spaces
+from hone.control.environments.layout import ActionRowSpace, RowSpace
 from hone.control.environments.space_advice import action_fault, observation_fault
 from hone.control.environments.world import GymConfig, inspect_world, open_world
 from hone.control.networks.encoders import encoded_spaces
@@ -80,16 +81,27 @@ def config(kind: str, name: str, *, isolation: str = "none", check: bool = True)
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in ("observation", "action") for name in SPACES[kind]]
 )
-def test_unsupported_spaces_are_refused_before_the_run(kind: str, name: str, check: bool) -> None:
-    for opening in (lambda given: inspect_world(given, seed=0), lambda given: open_world(given, steps=2, seed=0)):
-        with pytest.raises(ConfigError, match=rf"{kind} space .* is not supported.*gymnasium\."):
-            opening(config(kind, name, check=check))
+def test_recipes_that_read_one_leaf_refuse_others_before_the_run(kind: str, name: str, check: bool) -> None:
+    with pytest.raises(ConfigError, match=rf"({kind}s have several|{kind} space, .* is not supported).*gymnasium\."):
+        open_world(config(kind, name, check=check), steps=2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in ("observation", "action") for name in SPACES[kind] if name != "text"]
+)
+def test_recipes_that_read_parts_step_them(kind: str, name: str) -> None:
+    world = open_world(config(kind, name), steps=2, seed=0, parts="all")
+    space = world.envs.single_observation_space if kind == "observation" else world.envs.single_action_space
+    assert isinstance(space, RowSpace if kind == "observation" else ActionRowSpace)
+    world.close()
 
 
 def test_processes_refuse_them_too() -> None:
     for kind in ("observation", "action"):
-        with pytest.raises(ConfigError, match=rf"{kind} space .* is not supported"):
-            inspect_world(config(kind, "dict", isolation="process"), seed=0)
+        with pytest.raises(ConfigError, match=rf"{kind}s have several"):
+            open_world(config(kind, "dict", isolation="process"), steps=2, seed=0)
+    with pytest.raises(ConfigError, match="observation space, Text.* is not supported"):
+        inspect_world(config("observation", "text", isolation="process"), seed=0)
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
