@@ -18,6 +18,7 @@ MORE = {
     "debug": "[Debug a failure](../howto/debug.md)",
     "track": "[Trackers](../howto/trackers.md)",
     "sample": "[Runs](../howto/runs.md), [Dialogues](../language/dialogues.md#look-at-them)",
+    "queue": "[A queue of jobs](../howto/queue.md)",
     "serve": "[Serving a model](../howto/serving.md), [Serving decisions](../production/serving_decisions.md), "
     "[Train from your own loop](../howto/training_service.md)",
     "play": "[Dialogues](../language/dialogues.md#look-at-them)",

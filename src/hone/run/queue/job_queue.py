@@ -272,10 +272,10 @@ class JobQueue:
         return 2.0 ** (-age_us / _MICRO / self.half_life_s)
 
     def _job(self, job: int) -> QueuedJob:
-        found = self._select("where id = ?", job)
-        if not found:
+        jobs = self._select("where id = ?", job)
+        if not jobs:
             raise DataError(f"there is no job {job} in {self.path}")
-        return found[0]
+        return jobs[0]
 
     def _select(self, where: str, *values: int) -> list[QueuedJob]:
         rows = self._db.execute(

@@ -4,6 +4,7 @@ Every record of another tenant is 404, as if it were not there. A submit with a 
 its content, since the client counts on: the refusal is the result. Source: training over HTTP of the `tinker` SDK 0.38.
 """
 
+import hashlib
 import json
 import shutil
 import time
@@ -22,9 +23,8 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from hone.core.errors import DataError
+from hone.run.http.requests import BODY_S, ApiError, BodyReader
 from hone.text.serving.completions.app import error_response
-from hone.text.serving.completions.fields import ApiError
-from hone.text.serving.completions.limits import BODY_S, BodyReader
 from hone.text.training_service.desk import JSON, RequestDesk
 from hone.text.training_service.learner import AdapterShape, ServedBase
 from hone.text.training_service.ledger import (
@@ -33,9 +33,7 @@ from hone.text.training_service.ledger import (
     RequestRecord,
     SamplerRecord,
     SessionRecord,
-    digest_of,
     from_text,
-    to_text,
 )
 from hone.text.training_service.messages import read_call
 from hone.text.training_service.sampler import SamplingWorker, read_sample
@@ -179,7 +177,7 @@ class TrainingRoutes:
             beat_s=now,
             finished=None,
             tags=json.dumps(body.get("tags") or []),
-            metadata=to_text(body.get("user_metadata")),
+            metadata=json.dumps(body.get("user_metadata")),
             project=body.get("project_id"),
             display_name=body.get("display_name"),
         )
@@ -332,7 +330,7 @@ class TrainingRoutes:
             owner=owner,
             seq=seq,
             kind=kind,
-            digest=digest_of((kind, body)),
+            digest=hashlib.sha256(kind.encode() + body).hexdigest(),
             body=body,
             state="queued",
             result=None,

@@ -9,7 +9,7 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from hone.core.errors import ConfigError, DataError
+from hone.core.errors import DataError
 from hone.core.state import State, substate
 from hone.learner.adam import Adam
 from hone.learner.flat_parameters import FlatParameters
@@ -193,10 +193,3 @@ class TrainedModel:
             self.optimizer.restore(substate(state, "optimizer"))
         self.parameters.zero_grad()
         self.pending = False
-
-
-def check_base(base: ServedBase, context: int) -> None:
-    """Raise ConfigError for a context that the base does not have."""
-    most = base.rows.decoder.config.max_positions
-    if not 2 <= context <= most:
-        raise ConfigError(f"context must be 2 to {most}, the positions of the model, got {context}")

@@ -4,11 +4,10 @@ Every change is one transaction that is on the disk (WAL, synchronous = FULL) be
 request that was acknowledged survives the process, and (owner, seq) is unique: a repeated one gets the first one's id.
 """
 
-import hashlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -192,12 +191,12 @@ class Ledger:
 
     def page(self, kind: type[RecordT], tenant: str, *, limit: int, offset: int) -> tuple[list[RecordT], int]:
         """Some of a tenant's records, the newest first, and how many it has."""
-        found = self._select(
+        records = self._select(
             kind, "where tenant = ? order by created_s desc, rowid desc limit ? offset ?", tenant, limit, offset
         )
         with self._lock:
             (count,) = self._db.execute(f"select count(*) from {_TABLES[kind]} where tenant = ?", (tenant,)).fetchone()
-        return found, count
+        return records, count
 
     def change(self, kind: type[RecordT], key: str, values: Mapping[str, str | float | None]) -> None:
         """Set columns of a record."""
@@ -315,20 +314,6 @@ class Ledger:
                 raise
 
 
-def digest_of(parts: Sequence[bytes | str]) -> str:
-    """sha256 of a request's content."""
-    digest = hashlib.sha256()
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        digest.update(len(raw).to_bytes(8, "big") + raw)
-    return digest.hexdigest()
-
-
-def to_text(value: Json) -> str | None:
-    """JSON of a value for a column; None for none."""
-    return None if value is None else json.dumps(value)
-
-
 def from_text(text: str | None) -> Json:
-    """The inverse of `to_text`."""
+    """The value of a column of JSON; None for none."""
     return None if text is None else json.loads(text)

@@ -100,7 +100,8 @@ def _read_tokens(chunks: Sequence[wire.Chunk]) -> Iterator[int]:
 
 def _read_tensor(tensor: wire.Tensor, name: str) -> NDArray[np.generic]:
     """An array of its shape; a sparse one filled with zeros. Raises DataError."""
-    where, kind, shape = f"loss_fn_inputs[{name!r}]", _DTYPES.get(tensor.dtype), tuple(tensor.shape)
+    where, kind = f"loss_fn_inputs[{name!r}]", _DTYPES.get(tensor.dtype)
+    shape: tuple[int, ...] = tuple(tensor.shape)
     if kind is None:
         raise DataError(f"{where} has dtype {tensor.dtype}; known: float32 (1) and int64 (2)")
     if any(size < 0 for size in shape) or len(shape) > 2:

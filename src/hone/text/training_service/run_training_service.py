@@ -36,7 +36,7 @@ from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.training_service.app import TrainingRoutes, remove_checkpoint
 from hone.text.training_service.desk import RequestDesk
-from hone.text.training_service.learner import ServedBase, check_base
+from hone.text.training_service.learner import ServedBase
 from hone.text.training_service.ledger import CheckpointRecord, Ledger
 from hone.text.training_service.rows import RowModel
 from hone.text.training_service.sampler import SamplingWorker
@@ -117,9 +117,11 @@ def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock:
     if not is_hub_name(path) or (beside / path).exists():
         path = str(beside / path)
     policy = open_policy(ModelSource(path=path, compute="float32"), seed=0, device="cpu", temperature=1.0)
-    context = config.model.context or policy.decoder.config.max_positions
+    most = policy.decoder.config.max_positions
+    context = config.model.context or most
+    if not 2 <= context <= most:
+        raise ConfigError(f"model.context must be 2 to {most}, the positions of the model, got {context}")
     base = _base(policy, path)
-    check_base(base, context)
     base.rows.prepare(context)
     folder = beside / config.folder
     with writing(folder):

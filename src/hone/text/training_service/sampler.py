@@ -86,14 +86,14 @@ class SampleCall:
         """Raises DataError with every fault."""
         asked = read_sample(record.body)
         prompt = np.array([token for chunk in asked.prompt.chunks for token in chunk.tokens], np.int64)
-        given, stop = asked.sampling_params, asked.sampling_params.stop
+        params, stop = asked.sampling_params, asked.sampling_params.stop
         texts = [stop] if isinstance(stop, str) else [one for one in stop or () if isinstance(one, str)]
         ids = [one for one in stop or () if isinstance(one, int)]
         faults = ["the prompt is empty; give at least one token"] if not len(prompt) else []
         room = context - len(prompt)
-        if len(prompt) and room < (given.max_tokens or 1):
+        if len(prompt) and room < (params.max_tokens or 1):
             faults.append(
-                f"a prompt of {len(prompt)} tokens and {given.max_tokens or 1} more do not fit into {context}"
+                f"a prompt of {len(prompt)} tokens and {params.max_tokens or 1} more do not fit into {context}"
             )
         if asked.prompt_alt_tokens_k:
             faults.append("prompt_alt_tokens_k is not served")
@@ -101,21 +101,21 @@ class SampleCall:
             faults.append("target_prompt_logprobs is not served; use a forward pass with these target_tokens")
         if faults:
             raise DataError(*faults)
-        greedy = given.temperature == 0
+        greedy = params.temperature == 0
         return cls(
             prompt=prompt.astype(np.int32),
             samples=asked.num_samples,
             sampling=SamplingParams(
-                max_tokens=given.max_tokens or room,
-                temperature=1.0 if greedy else given.temperature,
+                max_tokens=params.max_tokens or room,
+                temperature=1.0 if greedy else params.temperature,
                 greedy=greedy,
-                top_k=max(given.top_k, 0),
-                top_p=given.top_p,
+                top_k=max(params.top_k, 0),
+                top_p=params.top_p,
                 stop=tuple(texts),
                 stop_tokens=None if stop is None else tuple(ids),
                 top_logprobs=asked.topk_sample_logprobs,
             ),
-            draw_id=record.id if given.seed is None else f"seed {given.seed}",
+            draw_id=record.id if params.seed is None else f"seed {params.seed}",
             prompt_logprobs=bool(asked.prompt_logprobs) or asked.prompt_logprobs_last_n is not None,
             prompt_last=min(len(prompt) - 1, asked.prompt_logprobs_last_n or len(prompt)),
             prompt_top=asked.topk_prompt_logprobs,

@@ -399,7 +399,11 @@ class TrainingWorker:
             call = read_call(request.body)
             loss = find_loss(call.loss)
             options = loss.settings(call.loss, call.options)
-            again = _Pass(request, _no_turn(request), trained, False, call.data(), loss, options)
+            turn = Waiting(
+                id=request.id, tenant=request.tenant, owner=request.owner, seq=request.seq, kind=request.kind,
+                came_s=0.0,
+            )  # fmt: skip
+            again = _Pass(request, turn, trained, call.forward_only, call.data(), loss, options)
             while len(again.results) < len(again.data):
                 again.take(self.base.rows.compute([again.row()], gradients=True)[0])
 
@@ -454,13 +458,7 @@ class TrainingWorker:
 
 def _adam_params(body: Mapping[str, Any]) -> Mapping[str, object]:
     """Settings of a step. Raises DataError for another optimizer than AdamW."""
-    given = body.get("optimizer_params") or {}
-    if given and given.get("type", "adamw") != "adamw":
-        raise DataError(f"the optimizer {given.get('type')!r} is not served; known: adamw")
-    return body.get("adam_params") or {name: value for name, value in given.items() if name != "type"}
-
-
-def _no_turn(request: RequestRecord) -> Waiting:
-    return Waiting(
-        id=request.id, tenant=request.tenant, owner=request.owner, seq=request.seq, kind=request.kind, came_s=0.0
-    )  # fmt: skip
+    settings = body.get("optimizer_params") or {}
+    if settings and settings.get("type", "adamw") != "adamw":
+        raise DataError(f"the optimizer {settings.get('type')!r} is not served; known: adamw")
+    return body.get("adam_params") or {name: value for name, value in settings.items() if name != "type"}
