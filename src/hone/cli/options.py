@@ -591,6 +591,27 @@ COMMANDS: tuple[CommandSpec, ...] = (
         options=(RUNS, CommandOption(flag="--pdb", help="open Python's debugger at the line that fails")),
     ),
     CommandSpec(
+        name="watch",
+        summary="runs in the browser while they go on: curves, answers token by token, alarms",
+        module="hone.cli.commands.watch",
+        optional=(("runs", "a folder of runs, or a run's (default: runs)"),),
+        options=(
+            CommandOption(flag="--port", metavar="N", default="8090", help="port; 0 takes a free one (default: 8090)"),
+            CommandOption(
+                flag="--host",
+                metavar="HOST",
+                default="127.0.0.1",
+                help="address; another than this machine's own needs --token-file (default: 127.0.0.1)",
+            ),
+            CommandOption(flag="--token-file", metavar="FILE", help="a file with the token (default: a new one)"),
+            CommandOption(flag="--once", metavar="RUN", help="print a run in a few lines, and end"),
+            CommandOption(flag="--alarms", help="print the alarms that are raised, and end; exit code 7 if one is red"),
+            CommandOption(flag="--service", metavar="FILE", help="also show the decisions of this service file"),
+            CommandOption(flag="--chat", help="let the page ask checkpoints: one message, two answers side by side"),
+            CommandOption(flag="--demo", help="two recorded runs: one that succeeded, and one that did not"),
+        ),
+    ),
+    CommandSpec(
         name="compare",
         summary="compare runs: intervals over seeds, and the probability that one is better",
         module="hone.cli.commands.compare",

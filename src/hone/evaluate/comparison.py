@@ -52,6 +52,8 @@ Floats = NDArray[np.float64]
 EVALUATION_METRIC = "eval/score"
 TRAINING_METRICS = ("reward/mean", "episodes/return", "return/mean")
 """Training scores, in order of preference."""
+SCORE_METRICS = (EVALUATION_METRIC, *TRAINING_METRICS)
+"""Metrics that may be a run's score, in order of preference."""
 TAIL_SHARE = 0.1
 """Last fraction of a run over which the training score is averaged if there was no evaluation."""
 SMOOTHING_SHARE = 0.05
@@ -156,7 +158,7 @@ def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
             f"{folder} has no metric {metric!r}{did_you_mean(metric, list(columns.values))}; it has "
             f"{', '.join(name for name in columns.values if not name.startswith(CLOCK_PREFIX)) or 'none'}"
         )
-    score, what = _score(folder, columns, metric)
+    score, what = final_score(folder, columns, metric)
     manifest = run.manifest()
     return LoadedRun(
         path=folder,
@@ -172,12 +174,12 @@ def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
     )
 
 
-def _score(folder: Path, columns: MetricColumns, metric: str) -> tuple[float, str]:
+def final_score(folder: Path, columns: MetricColumns, metric: str) -> tuple[float, str]:
     """Score of the newest evaluation; without one, the mean training score of the last tenth."""
     evaluations = [] if metric else [one for one in read_evaluations(folder)[0] if one.metric == "score"]
     if evaluations:
         return evaluations[-1].mean, "held-out score at the end of the run"
-    for name in (metric,) if metric else (EVALUATION_METRIC, *TRAINING_METRICS):
+    for name in (metric,) if metric else SCORE_METRICS:
         values = columns.values.get(name)
         known = values[np.isfinite(values)] if values is not None else np.zeros(0)
         if len(known):

@@ -1,7 +1,9 @@
 """Rows of a dataset as the tokens that a run would train: for `hone show --tokens`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -46,8 +48,14 @@ def shown_rows(path: Path, model: str, count: int) -> ShownRows:
         tables["task"] = {"source": str(path)}
     if model:
         tables["model"] = {"path": model}
+    return rows_of_tables(tables, path, count)
+
+
+def rows_of_tables(tables: Mapping[str, Any], path: Path, count: int) -> ShownRows:
+    """The same of the tables `model`, `task` and `data` of a config, which `path` names in errors."""
+    tables = {name: table if isinstance(table := tables.get(name), dict) else {} for name in _PARTS}
     if not tables["model"] or not tables["task"].get("source"):
-        raise ConfigError(f"{path}: --tokens needs a model and a file of data; name the model by --model DIR")
+        raise ConfigError(f"{path}: tokens need a model and a file of data; hone show takes the model by --model DIR")
     known = set(TaskConfig.model_fields)
     try:
         task = TaskConfig.model_validate({name: value for name, value in tables["task"].items() if name in known})

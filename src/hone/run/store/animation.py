@@ -101,6 +101,26 @@ def frame_count(png: bytes) -> int:
     return int(struct.unpack(">I", png[at + 4 : at + 8])[0]) if at > 0 else 1
 
 
+def episode_frame(png: bytes, place: int) -> bytes:
+    """One frame of an animation that `animated_png` made, as a PNG of its own; the last one for a place beyond it."""
+    header, frames = b"", list[bytes]()
+    at = len(_SIGNATURE)
+    while at + 12 <= len(png):
+        size, kind = struct.unpack(">I", png[at : at + 4])[0], png[at + 4 : at + 8]
+        data = png[at + 8 : at + 8 + size]
+        if kind == b"IHDR":
+            header = data
+        elif kind == b"IDAT":
+            frames.append(data)
+        elif kind == b"fdAT":
+            frames.append(data[4:])
+        at += 12 + size
+    if not frames or not header:
+        raise DataError("the animation has no frames")
+    shown = frames[min(max(0, place), len(frames) - 1)]
+    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", shown) + _chunk(b"IEND", b"")
+
+
 def downscale(frame: Frames, *, width: int) -> Frames:
     """Reduce `[height, width, 3]` to at most `width` pixels across by means of whole blocks."""
     size = math.ceil(frame.shape[1] / width)
