@@ -22,10 +22,10 @@ MORE = {
     "serve": "[Serving a model](../howto/serving.md), [Serving decisions](../production/serving_decisions.md), "
     "[Train from your own loop](../howto/training_service.md)",
     "play": "[Dialogues](../language/dialogues.md#look-at-them)",
+    "distill-tree": "[Decision trees](../control/take_away.md#a-decision-tree)",
     "export": "[Adapters](../language/adapters.md#peft-folders)",
     "fetch": "[GGUF files](../language/gguf.md)",
     "dataset": "[Data](../howto/data.md#collected-answers)",
-    "debug": "[Troubleshooting](../howto/troubleshooting.md)",
     "show": "[Runs](../howto/runs.md)",
     "sweep": "[Sweeps](../howto/sweep.md)",
     "chaos": "[Does my run survive?](../howto/chaos.md)",

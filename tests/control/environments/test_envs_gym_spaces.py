@@ -100,7 +100,7 @@ def test_processes_refuse_them_too() -> None:
     for kind in ("observation", "action"):
         with pytest.raises(ConfigError, match=rf"{kind}s have several"):
             open_world(config(kind, "dict", isolation="process"), steps=2, seed=0)
-    with pytest.raises(ConfigError, match="observation space, Text.* is not supported"):
+    with pytest.raises(ConfigError, match=r"observation space, Text.* is not supported"):
         inspect_world(config("observation", "text", isolation="process"), seed=0)
 
 

@@ -14,6 +14,8 @@ from starlette.testclient import TestClient
 
 pytest.importorskip("tinker", reason="the protocol's messages are the SDK's: pip install 'hone-rl[training-service]'")
 
+import itertools
+
 from tinker.proto import tinker_public_pb2 as wire
 
 from hone.core.clock import SystemClock
@@ -158,7 +160,7 @@ def read_output(raw: bytes) -> tuple[list[np.ndarray], dict[str, float]]:
         one = record.fields["logprobs"]
         ends = np.frombuffer(one.offsets, np.int64) // 4
         flat = np.frombuffer(one.data, np.float32)
-        rows += [flat[a:b].reshape(-1, *one.trailing_shape) for a, b in zip(ends, ends[1:], strict=False)]
+        rows += [flat[a:b].reshape(-1, *one.trailing_shape) for a, b in itertools.pairwise(ends)]
     return rows, dict(message.metrics)
 
 

@@ -133,7 +133,7 @@ class ObservationInputs:
         return self.size // self.frames
 
     def tensor(self, seen: Tensor) -> Tensor:
-        """`[n, *observation]` -> `[n, size]` float32; where an encoder reads it as it is, but for standardised parts."""
+        """`[n, *observation]` -> `[n, size]` float32; where an encoder reads it, itself with standardised parts."""
         if self.encoder is not None:
             return self._standardised_rows(seen) if self.mean else seen
         if self.frames > 1:
