@@ -143,27 +143,31 @@ def text_rollouts(step: int, seed: int, *, groups: int = 6, samples: int = 4, sk
                     else (),
                 )
             )
+    return AnswerTable(rows=rows, tokens=_token_columns(ids, mask, offsets, step, random))
+
+
+def _token_columns(
+    ids: list[int], mask: list[bool], offsets: list[int], step: int, random: np.random.Generator
+) -> TokenColumns:
+    """Log-probabilities, entropies and clips of tokens, drawn by chance."""
     count = len(ids)
     drawn = np.array(mask)
     logp = np.where(drawn, -random.exponential(0.3, count), np.nan).astype(np.float32)
     now = (logp + np.where(drawn, 1e-4 * random.standard_normal(count), np.nan)).astype(np.float32)
     last = (now + np.where(drawn, 0.12 * random.standard_normal(count), np.nan)).astype(np.float32)
     nothing = np.full(count, np.nan, np.float32)
-    return AnswerTable(
-        rows=rows,
-        tokens=TokenColumns(
-            offsets=np.array(offsets, np.int64),
-            ids=np.array(ids, np.int32),
-            mask=drawn,
-            logp=logp,
-            logp_now=now,
-            logp_last=last,
-            entropy=np.where(drawn, random.random(count), np.nan).astype(np.float32),
-            clipped=np.where(drawn, (np.abs(last - now) > 0.2).astype(np.int8), -1).astype(np.int8),
-            versions=np.where(drawn, step - 1, -1).astype(np.int32),
-            advantages=nothing,
-            values=nothing,
-        ),
+    return TokenColumns(
+        offsets=np.array(offsets, np.int64),
+        ids=np.array(ids, np.int32),
+        mask=drawn,
+        logp=logp,
+        logp_now=now,
+        logp_last=last,
+        entropy=np.where(drawn, random.random(count), np.nan).astype(np.float32),
+        clipped=np.where(drawn, (np.abs(last - now) > 0.2).astype(np.int8), -1).astype(np.int8),
+        versions=np.where(drawn, step - 1, -1).astype(np.int32),
+        advantages=nothing,
+        values=nothing,
     )
 
 
@@ -193,6 +197,42 @@ def begin_run(root: Path, name: str, recipe: str, values: dict[str, Json]) -> Ru
             hone_version="0.3.0", recipe=recipe, machine="x86_64, 1 threads, cpu", versions={"python": "3.11"}
         ),
         clock=watched_clock(),
+    )
+
+
+def _write_results(path: Path, done: int, steps: int, seed: int, *, good: bool) -> None:
+    """Two evaluations with their answers, and the memory that the run took."""
+    for step, skill in ((steps // 2, 0.5), (done, 0.75 if good else 0.4)):
+        random = np.random.default_rng([seed, step, 3])
+        write_answers(
+            path,
+            step,
+            [
+                AnswerRow(
+                    id=str(one),
+                    prompt=f"{one}+{one}=",
+                    reference=str(2 * one),
+                    answer=str(2 * one) if right else f"{2 * one} or so",
+                    score=float(right),
+                )
+                for one in range(40)
+                for right in [bool(random.random() < skill)]
+            ],
+        )
+    write_evaluations(
+        path,
+        [EvaluationScore(stage=f"step {done}", metric="score", mean=0.75 if good else 0.35, low=0.6, high=0.85, n=40)],
+    )
+    MEMORY.write(
+        path,
+        MemoryUse(
+            device="cpu",
+            before_bytes=300 << 20,
+            peak_bytes=420 << 20,
+            planned_bytes=100 << 20,
+            components={"weights": 40 << 20, "optimizer": 40 << 20, "activations": 20 << 20},
+            phases={"update": 100 << 20},
+        ),
     )
 
 
@@ -244,46 +284,48 @@ def write_text_run(
             events.append(steps // 3, "alarm", "entropy collapse", data)
         if done == steps:
             events.append(steps, "finish", f"finished step {steps}")
-        for step, skill in ((steps // 2, 0.5), (done, 0.75 if good else 0.4)):
-            random = np.random.default_rng([seed, step, 3])
-            write_answers(
-                path,
-                step,
-                [
-                    AnswerRow(
-                        id=str(one),
-                        prompt=f"{one}+{one}=",
-                        reference=str(2 * one),
-                        answer=str(2 * one) if right else f"{2 * one} or so",
-                        score=float(right),
-                    )
-                    for one in range(40)
-                    for right in [bool(random.random() < skill)]
-                ],
-            )
-        write_evaluations(
-            path,
-            [
-                EvaluationScore(
-                    stage=f"step {done}", metric="score", mean=0.75 if good else 0.35, low=0.6, high=0.85, n=40
-                )
-            ],
-        )
-        MEMORY.write(
-            path,
-            MemoryUse(
-                device="cpu",
-                before_bytes=300 << 20,
-                peak_bytes=420 << 20,
-                planned_bytes=100 << 20,
-                components={"weights": 40 << 20, "optimizer": 40 << 20, "activations": 20 << 20},
-                phases={"update": 100 << 20},
-            ),
-        )
+        _write_results(path, done, steps, seed, good=good)
         folder.log(f"finished step {done}" if done == steps else "step", level="INFO")
         (path / "report.html").write_text("<p>report</p>", encoding="utf-8")
         write_tokenizer(path, done)
     return path
+
+
+def _write_world(path: Path, steps: int) -> None:
+    """An animation, a map of a grid and scores under perturbations."""
+    frames = np.full((12, 60, 90, 3), 245, np.uint8)
+    for place in range(12):
+        frames[place, 30:45, 5 + 6 * place : 20 + 6 * place] = (60, 110, 200)
+    write_episode(path, EpisodeRecording(step=steps, score=500.0, steps=12), animated_png(frames, frame_s=0.05))
+    cells = [
+        GridCell(
+            mark="S" if at == 0 else "G" if at == 8 else " ",
+            worth=None if at == 8 else at / 8,
+            moves={"right" if at % 3 < 2 else "down": 0.9, "up": 0.1},
+        )
+        for at in range(9)
+    ]
+    MAP.write(
+        path,
+        PolicyMap(step=steps, worth_is="value", slices=[GridSlice(title="grid", rows=3, columns=3, cells=cells)]),
+    )
+    write_robustness(
+        path,
+        [
+            PerturbedScore(
+                name=one,
+                mean=500 - cut,
+                low=480 - cut,
+                high=510 - cut,
+                difference=-cut,
+                difference_low=-cut - 9,
+                difference_high=-cut + 9,
+                p_value=0.5 if cut < 5 else 0.001,
+                n=20,
+            )
+            for one, cut in (("unperturbed", 0.0), ("wind 0.1", 40.0), ("sensor noise 0.2", 210.0))
+        ],
+    )
 
 
 def write_control_run(root: Path, name: str, *, steps: int = 30, seed: int = 0) -> Path:
@@ -329,39 +371,7 @@ def write_control_run(root: Path, name: str, *, steps: int = 30, seed: int = 0) 
                 observations=random.standard_normal((count, 4)).astype(np.float32),
             ),
         )
-        frames = np.full((12, 60, 90, 3), 245, np.uint8)
-        for place in range(12):
-            frames[place, 30:45, 5 + 6 * place : 20 + 6 * place] = (60, 110, 200)
-        write_episode(path, EpisodeRecording(step=steps, score=500.0, steps=12), animated_png(frames, frame_s=0.05))
-        cells = [
-            GridCell(
-                mark="S" if at == 0 else "G" if at == 8 else " ",
-                worth=None if at == 8 else at / 8,
-                moves={"right" if at % 3 < 2 else "down": 0.9, "up": 0.1},
-            )
-            for at in range(9)
-        ]
-        MAP.write(
-            path,
-            PolicyMap(step=steps, worth_is="value", slices=[GridSlice(title="grid", rows=3, columns=3, cells=cells)]),
-        )
-        write_robustness(
-            path,
-            [
-                PerturbedScore(
-                    name=one,
-                    mean=500 - cut,
-                    low=480 - cut,
-                    high=510 - cut,
-                    difference=-cut,
-                    difference_low=-cut - 9,
-                    difference_high=-cut + 9,
-                    p_value=0.5 if cut < 5 else 0.001,
-                    n=20,
-                )
-                for one, cut in (("unperturbed", 0.0), ("wind 0.1", 40.0), ("sensor noise 0.2", 210.0))
-            ],
-        )
+        _write_world(path, steps)
     return path
 
 

@@ -292,7 +292,7 @@ class WatchRoutes:
     def _decisions(self, call: Request) -> Any:  # noqa: ANN401 - JSON
         del call
         service = self._parts.service
-        return None if service is None else decisions_view(service, self._parts.clock)
+        return {"service": None} if service is None else decisions_view(service, self._parts.clock)
 
     # ------------------------------------------------------------------------------------------------------- chat
 

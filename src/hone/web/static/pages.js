@@ -277,9 +277,9 @@ export function LabPage() {
 
 export function DecisionsPage() {
   const found = useAnswer("decisions", {});
-  if (found.error || (!found.data && found.key === undefined)) return html`<div class="title"><h1>Decisions</h1></div><${Wait} error=${found.error} />`;
+  if (!found.data) return html`<div class="title"><h1>Decisions</h1></div><${Wait} error=${found.error} />`;
   const { data } = found;
-  if (!data) return html`<div class="title"><h1>Decisions</h1></div><${Empty} title="No service">hone watch --service FILE.toml shows the decisions, rewards, versions and rollouts of a service.<//>`;
+  if (!data.service) return html`<div class="title"><h1>Decisions</h1></div><${Empty} title="No service">hone watch --service FILE.toml shows the decisions, rewards, versions and rollouts of a service.<//>`;
   return html`<div class="title"><h1>${data.service}</h1><span class="soft">policy ${data.policy}</span></div>
     ${data.tenants.map((one) => html`<${Tenant} one=${one} />`)}
     ${data.rollouts.map((one) => html`<${RolloutCard} one=${one} />`)}
