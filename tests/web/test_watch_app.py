@@ -256,6 +256,20 @@ def test_answers_by_chips_are_those_that_a_slow_reader_finds(root: Path, client:
     found = answer(client, "rollouts", run="sums-1", step=30, text="ONERROR")["rows"]
     assert [one["completion"] for one in found] == [ATTACK]
     assert client.get("/api/rollouts", params={"run": "sums-1", "step": 30, "chip": "no"}).status_code == 400
+    # the most clipped and the largest mismatch, one answer at a time
+    clipped, gaps = {}, {}
+    for row in range(len(rows)):
+        tokens = answer(client, "answer", run="sums-1", step=30, row=row)["tokens_of"]
+        known = [one for one in tokens["clipped"] if one is not None]
+        clipped[row] = sum(known) / len(known)
+        both = zip(tokens["logp"], tokens["logp_now"], strict=True)
+        gaps[row] = max(abs(now - one) for one, now in both if one is not None)
+    for chip, figure in (("clipped", clipped), ("mismatch", gaps)):
+        found = [one["row"] for one in answer(client, "rollouts", run="sums-1", step=30, chip=chip)["rows"]]
+        assert set(found) == {row for row, value in figure.items() if value > 0}
+        assert [figure[row] for row in found] == pytest.approx(
+            sorted((figure[row] for row in found), reverse=True), abs=1e-4
+        )
 
 
 def test_one_answer_has_its_tokens_with_the_end_drawn_as_one(client: TestClient) -> None:
