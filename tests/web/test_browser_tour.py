@@ -76,6 +76,7 @@ class Tour:
     def open(self, scheme: str = "light", **options: object) -> Any:
         """A tab; whatever it complains about is kept."""
         context = self.browser.new_context(color_scheme=scheme, viewport={"width": 1360, "height": 900}, **options)
+        context.set_default_timeout(90_000)  # a busy machine is no fault of the page
         page = context.new_page()
         page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
@@ -87,7 +88,7 @@ class Tour:
         """Show a page, and wait until it is drawn."""
         page.evaluate("(hash) => { location.hash = hash; }", PAGES.get(name, name))
         if name in SEEN:
-            page.get_by_text(SEEN[name]).first.wait_for(timeout=20_000)
+            page.get_by_text(SEEN[name]).first.wait_for(timeout=90_000)
         page.wait_for_timeout(300)
 
 
@@ -132,7 +133,7 @@ def page(tour: Tour) -> Iterator[Any]:
 
 def until(ready: Callable[[], bool], what: str) -> None:
     """Wait without scripts in the page, which its policy would refuse."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while not ready():
         assert time.monotonic() < end, what
         time.sleep(0.02)

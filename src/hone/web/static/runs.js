@@ -140,7 +140,7 @@ export function RunsPage() {
         ${first > 0 ? html`<tr style=${{ height: `${first * ROW_HEIGHT}px` }}><td colspan=${wide}></td></tr>` : null}
         ${drawn.map((row) => html`<${Row} key=${row.members[0].id + (row.folded ? "+" : "")} row=${row} keys=${keys} open=${open} setOpen=${setOpen} marked=${marked} mark=${mark} folds=${answer.folds} />`)}
         ${first + MOST_ROWS < rows.length ? html`<tr style=${{ height: `${(rows.length - first - MOST_ROWS) * ROW_HEIGHT}px` }}><td colspan=${wide}></td></tr>` : null}
-      </tbody></table></div></div>` : html`<${Empty} title="No run passes the filter">Its parts are words, key:text, or key with > < = and a number.<//>`}`;
+      </tbody></table></div></div>` : html`<${Empty} title="No run passes the filter">Its parts are words, key:text, or a key, a comparison and a number: ${"score>0.8"}.<//>`}`;
 }
 
 function Row({ row, keys, open, setOpen, marked, mark, folds }) {
