@@ -24,7 +24,10 @@ from hone.decide.log.opening import open_decision_log
 from hone.estimators.means import paired_difference
 from hone.evaluate.comparison import compare
 from hone.run.http.listening import listening
+from hone.run.report.timeline import step_timeline
+from hone.run.report.timing_section import bottleneck_line
 from hone.run.store.evaluations import latest_answers
+from hone.run.store.metrics import read_metrics
 from hone.run.store.rollouts import read_samples
 from hone.web.app import STATIC, WatchParts, make_app
 from hone.web.guard import WRITE_HEADER, AccessRules
@@ -203,7 +206,7 @@ def test_the_list_has_states_scores_alarms_and_folds_of_seeds(client: TestClient
     assert found["has_lab"]
 
 
-def test_the_run_page_has_families_with_intervals_events_and_a_bottleneck(client: TestClient) -> None:
+def test_the_run_page_has_families_with_intervals_events_and_a_bottleneck(root: Path, client: TestClient) -> None:
     page = answer(client, "run", run="sums-1")
     charts = {one["main"]: one for own in page["families"].values() for one in own}
     assert charts["eval/score"]["kind"] == "interval"
@@ -213,7 +216,10 @@ def test_the_run_page_has_families_with_intervals_events_and_a_bottleneck(client
     assert "eval/low" not in charts
     assert page["families"]["Throughput"][0]["kind"] == "stack"
     assert {"reward/missing", "episodes/ended"} <= {one["name"] for one in page["constants"]}
-    assert page["timelines"][0]["bottleneck"].startswith("The bottleneck is")
+    whole = step_timeline(read_metrics(root / "sums-1" / "metrics.jsonl"))
+    assert whole is not None
+    assert page["timelines"][0]["bottleneck"] == bottleneck_line(whole)
+    assert page["timelines"][0]["step_s"] == pytest.approx(whole.step_s)
     assert [one["title"].split(":")[0] for one in page["timelines"][1:]] == ["last", "median", "slowest"]
     assert page["rollouts"] == {str(step): "answers" for step in (10, 20, 30, 40, 50, 60)}
     assert page["events"][0]["kind"] == "start"

@@ -12,6 +12,7 @@ from hone.run.alarms import read_alarms
 from hone.run.store.events import EventLog, read_events
 from hone.run.store.folder import RunLock
 from hone.run.store.metrics import metric_catalogue
+from hone.web.app import OpenRuns
 from hone.web.families import FAMILIES, chart_families, describe, family_of
 from hone.web.rollouts import RolloutReader
 from hone.web.runs import HeldLocks, RunListing, StateFacts, alarm_states, run_state
@@ -94,6 +95,23 @@ def test_a_row_is_read_again_when_its_files_change_and_kept_over_a_restart(tmp_p
     (row,) = listing.rows()
     assert row.state == "crashed"
     assert "manifest.json" in row.fault
+
+
+def test_the_list_reads_a_run_that_a_page_has_open_by_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run is on disk once; a second reader would hold all of it in memory."""
+    monkeypatch.setattr("hone.web.columns.CACHED_BYTES", 1)
+    run = write_text_run(tmp_path / "runs", "long", done=10)
+    listing = RunListing(tmp_path / "runs", tmp_path / "cache", watched_clock())
+    opened = OpenRuns(listing).get("long")
+    made: list[Path] = []
+    monkeypatch.setattr("hone.web.runs.RunColumns", lambda path, cache: made.append(path))
+    assert listing.rows()[0].step == 10
+    append_line(run, 11)
+    assert listing.rows()[0].step == 11
+    assert made == []
+    opened.columns.close()
 
 
 class RunLockHeld:

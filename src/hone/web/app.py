@@ -85,10 +85,14 @@ class OpenRuns:
         folder = self.listing.folder(run_id)
         with self._lock:
             if run_id not in self._runs:
-                self._runs[run_id] = OpenRun(RunColumns(folder / "metrics.jsonl", self.listing.cache))
+                fresh = OpenRun(RunColumns(folder / "metrics.jsonl", self.listing.cache))
+                self._runs[run_id] = fresh
+                self.listing.in_use[run_id] = (fresh.columns, fresh.lock)
             self._runs.move_to_end(run_id)
             while len(self._runs) > _OPEN_RUNS:
-                self._runs.popitem(last=False)[1].columns.close()
+                gone, dropped = self._runs.popitem(last=False)
+                self.listing.in_use.pop(gone, None)
+                dropped.columns.close()
             opened = self._runs[run_id]
         opened.look(_FIRST_CHUNKS)
         return opened

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -315,7 +316,12 @@ class RunListing:
     cache: Path
     clock: Clock
     _rows: dict[str, tuple[list[int], RunRow]] = field(default_factory=dict[str, tuple[list[int], RunRow]])
+    in_use: dict[str, tuple[RunColumns, threading.Lock]] = field(
+        default_factory=dict[str, tuple[RunColumns, threading.Lock]]
+    )
+    """Columns of runs that a page has open: they are read once, by whoever comes first."""
     _loaded: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def folders(self) -> dict[str, Path]:
         """Folders of runs by id: their path below the root; the root itself where it is a run."""
@@ -335,6 +341,10 @@ class RunListing:
 
     def rows(self) -> list[RunRow]:
         """A row for each run, its state as of now."""
+        with self._lock:
+            return self._rows_now()
+
+    def _rows_now(self) -> list[RunRow]:
         if not self._loaded:
             self._load()
         locks, now_s = HeldLocks(), self.clock.now_s()
@@ -345,9 +355,7 @@ class RunListing:
             signature = _signature(folder)
             kept = self._rows.get(run_id)
             if kept is None or kept[0] != signature:
-                columns = RunColumns(folder / "metrics.jsonl", self.cache)
-                kept = (signature, read_row(folder, columns, run_id))
-                columns.close()
+                kept = (signature, self._read(run_id, folder))
                 self._rows[run_id] = kept
                 changed = True
             rows.append(with_state(kept[1], held=locks.holds(folder / LOCK), now_s=now_s))
@@ -356,6 +364,16 @@ class RunListing:
         if changed:
             self._save()
         return rows
+
+    def _read(self, run_id: str, folder: Path) -> RunRow:
+        if run_id in self.in_use:
+            columns, lock = self.in_use[run_id]
+            with lock:
+                return read_row(folder, columns, run_id)
+        columns = RunColumns(folder / "metrics.jsonl", self.cache)
+        row = read_row(folder, columns, run_id)
+        columns.close()
+        return row
 
     def row(self, run_id: str, columns: RunColumns) -> RunRow:
         """The row of one run, from columns that are open. Raises DataError for an unknown id."""

@@ -38,7 +38,7 @@ from hone.run.store.records import (
     read_robustness,
     speed_line,
 )
-from hone.web.columns import RunColumns
+from hone.web.columns import BLOCK, RunColumns
 from hone.web.families import chart_families, describe, family_of
 from hone.web.rollouts import RolloutReader, flips
 from hone.web.runs import RunRow, last_lines, plain
@@ -116,7 +116,7 @@ def _constants(columns: RunColumns) -> dict[str, float]:
     result: dict[str, float] = {}
     for name in columns.names:
         blocks = columns.blocks(name)
-        rest = np.asarray(columns.column(name)[len(blocks.least) * 64 :])
+        rest = np.asarray(columns.column(name)[len(blocks.least) * BLOCK :])
         rest = rest[np.isfinite(rest)]
         least = np.concatenate([blocks.least[np.isfinite(blocks.least)], rest])
         greatest = np.concatenate([blocks.greatest[np.isfinite(blocks.greatest)], rest])
@@ -154,12 +154,20 @@ def _timelines(columns: RunColumns) -> list[dict[str, Any]]:
     if not columns.rows:
         return []
     names = [name for name in columns.names if name.startswith(CLOCK_PREFIX)]
-    whole = step_timeline(columns.metric_columns(names))
+    # Sums of whole blocks are known: a million lines are not read again.
+    sums = {
+        name: np.array([blocks.total.sum() + np.nansum(columns.column(name)[len(blocks.total) * BLOCK :])])
+        for name in names
+        for blocks in [columns.blocks(name)]
+    }
+    whole = step_timeline(MetricColumns(columns.steps[-1:], sums))
     if whole is None:
         return []
     shown: list[tuple[str, Timeline]] = [(f"mean of {whole.steps:,} steps", whole)]
     loop = [name for name in names if is_loop_part(name)]
-    total = np.nansum([np.asarray(columns.column(name)) for name in loop], axis=0)
+    total = np.zeros(columns.rows)
+    for name in loop:
+        total += np.nan_to_num(columns.column(name))
     steps = columns.steps
     spacing = np.diff(steps, prepend=0)
     order = np.argsort(total / np.maximum(spacing, 1))
