@@ -191,9 +191,10 @@ def read_metrics(path: Path) -> MetricColumns:
         for name, value in line.items():
             if name in (STEP, NON_FINITE):
                 continue
-            column = values.setdefault(name, np.full(len(lines.parsed), np.nan))
+            if name not in values:
+                values[name] = np.full(len(lines.parsed), np.nan)
             if isinstance(value, int | float):
-                column[row] = value
+                values[name][row] = value
     return MetricColumns(np.array(lines.steps, dtype=np.int64), values, tuple(lines.faults))
 
 
