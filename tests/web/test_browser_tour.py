@@ -188,12 +188,19 @@ def test_a_brush_zooms_every_chart_and_escape_goes_back(tour: Tour, page: Any) -
     over = page.locator(".chart[data-metric='reward/mean'] .u-over")
     over.scroll_into_view_if_needed()
     page.wait_for_timeout(300)
-    box = over.bounding_box()
-    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 30)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 30, steps=4)
-    page.mouse.up()
-    until(lambda: "from=" in page.url, "the address does not hold the zoom")
+
+    def dragged() -> bool:
+        """Drag over the middle of the chart; on a busy machine the page may still move under the pointer."""
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 30)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 30, steps=4)
+        page.mouse.up()
+        page.wait_for_timeout(500)
+        return "from=" in page.url
+
+    until(dragged, "the address does not hold the zoom")
     plot = "(node) => [...node.plot.data[0]]"
     shown = lambda name: page.locator(f".chart[data-metric='{name}'] .plot").evaluate(plot)  # noqa: E731
     until(lambda: len(shown("policy/kl_nats")) < 30, "the other charts did not follow")
