@@ -133,8 +133,8 @@ def test_entropy_that_falls_with_success_is_no_collapse() -> None:
     lost = {"policy/entropy_nats": 0.05}
     assert [name for name, *_ in judged({"policy/entropy_nats": 0.5}, lost, lines=60)][:1] == ["entropy_collapse"]
     assert judged({"policy/entropy_nats": 0.5}, lost, lines=60, limits={"entropy_collapse": 0.05}) == []
-    driver = {"answers/tokens_mean": math.nan, "policy/entropy_nats": -1.0}
-    assert judged(driver, driver) == [], "a density's entropy has no zero"
+    driver = [(step, {"reward/mean": 1.0, "reward/std": 1.0, "policy/entropy_nats": 1 / step}) for step in range(1, 61)]
+    assert replay_alarms(driver, steps=60) == [], "control: a density's entropy has no zero"
 
 
 def test_solved_groups_of_a_run_that_learnt_are_no_alarm() -> None:
@@ -146,7 +146,8 @@ def test_answers_that_never_ended_are_told_before_the_beginning_is_over() -> Non
     cut = {"episodes/truncated": 0.99}
     (first, *_) = judged(cut, cut)
     assert first == ("no_end", 12, "amber"), "three lines after the tenth"
-    assert judged({"episodes/truncated": 1.0, "answers/tokens_mean": math.nan}, CALM) == []
+    driver = [(step, {"reward/mean": 200.0, "episodes/truncated": 1.0}) for step in range(1, 31)]
+    assert replay_alarms(driver, steps=30) == [], "episodes of control that reach their limit have done well"
 
 
 def scored(evaluations: list[tuple[float, float]]) -> list[str]:
