@@ -469,9 +469,9 @@ class AlarmWatch:
             if name == "reward_hacking":
                 level, evidence = self._hacking_level()
             else:
-                found = rule.judge(self.history, self.config.limits.get(name, rule.limit))
-                self.held[name].append(found is not None)
-                level, evidence = self._level(name, rule), found or ""
+                reason = rule.judge(self.history, self.config.limits.get(name, rule.limit))
+                self.held[name].append(reason is not None)
+                level, evidence = self._level(name, rule), reason or ""
             if level != (before := self.levels[name]):
                 self.levels[name] = level
                 changes.append(
