@@ -32,9 +32,11 @@ class RecurrentUnit(nn.Module):
             for name, parameter in self.cell.named_parameters():
                 if parameter.dim() == 1:
                     parameter.zero_()
-                    continue
-                weight = orthogonal(*parameter.shape, seed=seed, stream=f"{stream}/{name}")
-                parameter.copy_(torch.from_numpy(weight))
+                else:
+                    weight = orthogonal(*parameter.shape, seed=seed, stream=f"{stream}/{name}")
+                    parameter.copy_(torch.from_numpy(weight))
+                if name == "bias_ih_l0" and kind == "lstm":
+                    parameter[units : 2 * units] = 1.0  # open to the past at first (Jozefowicz et al., 2015)
 
     @property
     def state_size(self) -> int:
