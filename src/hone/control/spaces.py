@@ -104,5 +104,6 @@ def _as_gaussian(actions: BoxActions, network: GaussianMlpConfig) -> BoxActions:
 
 def log_spaces(log: BehaviourLog) -> PolicySpaces:
     """Spaces of a log, with observations standardised by it."""
-    space = network_spaces(log.observation_space, log.action_space)
+    masked = log.episodes.mask is not None
+    space = network_spaces(log.observation_space, log.action_space, masked=masked)
     return replace(space, inputs=space.inputs.standardised_by(log.episodes.observations))

@@ -1,6 +1,6 @@
 """Behaviour cloning (Pomerleau, 1989): the policy under which the logged actions are likeliest."""
 
-from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.actor_critic import ActorCritic, entropy_metrics
 from hone.control.networks.mlp import GaussianMlpConfig, PolicySpaces
 from hone.control.offline import OfflineRunConfig
 from hone.control.phases import LearningMethod
@@ -42,10 +42,10 @@ class BcConfig(OfflineRunConfig):
 
 def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
     """-log probability of the logged action."""
-    now = policy.evaluate_actions(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen, rows.mask)
     terms = behaviour_cloning(now.logp)
     return LossTerms(
-        loss=terms.loss, compute_metrics=lambda: {**terms.metrics, "policy/entropy_nats": now.entropy().detach()}
+        loss=terms.loss, compute_metrics=lambda: {**terms.metrics, **entropy_metrics(now.entropy().detach(), now.mask)}
     )
 
 
