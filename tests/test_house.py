@@ -87,6 +87,7 @@ WIDE_CONFIGS: dict[str, tuple[int, str]] = {
     "hone.text.answer_data.AnswerTaskConfig": (15, "the same, with the use of its answers"),
     "hone.text.dialogues.config.DialogueTaskConfig": (18, "prompts, their chats and dialogues are one table"),
     "hone.run.job.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
+    "hone.control.environments.make.GymConfig": (15, "an environment, how its spaces are read, how its processes run"),
     "hone.text.rollout_config.RolloutConfig": (
         18,
         "limits of a dialogue stand beside those of an answer, and the engine's sleep",

@@ -84,10 +84,10 @@ class SpaceLayout:
 
     def leaf(self, path: str) -> Leaf:
         """The leaf of a path. Raises ConfigError naming those that there are."""
-        found = next((one for one in self.leaves if one.path == path), None)
-        if found is None:
+        leaf = next((one for one in self.leaves if one.path == path), None)
+        if leaf is None:
             raise ConfigError(f"no leaf {path!r}; there are {', '.join(one.path for one in self.leaves)}")
-        return found
+        return leaf
 
     def write(self, rows: Array, value: Any) -> None:  # noqa: ANN401 - whatever the space holds
         """Put observations, of one environment or with a leading axis `[n]`, into rows `[n, row_bytes]`. Raises
@@ -142,12 +142,12 @@ class ActionRowSpace(spaces.Box):
 def describe_leaves(leaves: Sequence[Leaf]) -> str:
     """The leaves in words: path, kind and size of each."""
     words = {"box": "numbers", "one_hots": "choices of", "bits": "bits"}
-    told = [
+    words_of_leaves = [
         f"{leaf.path or 'it'} ({words[leaf.kind]} {list(leaf.sizes or leaf.shape)}"
         f"{f' {np.dtype(leaf.dtype).name}' if leaf.kind == 'box' else ''})"
         for leaf in leaves
     ]
-    return ", ".join(told)
+    return ", ".join(words_of_leaves)
 
 
 # ------------------------------------------------------------------------------------------------------------ making
@@ -163,15 +163,15 @@ def layout_of(space: spaces.Space[Any], *, ignore: Sequence[str] = ()) -> SpaceL
         if ignore:
             raise ConfigError(f"env.ignore = {list(ignore)}: the observation is one leaf, {_one_line(space)}")
         return None
-    found = list(_leaves(space, ""))
-    dropped = {path: [one for one, _ in found if one == path or one.startswith(f"{path}.")] for path in ignore}
+    parts = list(_leaves(space, ""))
+    dropped = {path: [one for one, _ in parts if one == path or one.startswith(f"{path}.")] for path in ignore}
     if unknown := [path for path, gone in dropped.items() if not gone]:
         raise ConfigError(
             f"env.ignore = {list(ignore)}: the observation has no leaf {unknown[0]!r}; it has "
-            f"{', '.join(repr(path) for path, _ in found)}"
+            f"{', '.join(repr(path) for path, _ in parts)}"
         )
     gone = {path for paths in dropped.values() for path in paths}
-    kept = [(path, part) for path, part in found if path not in gone]
+    kept = [(path, part) for path, part in parts if path not in gone]
     if faults := [_refusal("observation", path, part) for path, part in kept if _kind(part) is None]:
         raise ConfigError(*faults)
     if not kept:
@@ -194,12 +194,12 @@ def action_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...] | None:
     hold."""
     if isinstance(space, spaces.Box | spaces.Discrete):
         return None
-    found = list(_leaves(space, ""))
-    if faults := [_refusal("action", path, part) for path, part in found if _kind(part) is None]:
+    parts = list(_leaves(space, ""))
+    if faults := [_refusal("action", path, part) for path, part in parts if _kind(part) is None]:
         raise ConfigError(*faults)
     leaves: list[Leaf] = []
     place = 0
-    for path, part in found:
+    for path, part in parts:
         leaves.append(replace(_leaf(path, part), offset=place))
         place += leaves[-1].count
     return tuple(leaves)
@@ -334,8 +334,8 @@ class NativeRows(VectorWrapper):
         self.single_observation_space = RowSpace(layout)
         self.observation_space = batch_space(self.single_observation_space, envs.num_envs)
 
-    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
-        seen, info = self.env.reset(**given)
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
+        seen, info = self.env.reset(**options)
         return self._rows(seen, self.num_envs), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's

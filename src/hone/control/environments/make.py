@@ -430,8 +430,8 @@ def _native_limits(spec: EnvSpec, config: GymConfig) -> dict[str, Any] | None:
 class _WithoutMasks(VectorWrapper):
     """A native vector environment whose masks are not read."""
 
-    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
-        return self.env.reset(**given)[0], {}
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
+        return self.env.reset(**options)[0], {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
         seen, reward, terminated, truncated, info = self.env.step(actions)
@@ -440,19 +440,19 @@ class _WithoutMasks(VectorWrapper):
 
 def _native_as_hone_reads_it(envs: GymVectorEnv, config: GymConfig) -> GymVectorEnv:
     """A native vector form without masks where the config says so, and with rows for observations of several parts."""
-    told = envs if config.mask == "auto" else cast("GymVectorEnv", _WithoutMasks(envs))
-    layout = layout_of(told.single_observation_space, ignore=config.ignore)
-    return told if layout is None else cast("GymVectorEnv", NativeRows(told, layout))
+    kept = envs if config.mask == "auto" else cast("GymVectorEnv", _WithoutMasks(envs))
+    layout = layout_of(kept.single_observation_space, ignore=config.ignore)
+    return kept if layout is None else cast("GymVectorEnv", NativeRows(kept, layout))
 
 
 def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
     """The environment in the wrappers of the config, with its mask in `info`, with goals in one row (achieved goal,
     desired goal, the rest of the observation), and with rows for observations and actions of several parts."""
     env = with_wrappers(env, config.wrappers)
-    told = with_mask_in_info(env) if config.mask == "auto" else env
-    if has_goals(told.observation_space) and not config.ignore:
-        return gymnasium.wrappers.FlattenObservation(told)
-    return with_rows(told, ignore=config.ignore)
+    env = with_mask_in_info(env) if config.mask == "auto" else env
+    if has_goals(env.observation_space) and not config.ignore:
+        return gymnasium.wrappers.FlattenObservation(env)
+    return with_rows(env, ignore=config.ignore)
 
 
 def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
@@ -499,10 +499,10 @@ class SingleOfVector(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the user's
         seen, reward, terminated, truncated, info = self.envs.step(np.asarray([action]))
-        last, told = np.asarray(seen)[0], info
+        last, about = np.asarray(seen)[0], info
         if self.mode is AutoresetMode.SAME_STEP and (terminated[0] or truncated[0]):
-            last, told = info["final_obs"][0], info.get("final_info", {})
-        return last, reward[0], bool(terminated[0]), bool(truncated[0]), _first_of(told)
+            last, about = info["final_obs"][0], info.get("final_info", {})
+        return last, reward[0], bool(terminated[0]), bool(truncated[0]), _first_of(about)
 
     def close(self) -> None:
         self.envs.close()

@@ -118,11 +118,11 @@ def _is_mask_space(space: spaces.Space[Any] | None, size: int) -> bool:
 # ----------------------------------------------------------------------------------------------------- their form
 
 
-def as_mask(told: Any, action: spaces.Space[Any], *, where: str) -> Flags:  # noqa: ANN401 - the user's
+def as_mask(values: Any, action: spaces.Space[Any], *, where: str) -> Flags:  # noqa: ANN401 - the user's
     """`[M]` bool from the mask of one environment. Raises UserCodeError that begins with `where` for another size and
     for values besides 0 and 1."""
     size = mask_size(action)
-    parts = told if isinstance(told, tuple | list) and any(np.ndim(part) for part in told) else [told]
+    parts = values if isinstance(values, tuple | list) and any(np.ndim(part) for part in values) else [values]
     bits = np.concatenate([np.asarray(part).ravel() for part in parts])
     if len(bits) != size:
         raise UserCodeError(
@@ -200,10 +200,10 @@ class VectorMasks:
         if not same_step:
             self.now[which] = with_choices(self.now[which], self.action)
             return self.now[which]
-        told = info.get("final_info", {}).get(MASK)
-        if told is None:
+        masks = info.get("final_info", {}).get(MASK)
+        if masks is None:
             return np.ones((len(which), self.now.shape[1]), np.bool_)
-        final = np.stack([np.asarray(told[number]).ravel() for number in which])
+        final = np.stack([np.asarray(masks[number]).ravel() for number in which])
         return with_choices(final.astype(np.bool_), self.action)
 
     def require_choice(self, deciding: Flags, *, where: str) -> None:
@@ -218,10 +218,10 @@ class VectorMasks:
             )
 
     def _read(self, info: dict[str, Any], due: Flags, *, where: str) -> Flags:
-        told = np.asarray(info.get(f"_{MASK}", due)) & due if MASK in info else np.zeros_like(due)
-        if (due & ~told).any():
+        there = np.asarray(info.get(f"_{MASK}", due)) & due if MASK in info else np.zeros_like(due)
+        if (due & ~there).any():
             raise UserCodeError(
-                f"{where}: environment {int(np.flatnonzero(due & ~told)[0])} told no action mask, and there was one "
+                f"{where}: environment {int(np.flatnonzero(due & ~there)[0])} told no action mask, and there was one "
                 f'before; tell it in `info["{MASK}"]` of every reset and every step, or set env.mask = "off"'
             )
         bits, size = np.asarray(info[MASK]), mask_size(self.action)
