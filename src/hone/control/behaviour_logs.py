@@ -29,7 +29,7 @@ from hone.control.environments.play import open_evaluation_envs, play_episodes
 from hone.control.environments.world import open_world
 from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
+from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Floats, PolicySpaces
 from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import (
     LOG_STD_RANGE,
@@ -85,6 +85,7 @@ class EpsilonMixture:
         """`[B, *observation]` -> choices `[B, *action]`, log-probabilities `[B]` nats."""
         del mask
         actions = self.spaces.actions
+        assert not isinstance(actions, FactoredActions)  # the environments are opened without such actions
         size = 1 if isinstance(actions, DiscreteActions) else actions.size
         own = noise[:, 1 + size :]
         theirs, _ = self.numpy_policy.decide(

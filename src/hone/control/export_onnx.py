@@ -31,7 +31,7 @@ from hone.control.networks.actor_critic import (
 )
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.memory import MemoryActorCritic
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp
+from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Mlp
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.numpy_policies import LOG_STD_RANGE, HasNumpyPolicy
 from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
@@ -160,6 +160,8 @@ def _actor_outputs(policy: ControlPolicy, outputs: Tensor, log_std: Tensor | Non
     """Of a softmax over choices, or of a Gaussian in the form of its box."""
     actions = policy.spaces.actions
     valued = {} if value is None else {"value": value}
+    if isinstance(actions, FactoredActions):
+        raise ConfigError(f"an ONNX file holds a policy over one box or one number, and this one has {actions}")
     if not isinstance(actions, BoxActions):
         return {"action": outputs.argmax(dim=1) + actions.start, "logits": outputs, **valued}
     assert log_std is not None

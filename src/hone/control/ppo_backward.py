@@ -73,4 +73,4 @@ def _head(policy: ActorCritic, outputs: Tensor, rows: StepRows, *, entropy: bool
         index = chosen - actions.start if actions.start else chosen
         return categorical_with_backward(outputs, index, entropy=entropy, mask=rows.mask)
     assert policy.log_std is not None
-    return box_gaussian_with_backward(outputs, policy.log_std, chosen.reshape(outputs.shape), actions)
+    return box_gaussian_with_backward(outputs, policy.log_std, chosen.reshape(outputs.shape), policy.spaces.box)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.decision_tree import DecisionTree, NumpyTreePolicy
-from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs
+from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, ObservationInputs
 from hone.control.networks.mpc import MpcPolicy
 from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import DiscreteNetworkPolicy, Flags, HasNumpyPolicy, NumpyPolicy
@@ -266,6 +266,10 @@ def _forms(policy: HasNumpyPolicy, folder: Path) -> tuple[ObservationForm, Discr
     match policy:
         case ControlPolicy():
             inputs = policy.spaces.inputs
+            if isinstance(policy.spaces.actions, FactoredActions):
+                raise ConfigError(
+                    f"{folder}: predict acts on one box or one number, and this policy has several factors"
+                )
             return _form_of(inputs), policy.spaces.actions
         case ActionTable():
             cells = policy.features

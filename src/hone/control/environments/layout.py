@@ -108,7 +108,10 @@ class SpaceLayout:
 
 def leaf_from_json(spec: Mapping[str, Any]) -> Leaf:
     """The leaf that `dataclasses.asdict` described. Raises TypeError for other fields."""
-    return Leaf(**{name: tuple(value) if isinstance(value, list | tuple) else value for name, value in spec.items()})
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list | tuple) else value for name, value in spec.items()
+    }
+    return Leaf(**fields)
 
 
 class RowSpace(spaces.Box):
@@ -129,7 +132,7 @@ class ActionRowSpace(spaces.Box):
         super().__init__(low.astype(kind), high.astype(kind), dtype=kind)
         self.leaves = tuple(leaves)
 
-    def sample(self, mask: Any = None, probability: Any = None) -> Array:  # noqa: ANN401 - Gymnasium's
+    def sample(self, mask: None = None, probability: None = None) -> NDArray[Any]:
         """A random action; the numbers of finite factors are whole."""
         row = super().sample(mask, probability)
         for leaf in self.leaves:
@@ -251,13 +254,13 @@ def _leaf(path: str, space: spaces.Space[Any]) -> Leaf:
     )
 
 
-def _low(leaf: Leaf) -> Array:
+def _low(leaf: Leaf) -> NDArray[Any]:
     if leaf.kind == "box":
         return np.array(leaf.low)
     return np.array(leaf.starts) if leaf.kind == "one_hots" else np.zeros(leaf.count, np.int64)
 
 
-def _high(leaf: Leaf) -> Array:
+def _high(leaf: Leaf) -> NDArray[Any]:
     if leaf.kind == "box":
         return np.array(leaf.high)
     return (

@@ -461,7 +461,9 @@ def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
 
     def single() -> GymEnv:
         if is_vector:
-            env: Any = SingleOfVector(_native_as_hone_reads_it(made(num_envs=1, **config.kwargs), config))
+            env: Any = SingleOfVector(
+                _native_as_hone_reads_it(cast("GymVectorEnv", made(num_envs=1, **config.kwargs)), config)
+            )
         else:
             made_one: Any = made(**config.kwargs)
             require_gymnasium(config.id, made_one)

@@ -143,7 +143,7 @@ def with_choices(mask: Flags, action: spaces.Space[Any]) -> Flags:
 
 def is_legal(mask: Flags, action: spaces.Space[Any]) -> Flags:
     """`[n]` whether each of the masks `[n, M]` leaves a choice in every factor of an action."""
-    return _any_by_factor(mask, _factor_sizes(action)).all(axis=1)
+    return np.asarray(_any_by_factor(mask, _factor_sizes(action)).all(axis=1))
 
 
 def _any_by_factor(mask: Flags, sizes: list[int]) -> Flags:

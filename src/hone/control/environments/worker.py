@@ -174,7 +174,7 @@ class EnvWorker:
         if mask is not None:
             seen, info = envs.reset(options={"reset_mask": mask})
             if self._masks is not None:
-                self._masks.after_reset(info, mask, where="a reset")
+                self._masks.after_reset(info, mask.astype(np.bool_), where="a reset")
         else:
             seen, self._masks = reset_each(envs, message.head["seeds"])
         if self._masks is None or self._masks.now is None:

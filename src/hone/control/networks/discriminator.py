@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.intrinsic_reward import TorchMoments
-from hone.control.networks.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.mlp import DiscreteActions, FactoredActions, Mlp, MlpConfig, PolicySpaces
 
 
 class Discriminator(nn.Module):
@@ -34,6 +34,7 @@ class Discriminator(nn.Module):
         if isinstance(self.actions, DiscreteActions):
             marks += self.actions.count
         else:
+            assert not isinstance(self.actions, FactoredActions)  # no recipe of it reads several factors
             numbers += self.actions.size
             self.register_buffer("low", torch.tensor(self.actions.low), persistent=False)
             self.register_buffer("high", torch.tensor(self.actions.high), persistent=False)

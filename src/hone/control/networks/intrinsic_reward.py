@@ -191,7 +191,7 @@ class IntrinsicCuriosity(_IntrinsicReward):
         actions = self.spaces.actions
         if isinstance(actions, DiscreteActions):
             return F.one_hot(chosen.long() - actions.start, actions.count).to(like.dtype)
-        return to_unit(chosen.reshape(len(chosen), -1).to(like.dtype), actions)
+        return to_unit(chosen.reshape(len(chosen), -1).to(like.dtype), self.spaces.box)
 
 
 class HashCounts(_IntrinsicReward):

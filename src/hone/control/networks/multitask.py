@@ -65,12 +65,13 @@ class MultitaskActorCritic(ControlPolicy):
             logp, entropy = categorical(outputs, chosen - actions.start)
             return PolicyOutput(logp=logp, entropy=entropy, value=value)
         assert log_std is not None
-        samples, volume = to_gaussian(chosen.reshape(outputs.shape), actions)
+        box = self.spaces.box
+        samples, volume = to_gaussian(chosen.reshape(outputs.shape), box)
         scaled = (samples - outputs) * torch.exp(-log_std)
         logp = (-0.5 * scaled.square() - log_std - 0.5 * LOG_TWO_PI).sum(dim=1)
 
         def entropy_of_box() -> Tensor:
-            entropy, shift = (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(dim=1), entropy_shift(outputs, log_std, actions)
+            entropy, shift = (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(dim=1), entropy_shift(outputs, log_std, box)
             return entropy if shift is None else entropy + shift
 
         return PolicyOutput(logp=logp if volume is None else logp - volume, entropy=entropy_of_box, value=value)

@@ -235,7 +235,7 @@ class IqlPolicy(ControlPolicy):
             return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
         assert self.log_std is not None
         log_std = self.log_std.detach().clamp(*_LOG_STD_CLIP).cpu().numpy()
-        return _NumpyTanhGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
+        return _NumpyTanhGaussianPolicy(network=network, inputs=inputs, actions=self.spaces.box, log_std=log_std)
 
 
 class DiscreteBcqPolicy(ControlPolicy):
