@@ -47,6 +47,7 @@ LONGEST = {
     "docs/language/critics.md", "docs/language/dialogues.md", "docs/language/distillation.md",
     "docs/language/early_experience.md", "docs/language/preferences.md", "docs/language/search.md",
     "docs/language/tools.md", "docs/production/rollout.md", "docs/howto/training_service.md",
+    "docs/howto/queue.md",
 }  # fmt: skip
 """Long pages that nobody reads first; `make test-all` runs them. The tests of what they show, of its examples and of
 its system are not slow."""

@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import FrameType
 
@@ -55,6 +57,10 @@ def _submit(call: CommandCall, queue: JobQueue) -> None:
     if any(one.name == name and one.state in ("queued", "running") for one in queue.jobs()):
         raise ConfigError(f"a job {name} is queued or running already; give another --name")
     command = [str(config.absolute()), *call.overrides]
+    checked = [sys.executable, "-m", "hone", "train", *command, "--dry-run", "--yes"]
+    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(*done.stderr.strip().removeprefix("error: ").splitlines() or ["the config cannot be run"])
     priority = int(call.text("priority"))
     job = queue.submit(call.text("tenant"), name, command, priority=priority)
     standard_screen().line(f"job {job} of {call.text('tenant')}: {name}")

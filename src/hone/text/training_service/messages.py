@@ -21,6 +21,8 @@ _DTYPES: Final = {wire.DTYPE_FLOAT32: np.dtype(np.float32), wire.DTYPE_INT64: np
 _UNRANKED: Final = -99999.0
 """Log-probability of an empty cell of a table of the likeliest tokens."""
 _FAULTS_SHOWN: Final = 5
+_MOST_NUMBERS: Final = 1 << 24
+"""Numbers of a sparse tensor, zeros included: a few bytes could ask for any memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ def _read_tokens(chunks: Sequence[wire.Chunk]) -> Iterator[int]:
 def _read_tensor(tensor: wire.Tensor, name: str) -> NDArray[np.generic]:
     """An array of its shape; a sparse one filled with zeros. Raises DataError."""
     where, kind = f"loss_fn_inputs[{name!r}]", _DTYPES.get(tensor.dtype)
-    shape: tuple[int, ...] = tuple(tensor.shape)
+    shape = tuple(int(size) for size in tensor.shape)
     if kind is None:
         raise DataError(f"{where} has dtype {tensor.dtype}; known: float32 (1) and int64 (2)")
     if any(size < 0 for size in shape) or len(shape) > 2:
@@ -116,16 +118,19 @@ def _read_tensor(tensor: wire.Tensor, name: str) -> NDArray[np.generic]:
         if int(np.prod(shape)) != len(flat):
             raise DataError(f"{where} has {len(flat)} numbers, which do not fill its shape {list(shape)}")
         return flat.reshape(shape)
+    if len(shape) != 2:
+        raise DataError(f"{where} is sparse and has shape {list(shape)}; a sparse tensor is [N, K]")
+    height, width = shape
     rows = np.frombuffer(tensor.sparse_csr.crow_indices[: len(tensor.sparse_csr.crow_indices) // 8 * 8], np.int64)
     columns = np.frombuffer(tensor.sparse_csr.col_indices[: len(tensor.sparse_csr.col_indices) // 8 * 8], np.int64)
     counts = np.diff(rows)
-    fits = len(shape) == 2 and len(rows) == shape[0] + 1 and len(columns) == len(flat) and bool((counts >= 0).all())
-    if not fits or rows[0] != 0 or rows[-1] != len(flat) or shape[0] * shape[1] > 1 << 28:
+    fits = len(rows) == height + 1 and len(columns) == len(flat) and bool((counts >= 0).all())
+    if not fits or rows[0] != 0 or rows[-1] != len(flat) or height * width > _MOST_NUMBERS:
         raise DataError(f"{where}: its sparse indices do not describe a matrix of shape {list(shape)}")
-    if len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]:
-        raise DataError(f"{where}: a column is outside of its {shape[1]}")
+    if len(columns) and not 0 <= columns.min() <= columns.max() < width:
+        raise DataError(f"{where}: a column is outside of its {width}")
     whole = np.zeros(shape, kind)
-    whole[np.repeat(np.arange(shape[0]), counts), columns] = flat
+    whole[np.repeat(np.arange(height), counts), columns] = flat
     return whole
 
 
