@@ -60,7 +60,8 @@ def _submit(call: CommandCall, queue: JobQueue) -> None:
     checked = [sys.executable, "-m", "hone", "train", *command, "--dry-run", "--yes"]
     done = subprocess.run(checked, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(*done.stderr.strip().removeprefix("error: ").splitlines() or ["the config cannot be run"])
+        faults = [line.removeprefix("error: ") for line in done.stderr.strip().splitlines()]
+        raise ConfigError(*faults or ["the config cannot be run"])
     priority = int(call.text("priority"))
     job = queue.submit(call.text("tenant"), name, command, priority=priority)
     standard_screen().line(f"job {job} of {call.text('tenant')}: {name}")
