@@ -230,7 +230,7 @@ from tinker import types
 logging.disable(logging.CRITICAL)
 url = sys.argv[1]
 service = tinker.ServiceClient(base_url=url, api_key="tml-any")
-client = service.create_lora_training_client(base_model="tiny", rank=4, seed=1)
+client = service.create_lora_training_client(base_model="tiny", rank=4, seed=1).result()
 ids = [byte + 3 for byte in b"the cat sat on the mat"]
 row = types.Datum(
     model_input=types.ModelInput.from_ints(ids[:-1]),
@@ -262,18 +262,18 @@ client.optim_step(types.AdamParams(learning_rate=0.0)).result()
 many = [types.Datum(model_input=types.ModelInput.from_ints([5]), loss_fn_inputs={"target_tokens": [6]})] * 1100
 assert len(client.forward(many, "cross_entropy").result().loss_fn_outputs) == 1100, "two chunks, the second one first"
 saved = client.save_state("c1").result().path
-sampler = client.save_weights_and_get_sampling_client()
+sampler = client.save_weights_and_get_sampling_client().result()
 prompt = types.ModelInput.from_ints(ids[:5])
 answer = sampler.sample(prompt, 2, types.SamplingParams(max_tokens=4, seed=3, stop=[])).result()
 again = sampler.sample(prompt, 2, types.SamplingParams(max_tokens=4, seed=3, stop=[])).result()
 assert [one.tokens for one in answer.sequences] == [one.tokens for one in again.sequences]
 assert sampler.compute_logprobs(prompt).result()[0] is None
-resumed = service.create_training_client_from_state_with_optimizer(saved)
+resumed = service.create_training_client_from_state_with_optimizer(saved).result()
 assert resumed.get_info().lora_rank == 4
 rest = service.create_rest_client()
 assert [one.training_run_id for one in rest.list_training_runs().result().training_runs][0] == resumed.model_id
 try:
-    service.create_lora_training_client(base_model="nosuch")
+    service.create_lora_training_client(base_model="nosuch").result()
 except tinker.BadRequestError as error:
     assert "not served here; served: tiny" in str(error)
 else:

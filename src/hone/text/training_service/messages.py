@@ -171,7 +171,7 @@ def forward_backward_output(logprobs: Sequence[NDArray[np.float32]], metrics: Ma
         field.trailing_shape.extend(shape)
         field.data = b"".join(one.tobytes() for one in arrays)
         field.offsets = np.cumsum([0, *(one.nbytes for one in arrays)]).astype(np.int64).tobytes()
-    return message.SerializeToString()
+    return message.SerializeToString(deterministic=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ def sample_response(
         message.prompt_logprobs = prompt_logprobs.astype(np.float32).tobytes()
     if prompt_likeliest is not None:
         message.topk_prompt_logprobs.CopyFrom(_top_tokens(prompt_likeliest))
-    return message.SerializeToString()
+    return message.SerializeToString(deterministic=True)
 
 
 def _top_tokens(top: TopTokens) -> wire.TopkLogprobs:
