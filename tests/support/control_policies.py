@@ -1,5 +1,8 @@
 """One small control policy of every kind that hone saves, with weights that are not zero."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -11,8 +14,18 @@ from hone.control.networks.actor_critic import (
     SoftActorCritic,
 )
 from hone.control.networks.discriminator import AdversarialActorCritic
+from hone.control.networks.encoders import encoded_spaces
+from hone.control.networks.encoding import ImageLayout, RecurrentMemoryConfig
 from hone.control.networks.intrinsic_reward import CuriousActorCritic, RndConfig
-from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.control.networks.memory import MemoryActorCritic
+from hone.control.networks.mlp import (
+    BoxActions,
+    DiscreteActions,
+    MlpConfig,
+    ObservationInputs,
+    PolicyNetworkConfig,
+    PolicySpaces,
+)
 from hone.control.networks.mpc import CemPlanning, ModelPlanner
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
@@ -110,6 +123,7 @@ def control_policies() -> dict[str, ControlPolicy]:
             ),
         ),
     ]
+    made += _with_encoders()
     draws = np.random.default_rng(0)
     for _, policy in made:
         with torch.no_grad():
@@ -118,12 +132,45 @@ def control_policies() -> dict[str, ControlPolicy]:
     return dict(made)
 
 
+def _with_encoders() -> list[tuple[str, ControlPolicy]]:
+    """Policies that read images, or several observations, or remember."""
+
+    def spaces_of(inputs: ObservationInputs, network: PolicyNetworkConfig, actions: Any = CHOICES) -> PolicySpaces:
+        return encoded_spaces(PolicySpaces(inputs=inputs, actions=actions), network)
+
+    def image(shape: tuple[int, ...], *, is_bytes: bool = True) -> ObservationInputs:
+        layout = ImageLayout(shape=shape, divisor=255.0 if is_bytes else 1.0, is_bytes=is_bytes)
+        return ObservationInputs(size=int(np.prod(shape)), image=layout)
+
+    config = PolicyNetworkConfig(hidden=[8])
+    embedding = PolicyNetworkConfig(hidden=[8], encoder="embedding")
+    gru, lstm = (RecurrentMemoryConfig(kind=kind, units=5) for kind in ("gru", "lstm"))
+    frames = replace(NORMALISED, frames=3, size=3 * SEEN)
+    return [
+        ("image bytes", ActorCritic(spaces_of(image((10, 10, 4)), config), config, seed=0)),
+        ("image numbers", ActorCritic(spaces_of(image((2, 9, 9), is_bytes=False), config), config, seed=0)),
+        ("minigrid", ActorCritic(spaces_of(image((7, 7, 3)), config), config, seed=0)),
+        ("image dqn", DqnPolicy(spaces_of(image((10, 10, 4)), config), RELU, seed=0)),
+        ("embedding", ActorCritic(spaces_of(STATES, embedding), embedding, seed=0)),
+        ("gru", MemoryActorCritic(PolicySpaces(inputs=NORMALISED, actions=MASKED), config, seed=0, memory=gru)),
+        ("lstm", MemoryActorCritic(PolicySpaces(inputs=NUMBERS, actions=BOX), config, seed=0, memory=lstm)),
+        ("gru of images", MemoryActorCritic(spaces_of(image((10, 10, 4)), config), config, seed=0, memory=gru)),
+        ("frames", ActorCritic(PolicySpaces(inputs=frames, actions=SQUASHED), config, seed=0)),
+    ]
+
+
 def observations(policy: ControlPolicy, count: int, seed: int = 0) -> np.ndarray:
     """Random observations `[count, ...]` of a policy."""
     draws, inputs = np.random.default_rng(seed), policy.spaces.inputs
-    if inputs.one_hot:
-        return draws.integers(inputs.start, inputs.start + inputs.size, count)
-    numbers = draws.normal(0.0, 3.0, (count, inputs.size)).astype(np.float32)
+    encoder = inputs.encoder
+    if encoder is not None and encoder.shape:
+        if inputs.image is not None and inputs.image.is_bytes:
+            return draws.integers(0, 3 if encoder.kind == "minigrid" else 256, (count, *encoder.shape), np.uint8)
+        return draws.random((count, *encoder.shape)).astype(np.float32)
+    if inputs.one_hot or encoder is not None:
+        states = inputs.size if encoder is None else encoder.count
+        return draws.integers(inputs.start, inputs.start + states, count)
+    numbers = draws.normal(0.0, 3.0, (count, inputs.size // inputs.frames)).astype(np.float32)
     if isinstance(policy, MultitaskActorCritic):  # the last numbers name the task
         numbers[:, -policy.tasks :] = np.eye(policy.tasks)[draws.integers(0, policy.tasks, count)]
     return numbers

@@ -1,7 +1,8 @@
 """A control policy as an ONNX file: normalisation, network, heads and the scaling to the box in one graph.
 
 Belongs here: the graph's inputs, outputs and metadata, and its comparison with the policy. Input `observation` is
-`[batch, numbers]` float32, or `[batch]` int64 for numbered states. Outputs are `action` (the policy's mode, in the
+`[batch, numbers]` float32, `[batch]` int64 for numbered states, images as the environment shows them, or stacks of
+observations `[batch, frames, ...]`, oldest first. Outputs are `action` (the policy's mode, in the
 environment's units and within the bounds of a box), and by kind of policy `logits`, `q_values`, `mean` and `log_std`,
 and `value`. A recurrent policy has a further input `state` `[batch, units]` and output `next_state`, and a policy of
 legal actions a further input `mask` `[batch, actions]` of flags.
@@ -29,10 +30,12 @@ from hone.control.networks.actor_critic import (
     SoftActorCritic,
     as_mlps,
 )
+from hone.control.networks.encoders import MINIGRID_VALUES
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
-from hone.control.networks.memory import MemoryActorCritic
-from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Mlp
+from hone.control.networks.memory import MemoryActorCritic, RecurrentUnit
+from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Mlp, ObservationInputs
 from hone.control.networks.multitask import MultitaskActorCritic
+from hone.control.networks.numpy_memory import NumpyFramePolicy
 from hone.control.networks.numpy_policies import LOG_STD_RANGE, HasNumpyPolicy
 from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
 from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
@@ -104,12 +107,11 @@ class _TableGraph(nn.Module):
 
 def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = None) -> Outputs:
     """The policy's mode and what it comes from, in torch. Raises ConfigError for kinds that plan or draw options."""
-    if isinstance(policy, MemoryActorCritic) or policy.spaces.inputs.frames > 1:
-        raise ConfigError(
-            "a policy with network.memory has no ONNX form; use hone.api.load, or hone serve, which pass its state on"
-        )
     x = policy.encode(observation)
     match policy:
+        case MemoryActorCritic():
+            assert state is not None
+            return _memory_outputs(policy, x, state)
         case ActorCritic():
             critic = policy.critic
             value = None if critic is None else critic(x).squeeze(1)
@@ -134,6 +136,19 @@ def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = 
             return _greedy_outputs(policy, observation)
         case _:
             return _box_outputs(policy, x)
+
+
+def _memory_outputs(policy: MemoryActorCritic, x: Tensor, state: Tensor) -> Outputs:
+    """Of an actor-critic behind recurrent units, one step on."""
+    units = [unit for unit in policy.units if isinstance(unit, RecurrentUnit)]
+    after = [
+        gru_step(unit.cell, x, part) if isinstance(unit.cell, nn.GRU) else lstm_step(unit.cell, x, part)
+        for unit, part in zip(units, state.split(policy.state_sizes, dim=1), strict=True)
+    ]
+    shown = [part[:, : unit.units] for unit, part in zip(units, after, strict=True)]
+    value = None if policy.critic is None else policy.critic(shown[1]).squeeze(1)
+    outputs = _actor_outputs(policy, policy.actor(shown[0]), policy.log_std, value)
+    return {**outputs, _NEXT_STATE: torch.cat(after, dim=1)}
 
 
 def _box_outputs(policy: ControlPolicy, x: Tensor) -> Outputs:
@@ -211,6 +226,16 @@ def gru_step(gru: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
     reset, update = torch.sigmoid(fresh[:, : 2 * units] + kept[:, : 2 * units]).chunk(2, dim=1)
     new = torch.tanh(fresh[:, 2 * units :] + reset * kept[:, 2 * units :])
     return new + update * (state - new)
+
+
+def lstm_step(lstm: nn.LSTM, x: Tensor, state: Tensor) -> Tensor:
+    """One step of a layer of long short-term memory: `[n, inputs]`, outputs and cells `[n, 2 * units]` -> the next."""
+    hidden, cells = state.chunk(2, dim=1)
+    raw = nn.functional.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0)
+    raw = raw + nn.functional.linear(hidden, lstm.weight_hh_l0, lstm.bias_hh_l0)
+    opened, forgotten, fresh, shown = raw.chunk(4, dim=1)
+    cells = torch.sigmoid(forgotten) * cells + torch.sigmoid(opened) * torch.tanh(fresh)
+    return torch.cat((torch.sigmoid(shown) * torch.tanh(cells), cells), dim=1)
 
 
 def _best_of_samples(policy: BcqPolicy | BearPolicy, x: Tensor) -> Tensor:
@@ -328,13 +353,18 @@ def _write(graph: _PolicyGraph | _TableGraph, inputs: Sequence[str], example: tu
 
 
 def random_observations(saved: SavedPolicy, count: int, seed: int = 0) -> Array:
-    """Observations `[count, ...]` for comparisons: random states, or numbers about where the policy was trained."""
+    """Observations `[count, ...]` for comparisons: random states, pixels, or numbers about where the policy was
+    trained; of a policy of frames stacks of them `[count, frames, ...]`."""
     draws, form = generator(seed, "onnx"), saved.observation
     if form.is_state:
         return draws.integers(form.first, form.first + form.count, count)
-    numbers = draws.normal(0.0, 2.0, (count, form.count))
+    inputs = saved.policy.spaces.inputs if isinstance(saved.policy, ControlPolicy) else None
+    if inputs is not None and inputs.encoder is not None:
+        return _random_images(inputs, count, draws)
+    shape = (count, form.count) if inputs is None or inputs.frames == 1 else (count, inputs.frames, form.count)
+    numbers = draws.normal(0.0, 2.0, shape)
     if isinstance(saved.policy, ControlPolicy):
-        inputs = saved.policy.spaces.inputs
+        assert inputs is not None
         if inputs.mean:
             numbers = np.array(inputs.mean) + np.array(inputs.scale) * numbers
         if isinstance(saved.policy, MultitaskActorCritic):
@@ -343,12 +373,27 @@ def random_observations(saved: SavedPolicy, count: int, seed: int = 0) -> Array:
     return numbers.astype(np.float32)
 
 
+def _random_images(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> Array:
+    encoder, image = inputs.encoder, inputs.image
+    assert encoder is not None
+    stacked = (count, *([inputs.frames] if inputs.frames > 1 else []), *encoder.shape)
+    if encoder.kind == "minigrid":
+        values = np.array(MINIGRID_VALUES)
+        most = values if encoder.channels == "last" else values[:, None, None]
+        return (draws.random(stacked) * most).astype(np.uint8)
+    if image is not None and image.is_bytes:
+        return draws.integers(0, int(image.divisor) + 1, stacked, np.uint8)
+    return draws.random(stacked).astype(np.float32)
+
+
 def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
     """Random states and masks `[count, ...]` of a policy that has them, by the names of the inputs."""
     draws, policy = generator(1, "onnx inputs"), saved.policy
     given: dict[str, Array] = {}
     if isinstance(policy, RecurrentActorCritic):
         given[_STATE] = draws.uniform(-1.0, 1.0, (count, policy.gru.hidden_size)).astype(np.float32)
+    if isinstance(policy, MemoryActorCritic):
+        given[_STATE] = draws.uniform(-1.0, 1.0, (count, sum(policy.state_sizes))).astype(np.float32)
     if _takes_mask(policy):
         assert isinstance(saved.actions, DiscreteActions)
         mask = draws.random((count, saved.actions.count)) < 0.5
@@ -362,7 +407,7 @@ def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # 
     seen = random_observations(saved, ROWS, seed=1)
     names = [one.name for one in session.get_outputs()]
     further = _further_inputs(saved, ROWS)
-    expected, _ = saved.predict(seen, further.get(_STATE), mask=further.get(_MASK))
+    expected = _expected_actions(saved, seen, further)
     told = dict(zip(names, session.run(None, {_INPUT: seen, **further}), strict=True))
     equal, tied, greatest = _same_actions(saved, told, np.asarray(expected))
     if not (equal | tied).all():
@@ -380,6 +425,18 @@ def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # 
         equal=int(equal.sum()),
         greatest_difference=greatest,
     )
+
+
+def _expected_actions(saved: SavedPolicy, seen: Array, further: Mapping[str, Array]) -> Array:
+    """The policy's modes; of a policy of frames for whole stacks."""
+    if not isinstance(saved.acting, NumpyFramePolicy):
+        return np.asarray(saved.predict(seen, further.get(_STATE), mask=further.get(_MASK))[0])
+    mask = further.get(_MASK)
+    chosen = saved.acting.head.best(seen, None if mask is None else mask.astype(np.bool_))
+    if isinstance(saved.actions, BoxActions):
+        low, high = (np.reshape(side, saved.actions.shape) for side in (saved.actions.low, saved.actions.high))
+        return np.clip(chosen, low, high)
+    return chosen
 
 
 def _same_actions(

@@ -144,7 +144,8 @@ class SavedPolicy:
                     "observation"
                 )
             return None
-        if not isinstance(actions, DiscreteActions) or not isinstance(self.acting, _MASKABLE):
+        deciding = self.acting.head if isinstance(self.acting, NumpyMemoryPolicy) else self.acting
+        if not isinstance(actions, DiscreteActions) or not isinstance(deciding, _MASKABLE):
             raise ConfigError(f"{self.folder}: this policy takes no masks of legal actions; leave mask out")
         legal = np.asarray(mask)
         if legal.dtype.kind not in "biu" or legal.size != count * actions.count:
@@ -186,7 +187,7 @@ class SavedPolicy:
 
 # ----------------------------------------------------------------------------------------------------------- memory
 
-_MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy, NumpyTreePolicy, NumpyMemoryPolicy)
+_MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy, NumpyTreePolicy)
 _REMEMBERING: Final = (
     NumpyMemoryPolicy,
     NumpyTrialPolicy,

@@ -84,7 +84,7 @@ class ImageEncoder(Encoder):
         """`[n, (frames,) *image]` -> `[n, channels, H, W]`."""
         x = seen.to(self.dtype).reshape(-1, self.frames, *self.spec.shape)
         if self.spec.channels == "last":
-            x = x.movedim(-1, 2)
+            x = x.permute(0, 1, 4, 2, 3)
         x = x.flatten(1, -3)
         return x if self.spec.divisor == 1.0 else x / self.spec.divisor
 

@@ -137,7 +137,7 @@ class ObservationInputs:
         if self.encoder is not None:
             return self._standardised_rows(seen) if self.mean else seen
         if self.frames > 1:
-            return self._of_one_frame().tensor(seen.flatten(0, 1)).reshape(len(seen), self.size)
+            return self._of_one_frame().tensor(seen.flatten(0, 1)).reshape(-1, self.size)
         if self.one_hot:
             return F.one_hot(seen.long() - self.start, self.size).to(torch.float32)
         if self.leaves:
