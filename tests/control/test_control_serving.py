@@ -79,7 +79,7 @@ def test_answers_are_those_of_predict(name: str, tmp_path: Path) -> None:
         drawn = [client.post("/v1/predict", json={**body, "deterministic": False, "seed": 4}).json() for _ in range(2)]
         assert drawn[0] == drawn[1]
         described = client.get("/v1/policy").json()
-        assert described["memory"] is (state is not None) and described["mask"] is (mask is not None)
+        assert described["memory"] is (state is not None) and described["mask"] == (0 if mask is None else 3)
         assert described["observation"] == str(saved.observation)
         metrics = client.get("/metrics").text
         assert f"hone_decisions_total {3 + 1 + 3 * (state is not None) + 6}" in metrics

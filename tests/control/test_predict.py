@@ -1,15 +1,21 @@
 """`hone.api.load`: one observation or a batch, memory in and out, actions within their box, for every kind saved."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from control_policies import SEEN, control_policies, legal, observations
+from gymnasium import spaces
 
 import hone.api
+from hone.control.environments.layout import ActionRowSpace, RowSpace, action_leaves, layout_of
+from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.checkpoint import _POLICY_KINDS, save_policy
-from hone.control.networks.mlp import BoxActions, DiscreteActions
+from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig
 from hone.control.predict import SavedPolicy, open_saved_policy
+from hone.control.spaces import network_spaces
 from hone.control.tables.tables import ActionTable, StateFeatures, StateValues, make_tile_coder, save_table
 from hone.core.errors import ConfigError, DataError
 
@@ -175,3 +181,79 @@ def test_a_run_is_loaded_by_its_folder_and_a_language_model_is_not(tmp_path: Pat
     (tmp_path / "model" / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="is a language model: "):
         hone.api.load(tmp_path / "model")
+
+
+SEEN_PARTS = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (2, 2), np.uint8),
+        "gear": spaces.Discrete(3, start=1),
+        "pose": spaces.Tuple((spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(2))),
+    }
+)
+TAKEN_PARTS = spaces.Dict({"pedal": spaces.Box(-0.1, 0.1, (2,), np.float32), "turn": spaces.MultiDiscrete([3, 2])})
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[SavedPolicy, ActorCritic]:
+    layout, leaves = layout_of(SEEN_PARTS), action_leaves(TAKEN_PARTS)
+    assert layout is not None and leaves is not None
+    policy = ActorCritic(network_spaces(RowSpace(layout), ActionRowSpace(leaves)), MlpConfig(hidden=[8]), seed=0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.3)
+    folder = tmp_path_factory.mktemp("parts")
+    save_policy(policy, folder)
+    return open_saved_policy(folder), policy
+
+
+def test_dictionaries_go_in_as_they_are(parts: tuple[SavedPolicy, ActorCritic]) -> None:
+    saved, policy = parts
+    SEEN_PARTS.seed(3)
+    seen = [SEEN_PARTS.sample() for _ in range(4)]
+    layout = layout_of(SEEN_PARTS)
+    assert layout is not None
+    rows = np.zeros((4, layout.row_bytes), np.uint8)
+    for number, one in enumerate(seen):
+        layout.write(rows[number : number + 1], one)
+    expected = policy.numpy_policy().best(rows)
+    expected[:, :2] = expected[:, :2].clip(-0.1, 0.1)
+    batch = {
+        "camera": np.stack([one["camera"] for one in seen]),
+        "gear": np.array([one["gear"] for one in seen]),
+        "pose": tuple(np.stack([one["pose"][place] for one in seen]) for place in (0, 1)),
+    }
+    for given in (seen, batch):
+        np.testing.assert_array_equal(saved.predict(given)[0], expected)  # pyright: ignore[reportArgumentType]
+    np.testing.assert_allclose(saved.predict(seen[0])[0], expected[0], atol=1e-6)
+    assert (np.abs(expected[:, :2]) <= 0.1).all() and set(expected[:, 2]) <= {0, 1, 2}
+    drawn = [saved.predict(seen[0], deterministic=False, seed=5)[0].tolist() for _ in range(2)]
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gear": None}, "expected a dictionary or tuple with camera"),
+        ({"camera": np.zeros((3, 2))}, "the leaf 'camera' of the observation has shape"),
+        ({"pose": (np.array([np.nan, 0.0]), np.zeros(2))}, "the leaf 'pose.0' of the observation is not finite"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(
+    parts: tuple[SavedPolicy, ActorCritic], change: dict[str, Any], words: str
+) -> None:
+    seen = {**SEEN_PARTS.sample(), **change}
+    with pytest.raises(DataError, match=words):
+        parts[0].predict({name: value for name, value in seen.items() if value is not None})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="pass the observation alone"):
+        parts[0].predict((SEEN_PARTS.sample(), {}))
+    with pytest.raises(DataError, match="expected a dictionary or tuple"):
+        parts[0].predict(np.zeros(9))
+
+
+def test_masks_of_factors_leave_a_choice_in_each(parts: tuple[SavedPolicy, ActorCritic]) -> None:
+    saved, _ = parts
+    seen = SEEN_PARTS.sample()
+    action, _ = saved.predict(seen, mask=[0, 1, 0, 0, 1])
+    assert action[2:].tolist() == [1, 1]
+    with pytest.raises(DataError, match="mask leaves observation 0 no action"):
+        saved.predict(seen, mask=[1, 1, 1, 0, 0])

@@ -40,7 +40,8 @@ NOT_RUN = {
 }
 LONGEST = {
     "docs/control/hierarchical.md", "docs/control/model_based.md", "docs/control/off_policy.md",
-    "docs/control/offline.md", "docs/howto/chaos.md", "docs/howto/compare.md", "docs/howto/environments.md",
+    "docs/control/offline.md", "docs/control/take_away.md",
+    "docs/howto/chaos.md", "docs/howto/compare.md", "docs/howto/environments.md",
     "docs/howto/judges.md",
     "docs/howto/memory.md", "docs/howto/ranks.md", "docs/howto/sandbox.md", "docs/howto/serving.md",
     "docs/language/adapters.md",

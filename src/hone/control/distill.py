@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hone.control.environments.make import GymConfig, evaluation_limit
 from hone.control.environments.play import open_evaluation_envs, play_episodes
-from hone.control.networks.decision_tree import LEAF, DecisionTree
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats
+from hone.control.networks.decision_tree import LEAF, DecisionTree, Doubles
+from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions
 from hone.control.networks.numpy_policies import Array, DiscreteNetworkPolicy, Flags
 from hone.control.networks.q_networks import NumpyNoisyPolicy
 from hone.control.predict import SavedPolicy
@@ -111,9 +111,9 @@ def _interval(estimate: Estimate) -> str:
 class _Labels:
     """A teacher's judgement of `n` states."""
 
-    chosen: Array
+    chosen: NDArray[Any]
     """`[n]` numbers of choices from 0, or `[n, a]` actions of a box."""
-    scores: Floats
+    scores: Doubles
     """`[n, choices]` values or logits, -inf for illegal ones; `[n, 0]` for a box."""
 
 
@@ -123,6 +123,7 @@ def _judge(teacher: SavedPolicy, seen: Array, mask: Flags | None) -> _Labels:
     if isinstance(actions, BoxActions):
         low, high = (np.asarray(side, np.float32) for side in (actions.low, actions.high))
         return _Labels(chosen=best.reshape(len(seen), -1).clip(low, high), scores=np.zeros((len(seen), 0)))
+    assert isinstance(actions, DiscreteActions)
     chosen = best.astype(np.int64) - actions.start
     if isinstance(acting, DiscreteNetworkPolicy):
         scores = acting.legal_outputs(seen, mask)
@@ -133,7 +134,7 @@ def _judge(teacher: SavedPolicy, seen: Array, mask: Flags | None) -> _Labels:
     return _Labels(chosen=chosen, scores=scores.astype(np.float64))
 
 
-def _margins(scores: Floats) -> Floats:
+def _margins(scores: Doubles) -> Doubles:
     """`[n]` best minus worst of the legal scores: what the teacher loses by its worst action."""
     legal = np.isfinite(scores)
     worst = np.where(legal, scores, np.inf).min(axis=1)
@@ -169,7 +170,7 @@ class _Recorder:
 
 def _play(
     env: GymConfig, act: Callable[[Array, Flags | None], Array], *, episodes: int, seed: int
-) -> tuple[Floats, _Recorder]:
+) -> tuple[Doubles, _Recorder]:
     """Returns `[episodes]`, and what was seen. Raises ResourceError where environments are lost."""
     recorder, arena = _Recorder(act), open_evaluation_envs(env, episodes=episodes)
     try:
@@ -192,6 +193,10 @@ def distill_tree(
     Raises ConfigError for a policy that remembers and for names that do not fit, ResourceError without scikit-learn and
     for lost environments, UserCodeError as the environment does.
     """
+    if teacher.observation.layout is not None or isinstance(teacher.actions, FactoredActions):
+        raise ConfigError(
+            f"{teacher.folder}: a tree has one row of numbers and one choice or box; this policy has parts"
+        )
     if teacher.has_memory:
         raise ConfigError(
             f"{teacher.folder}: this policy remembers earlier observations, and a tree sees one at a time"
@@ -232,14 +237,17 @@ def _grower(teacher: SavedPolicy, config: DistillConfig) -> Callable[[Array, Fla
     count = 1 if teacher.observation.is_state else teacher.observation.count
     names = config.names or (("state",) if teacher.observation.is_state else tuple(f"x{n}" for n in range(count)))
 
+    actions = teacher.actions
+    assert not isinstance(actions, FactoredActions)
+
     def grow(seen: Array, mask: Flags | None) -> DecisionTree:
         labels, x = _judge(teacher, seen, mask), seen.reshape(len(seen), -1).astype(np.float32)
-        if isinstance(teacher.actions, DiscreteActions):
+        if isinstance(actions, DiscreteActions):
             weight = np.maximum(_margins(labels.scores), 1e-9)
             fitted = sklearn.DecisionTreeClassifier(max_leaf_nodes=config.leaves, random_state=0)
             fitted.fit(x, labels.chosen, sample_weight=weight / weight.mean())
             shares = fitted.tree_.value[:, 0, :]
-            value = np.zeros((len(shares), teacher.actions.count))
+            value = np.zeros((len(shares), actions.count))
             value[:, fitted.classes_] = shares / shares.sum(axis=1, keepdims=True)
         else:
             fitted = sklearn.DecisionTreeRegressor(max_leaf_nodes=config.leaves, random_state=0)
@@ -251,7 +259,7 @@ def _grower(teacher: SavedPolicy, config: DistillConfig) -> Callable[[Array, Fla
         return DecisionTree(
             features=tuple(names),
             is_state=teacher.observation.is_state,
-            actions=teacher.actions,
+            actions=actions,
             feature=np.where(inner, nodes.feature, LEAF).astype(np.int64),
             threshold=np.where(inner, nodes.threshold, 0.0),
             left=np.where(inner, nodes.children_left, LEAF).astype(np.int64),
@@ -268,10 +276,10 @@ def _grower(teacher: SavedPolicy, config: DistillConfig) -> Callable[[Array, Fla
 
 def _node_facts(
     passed: Any,  # noqa: ANN401 - a sparse matrix of flags [n, nodes]
-    value: Floats,
+    value: Doubles,
     labels: _Labels,
     x: NDArray[np.float32],
-) -> tuple[Floats, Floats, NDArray[np.int64], Floats]:
+) -> tuple[Doubles, Doubles, NDArray[np.int64], Doubles]:
     """Bounds of the data `[nodes, features]` twice, their number, and the regret `[nodes]`, of each node."""
     by_node = passed.tocsc()
     low, high = (np.zeros((len(value), x.shape[1])) for _ in range(2))
@@ -329,16 +337,17 @@ def measure_tree(
     return measures, seen[:: max(1, len(seen) // 500)]
 
 
-def _faithful(tree: DecisionTree, teacher: SavedPolicy, seen: Array, mask: Flags | None) -> Floats:
+def _faithful(tree: DecisionTree, teacher: SavedPolicy, seen: Array, mask: Flags | None) -> Doubles:
     """`[n]` 1 where the tree takes the teacher's action, else 0; for a box 1 - squared error / variance."""
-    labels, ours = _judge(teacher, seen, mask), np.asarray(tree.numpy_policy().best(seen, mask))
+    labels = _judge(teacher, seen, mask)
+    ours: NDArray[Any] = np.asarray(tree.numpy_policy().best(seen, mask))
     if isinstance(teacher.actions, DiscreteActions):
         return (ours - teacher.actions.start == labels.chosen).astype(np.float64)
     error = np.square(ours.reshape(len(seen), -1) - labels.chosen).sum(axis=1)
     return 1.0 - error / max(float(labels.chosen.var(axis=0).sum()), 1e-12)
 
 
-def _by_lane(values: Floats, lanes: NDArray[np.int64]) -> Estimate:
+def _by_lane(values: Doubles, lanes: NDArray[np.int64]) -> Estimate:
     """Mean of `values` `[n]`, with an interval from the means of the environments, which are independent."""
     if not len(values):
         return Estimate(mean=float("nan"), low=float("nan"), high=float("nan"), n=0)

@@ -175,9 +175,8 @@ def _actor_outputs(policy: ControlPolicy, outputs: Tensor, log_std: Tensor | Non
     """Of a softmax over choices, or of a Gaussian in the form of its box."""
     actions = policy.spaces.actions
     valued = {} if value is None else {"value": value}
-    if isinstance(actions, FactoredActions):
-        raise ConfigError(f"an ONNX file holds a policy over one box or one number, and this one has {actions}")
     if not isinstance(actions, BoxActions):
+        assert isinstance(actions, DiscreteActions), "refused before"
         return {"action": outputs.argmax(dim=1) + actions.start, "logits": outputs, **valued}
     assert log_std is not None
     match actions.gaussian:
@@ -220,19 +219,25 @@ def _within(actions: BoxActions, chosen: Tensor) -> Tensor:
 def gru_step(gru: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
     """One step of a layer of gated recurrent units, written out, because exporters have got `nn.GRU` wrong without a
     word: `[n, inputs]`, `[n, units]` -> `[n, units]`."""
-    fresh = nn.functional.linear(x, gru.weight_ih_l0, gru.bias_ih_l0)
-    kept = nn.functional.linear(state, gru.weight_hh_l0, gru.bias_hh_l0)
+    by_input, by_state = _weights(gru)
+    fresh, kept = nn.functional.linear(x, *by_input), nn.functional.linear(state, *by_state)
     units = state.shape[1]
     reset, update = torch.sigmoid(fresh[:, : 2 * units] + kept[:, : 2 * units]).chunk(2, dim=1)
     new = torch.tanh(fresh[:, 2 * units :] + reset * kept[:, 2 * units :])
     return new + update * (state - new)
 
 
+def _weights(cell: nn.RNNBase) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Weight and bias by the input, and by the state."""
+    held = dict(cell.named_parameters())
+    return (held["weight_ih_l0"], held["bias_ih_l0"]), (held["weight_hh_l0"], held["bias_hh_l0"])
+
+
 def lstm_step(lstm: nn.LSTM, x: Tensor, state: Tensor) -> Tensor:
     """One step of a layer of long short-term memory: `[n, inputs]`, outputs and cells `[n, 2 * units]` -> the next."""
     hidden, cells = state.chunk(2, dim=1)
-    raw = nn.functional.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0)
-    raw = raw + nn.functional.linear(hidden, lstm.weight_hh_l0, lstm.bias_hh_l0)
+    by_input, by_state = _weights(lstm)
+    raw = nn.functional.linear(x, *by_input) + nn.functional.linear(hidden, *by_state)
     opened, forgotten, fresh, shown = raw.chunk(4, dim=1)
     cells = torch.sigmoid(forgotten) * cells + torch.sigmoid(opened) * torch.tanh(fresh)
     return torch.cat((torch.sigmoid(shown) * torch.tanh(cells), cells), dim=1)
@@ -319,8 +324,13 @@ def _library(name: str) -> Any:  # noqa: ANN401 - an optional library
 
 def _graph(saved: SavedPolicy) -> tuple[_PolicyGraph | _TableGraph, tuple[Tensor, ...]]:
     """Module for the exporter, and inputs of two rows. Raises ConfigError for kinds without an ONNX form."""
-    seen = torch.from_numpy(np.ascontiguousarray(random_observations(saved, 2)))
     policy = saved.policy
+    if saved.observation.layout is not None or isinstance(saved.actions, FactoredActions):
+        raise ConfigError(
+            f"{saved.folder}: observations and actions of several parts have no ONNX form; use hone.api.load, or hone "
+            "serve, which take and return them"
+        )
+    seen = torch.from_numpy(np.ascontiguousarray(random_observations(saved, 2)))
     if isinstance(policy, ControlPolicy):
         graph = _PolicyGraph(policy)
         example = (seen, *(torch.from_numpy(array) for array in _further_inputs(saved, 2).values()))
@@ -440,13 +450,14 @@ def _expected_actions(saved: SavedPolicy, seen: Array, further: Mapping[str, Arr
 
 
 def _same_actions(
-    saved: SavedPolicy, told: Mapping[str, Array], expected: Array
+    saved: SavedPolicy, told: Mapping[str, Array], expected: NDArray[Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
     """Flags `[n]` of equal actions and of ties to rounding, and the greatest difference as a share of the box."""
-    chosen = np.asarray(told["action"])
+    chosen: NDArray[Any] = np.asarray(told["action"])
     if isinstance(saved.actions, BoxActions):
         off = np.abs(chosen - expected).reshape(len(chosen), -1) / saved.actions.reach
         return off.max(axis=1) <= TOLERANCE, np.zeros(len(chosen), np.bool_), float(off.max())
+    assert isinstance(saved.actions, DiscreteActions)
     scores = np.asarray(told["logits"] if "logits" in told else told["q_values"], np.float64)
     rows, start = np.arange(len(chosen)), saved.actions.start
     gap = np.abs(scores[rows, chosen - start] - scores[rows, expected - start])

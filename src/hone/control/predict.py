@@ -14,10 +14,19 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from hone.control.environments.layout import SpaceLayout, describe_leaves, layout_from_leaves, part_of
 from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.decision_tree import DecisionTree, NumpyTreePolicy
-from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, ObservationInputs
+from hone.control.networks.factored import NumpyFactoredPolicy, head_places
+from hone.control.networks.mlp import (
+    Actions,
+    BinaryActions,
+    BoxActions,
+    DiscreteActions,
+    FactoredActions,
+    ObservationInputs,
+)
 from hone.control.networks.mpc import MpcPolicy
 from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import DiscreteNetworkPolicy, Flags, HasNumpyPolicy, NumpyPolicy
@@ -25,7 +34,7 @@ from hone.control.networks.options import NumpyCallAndReturnPolicy, NumpyOptionC
 from hone.control.networks.q_networks import NumpyNoisyPolicy
 from hone.control.networks.recurrent import NumpyTrialPolicy
 from hone.control.tables.tables import ActionTable, StateFeatures, StateValues
-from hone.core.errors import ConfigError, DataError
+from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.random import generator
 
 Array = NDArray[np.generic]
@@ -38,12 +47,16 @@ class ObservationForm:
     count: int
     is_state: bool
     first: int = 0
+    layout: SpaceLayout | None = None
+    """Places of the parts of a Dict or a Tuple in a row of bytes; None for an observation of one part."""
 
     def rows(self, observation: object) -> tuple[Array, bool]:
         """One observation or a batch -> `[n, *observation]`, and whether it was a batch.
 
         Raises DataError for `(observation, info)`, and for numbers of another shape, type or range.
         """
+        if self.layout is not None:
+            return self._parts(observation, self.layout)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise DataError("got (observation, info), as env.reset() returns it: pass the observation alone")
         if isinstance(observation, dict):
@@ -59,7 +72,8 @@ class ObservationForm:
     def _states(self, seen: Array) -> tuple[Array, bool]:
         if seen.ndim > 1:
             raise DataError(f"got an array {list(seen.shape)}, expected {self}")
-        states, is_batch = seen.reshape(-1), seen.ndim == 1
+        states: NDArray[Any] = seen.reshape(-1)
+        is_batch = seen.ndim == 1
         wrong = (states != np.rint(states.astype(np.float64))) | (states < self.first)
         wrong |= states >= self.first + self.count
         if wrong.any():
@@ -77,7 +91,35 @@ class ObservationForm:
             raise DataError(f"observation {where[0]} is not finite at {where[1:]}: {rows[tuple(where)]}")
         return rows, is_batch
 
+    def _parts(self, observation: Any, layout: SpaceLayout) -> tuple[Array, bool]:  # noqa: ANN401 - any structure
+        """Rows of bytes of a Dict or Tuple, of one whose parts have a leading axis `[n]`, or of a list of them."""
+        if isinstance(observation, tuple) and len(observation) == 2 and self._holds(observation[0]):
+            raise DataError("got (observation, info), as env.reset() returns it: pass the observation alone")
+        if isinstance(observation, list) and observation and self._holds(observation[0]):
+            return np.concatenate([self._parts(one, layout)[0] for one in observation]), True
+        try:
+            first = np.asarray(part_of(observation, layout.leaves[0].path))
+            is_batch = first.shape != layout.leaves[0].shape and first.shape[1:] == layout.leaves[0].shape
+            rows = np.zeros((len(first) if is_batch else 1, layout.row_bytes), np.uint8)
+            layout.write(rows, observation)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise DataError(f"got {observation!r:.80}, expected {self} ({type(error).__name__}: {error})") from None
+        except UserCodeError as error:
+            raise DataError(str(error).replace("observation_space", "the policy")) from None
+        return rows, is_batch
+
+    def _holds(self, value: object) -> bool:
+        """True for a value that has the first part."""
+        assert self.layout is not None
+        try:
+            part_of(value, self.layout.leaves[0].path)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return False
+        return isinstance(value, dict | tuple)
+
     def __str__(self) -> str:
+        if self.layout is not None:
+            return f"a dictionary or tuple with {describe_leaves(self.layout.leaves)}"
         if self.is_state:
             return f"the number of a state, {self.first} to {self.first + self.count - 1}, or a list of them"
         return f"{self.count} numbers, or rows of them [n, {self.count}]"
@@ -91,7 +133,7 @@ class SavedPolicy:
     """A network (`ControlPolicy`) or a table."""
     folder: Path
     observation: ObservationForm
-    actions: DiscreteActions | BoxActions
+    actions: Actions
     acting: NumpyPolicy
     draws: np.random.Generator = field(default_factory=np.random.default_rng)
     """Random numbers of stochastic actions without a `seed`."""
@@ -113,8 +155,8 @@ class SavedPolicy:
         `[n]` flags rows whose state is forgotten first. `deterministic` takes the policy's mode, as evaluations do;
         otherwise `seed` gives equal actions for equal arguments, and without one they are drawn anew. `mask` `[n, M]`
         flags legal actions; a policy that was trained with masks needs one. Actions of a box are within its bounds.
-        Raises DataError for arguments that do not fit, ConfigError for a `mask` or a stochastic action of a policy that
-        has none.
+        An action of several factors is a row of numbers, in the order of the space. Raises DataError for arguments that
+        do not fit, ConfigError for a `mask` or a stochastic action of a policy that has none.
         """
         seen, is_batch = self.observation.rows(observation)
         legal = self._legal(mask, len(seen))
@@ -122,10 +164,7 @@ class SavedPolicy:
             self._recall(state, episode_start, len(seen))
             chosen = self.acting.best(seen, legal) if deterministic else self._drawn(seen, legal, seed)
             remembered = _memory(self.acting)
-        if isinstance(self.actions, BoxActions):
-            bounds = (self.actions.low, self.actions.high)
-            low, high = (np.asarray(side, np.float32).reshape(self.actions.shape) for side in bounds)
-            chosen = np.clip(chosen, low, high)
+        chosen = _within(self.actions, chosen)
         return (chosen if is_batch else chosen[0]), remembered
 
     @property
@@ -137,25 +176,25 @@ class SavedPolicy:
         """Masks `[n, M]`. Raises ConfigError where the policy needs one or takes none, DataError for one that does not
         fit or leaves no action."""
         actions = self.actions
+        bits = mask_bits(actions)
         if mask is None:
-            if isinstance(actions, DiscreteActions) and actions.masked:
+            if not isinstance(actions, BoxActions) and actions.masked:
                 raise ConfigError(
-                    f"{self.folder}: this policy takes legal actions only; give mask, {actions.count} flags for each "
-                    "observation"
+                    f"{self.folder}: this policy takes legal actions only; give mask, {bits} flags for each observation"
                 )
             return None
         deciding = self.acting.head if isinstance(self.acting, NumpyMemoryPolicy) else self.acting
-        if not isinstance(actions, DiscreteActions) or not isinstance(deciding, _MASKABLE):
+        if not bits or not isinstance(deciding, _MASKABLE):
             raise ConfigError(f"{self.folder}: this policy takes no masks of legal actions; leave mask out")
         legal = np.asarray(mask)
-        if legal.dtype.kind not in "biu" or legal.size != count * actions.count:
+        if legal.dtype.kind not in "biu" or legal.size != count * bits:
             raise DataError(
-                f"mask is of {legal.dtype} {list(legal.shape)}, expected [{count}, {actions.count}] flags, one an "
-                "action"
+                f"mask is of {legal.dtype} {list(legal.shape)}, expected [{count}, {bits}] flags, one an action"
             )
-        legal = legal.reshape(count, actions.count).astype(np.bool_)
-        if not legal.any(axis=1).all():
-            raise DataError(f"mask leaves observation {int(np.flatnonzero(~legal.any(axis=1))[0])} no action")
+        legal = legal.reshape(count, bits).astype(np.bool_)
+        possible = _has_choice(actions, legal)
+        if not possible.all():
+            raise DataError(f"mask leaves observation {int(np.flatnonzero(~possible)[0])} no action")
         return legal
 
     def _drawn(self, seen: Array, legal: Flags | None, seed: int | None) -> Array:
@@ -185,9 +224,54 @@ class SavedPolicy:
         _remember(acting, held, began)
 
 
+# ---------------------------------------------------------------------------------------------------------- actions
+
+
+def mask_bits(actions: Actions) -> int:
+    """Flags of a mask of legal actions; 0 where there is none."""
+    match actions:
+        case DiscreteActions():
+            return actions.count
+        case FactoredActions():
+            return sum(place.bits.stop - place.bits.start for place in head_places(actions))
+        case _:
+            return 0
+
+
+def _has_choice(actions: Actions, legal: Flags) -> Flags:
+    """`[n]` whether masks leave a choice in every factor."""
+    if not isinstance(actions, FactoredActions):
+        return np.asarray(legal.any(axis=1))
+    possible = np.ones(len(legal), np.bool_)
+    for place in head_places(actions):
+        bits: NDArray[Any] = legal[:, place.bits]
+        if isinstance(place.part, BinaryActions):
+            pairs: NDArray[Any] = np.asarray(bits.reshape(len(legal), -1, 2).any(axis=2))
+            possible &= pairs.all(axis=1)
+        elif bits.shape[1]:
+            possible &= bits.any(axis=1)
+    return possible
+
+
+def _within(actions: Actions, chosen: Array) -> Array:
+    """Actions `[n, ...]` with their boxes clipped to the bounds."""
+    match actions:
+        case BoxActions():
+            low, high = (np.asarray(side, np.float32).reshape(actions.shape) for side in (actions.low, actions.high))
+            return np.clip(chosen, low, high)
+        case FactoredActions() if actions.gaussian_size:
+            chosen = chosen.copy()
+            for place in head_places(actions):
+                if isinstance(place.part, BoxActions):
+                    chosen[:, place.numbers] = np.clip(chosen[:, place.numbers], place.part.low, place.part.high)
+            return chosen
+        case _:
+            return chosen
+
+
 # ----------------------------------------------------------------------------------------------------------- memory
 
-_MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy, NumpyTreePolicy)
+_MASKABLE: Final = (DiscreteNetworkPolicy, NumpyNoisyPolicy, NumpyTreePolicy, NumpyFactoredPolicy)
 _REMEMBERING: Final = (
     NumpyMemoryPolicy,
     NumpyTrialPolicy,
@@ -256,6 +340,8 @@ def open_saved_policy(folder: Path) -> SavedPolicy:
 def _form_of(inputs: ObservationInputs) -> ObservationForm:
     """Form of one observation, as the environment shows it."""
     encoder, count = inputs.encoder, inputs.size // inputs.frames
+    if inputs.leaves:
+        return ObservationForm(count=count, is_state=False, layout=layout_from_leaves(inputs.leaves))
     if encoder is None:
         return ObservationForm(count=count, is_state=inputs.one_hot, first=inputs.start)
     if encoder.shape:
@@ -263,14 +349,10 @@ def _form_of(inputs: ObservationInputs) -> ObservationForm:
     return ObservationForm(count=encoder.count, is_state=True, first=inputs.start)
 
 
-def _forms(policy: HasNumpyPolicy, folder: Path) -> tuple[ObservationForm, DiscreteActions | BoxActions]:
+def _forms(policy: HasNumpyPolicy, folder: Path) -> tuple[ObservationForm, Actions]:
     match policy:
         case ControlPolicy():
             inputs = policy.spaces.inputs
-            if isinstance(policy.spaces.actions, FactoredActions):
-                raise ConfigError(
-                    f"{folder}: predict acts on one box or one number, and this policy has several factors"
-                )
             return _form_of(inputs), policy.spaces.actions
         case ActionTable():
             cells = policy.features

@@ -93,7 +93,7 @@ class SpaceLayout:
         """Put observations, of one environment or with a leading axis `[n]`, into rows `[n, row_bytes]`. Raises
         UserCodeError naming a leaf of another shape, and one that is not finite."""
         for leaf in self.leaves:
-            part = _part(value, leaf.path)
+            part = part_of(value, leaf.path)
             into = self.view(rows, leaf)
             values = np.asarray(part)
             if values.size != into.size:
@@ -190,6 +190,12 @@ def layout_of(space: spaces.Space[Any], *, ignore: Sequence[str] = ()) -> SpaceL
         leaves.append(replace(leaf, offset=place))
         place += leaf.bytes
     return SpaceLayout(leaves=tuple(leaves), row_bytes=-(-place // ROW_BYTES) * ROW_BYTES)
+
+
+def layout_from_leaves(leaves: Sequence[Leaf]) -> SpaceLayout:
+    """The layout of observations with these leaves, whose places they know."""
+    end = max(leaf.offset + leaf.bytes for leaf in leaves)
+    return SpaceLayout(leaves=tuple(leaves), row_bytes=-(-end // ROW_BYTES) * ROW_BYTES)
 
 
 def action_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...] | None:
@@ -291,7 +297,7 @@ def _one_line(space: spaces.Space[Any]) -> str:
 # ---------------------------------------------------------------------------------------------------------- wrappers
 
 
-def _part(value: Any, path: str) -> Any:  # noqa: ANN401 - whatever the space holds
+def part_of(value: Any, path: str) -> Any:  # noqa: ANN401 - whatever the space holds
     """The part of a value of a Dict or a Tuple at a path."""
     for name in path.split(".") if path else ():
         value = value[int(name) if isinstance(value, tuple | list) else name]
@@ -397,5 +403,5 @@ def with_rows(env: gymnasium.Env[Any, Any], *, ignore: Sequence[str] = ()) -> gy
         path = layout.leaves[0].path
         alone = dict(_leaves(env.observation_space, ""))[path]
         if isinstance(alone, spaces.Box | spaces.Discrete):
-            env, layout = gymnasium.wrappers.TransformObservation(env, lambda seen: _part(seen, path), alone), None
+            env, layout = gymnasium.wrappers.TransformObservation(env, lambda seen: part_of(seen, path), alone), None
     return env if layout is None and leaves is None else RowsWrapper(env, layout, leaves)

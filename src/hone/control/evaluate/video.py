@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from hone.control.environments.headless import render_without_display
 from hone.control.environments.make import (
@@ -204,7 +205,7 @@ def _run_recorder() -> None:
         try:
             config = GymConfig.model_validate({**request["env"], "isolation": "none"})
             if request["registration"] is not None:
-                spec = gymnasium.envs.registration.EnvSpec.from_json(request["registration"])
+                spec = EnvSpec.from_json(request["registration"])
                 gymnasium.registry.setdefault(spec.id, spec)
             policy = load_control_policy(Path(request["policy"]))
             about, png = record_episode(policy, config, seed=request["seed"], step=request["step"])

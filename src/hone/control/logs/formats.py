@@ -168,7 +168,7 @@ def _column(raw: RawLog, role: str, names: str | list[str]) -> RawColumn:
         return raw.column(names)
     if change != "log":
         raise DataError(f"data.columns.{role} = {names!r}: {change!r} is not known, only log")
-    values = _numbers(raw.column(name), name, raw.path)
+    values: NDArray[Any] = _numbers(raw.column(name), name, raw.path)
     wrong = np.flatnonzero(~((values > 0) & (values <= 1)))
     if len(wrong):
         raise DataError(f"{raw.path}: row {wrong[0]}: {name} is {values[wrong[0]]}, and a probability is in (0, 1]")

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats
+from hone.control.networks.mlp import BoxActions, DiscreteActions
 from hone.control.networks.numpy_policies import Array, Flags, require_mask
 from hone.core.errors import DataError
 from hone.core.strict_json import strict_json
 
+Doubles: TypeAlias = NDArray[np.float64]
 KIND: Final = "decision_tree"
 FORMAT: Final = 1
 LEAF: Final = -1
@@ -87,7 +88,7 @@ class DecisionTree:
             path.append(node)
         return path
 
-    def attribution(self, seen: Array) -> tuple[Floats, Floats]:
+    def attribution(self, seen: Array) -> tuple[Doubles, Doubles]:
         """The output of the root `[outputs]`, and what each number of one observation adds to it `[features, outputs]`.
 
         A split's number gets the change of the value from the node to its child, so the sum over all numbers and the
@@ -196,7 +197,9 @@ def load_tree(folder: Path) -> DecisionTree:
             raise DataError(f"{path}: format {description['format']}, this hone reads trees of format {FORMAT}")
         nodes, actions = description["nodes"], description["actions"]
         whole = {"feature", "left", "right", "samples"}
-        columns = {name: np.asarray(nodes[name], np.int64 if name in whole else np.float64) for name in _NODE_COLUMNS}
+        columns: dict[str, NDArray[Any]] = {
+            name: np.asarray(nodes[name], np.int64 if name in whole else np.float64) for name in _NODE_COLUMNS
+        }
         tree = DecisionTree(
             features=tuple(description["features"]),
             is_state=bool(description["is_state"]),
