@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tables import processor
 
+import hone.api
+from hone.control.distill import DistillConfig, distill_tree
+from hone.control.environments.make import GymConfig
+from hone.control.export_onnx import export_onnx, random_observations
 from hone.core.errors import ConfigError
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
@@ -175,7 +180,83 @@ def pictures(seeds: Sequence[int], *, quick: bool) -> Iterator[Line]:
     yield Line(row="pictures of two MuJoCo runs in one process", value=told, bar="rc 0", met=done.returncode == 0)
 
 
-ROWS: dict[str, RowFn] = {"masked": masked, "own_spaces": own_spaces, "refused": refused, "pictures": pictures}
+RUNS_WITH_PICTURES = """
+import sys
+import hone.api
+for name in ("HalfCheetah-v5", "Hopper-v5"):
+    run = hone.api.train(
+        {
+            "recipe": "ppo", "name": name[:6], "steps": 1, "rollout_steps": 32, "evaluation": {"episodes": 1},
+            "env": {"id": name, "num_envs": 2, "clip_actions": True, "max_episode_steps": 50},
+        },
+        runs=sys.argv[1],
+    )
+    assert (run.folder / "episode.png").is_file(), (run.folder / "episode.json").read_text()
+"""
+
+
+def runs_with_pictures(seeds: Sequence[int], *, quick: bool) -> Iterator[Line]:
+    """Two whole runs of MuJoCo with pictures in one process, without a display."""
+    del seeds, quick
+    known = {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY"}}
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-c", RUNS_WITH_PICTURES, place]
+        done = subprocess.run(command, env=known, capture_output=True, text=True, check=False)
+    told = done.returncode if done.returncode == 0 else f"{done.returncode}: {done.stderr.strip()[-160:]}"
+    yield Line(row="two runs with pictures in one process", value=told, bar="rc 0", met=done.returncode == 0)
+
+
+TAKEN: dict[str, dict[str, Any]] = {
+    "ppo CartPole": {
+        "recipe": "ppo", "steps": 150, "rollout_steps": 64, "env": {"id": "CartPole-v1", "num_envs": 16},
+        "algorithm": {"normalise": {"observations": True}},
+    },
+    "sac Pendulum": {"recipe": "sac", "steps": 300, "env": {"id": "Pendulum-v1"}},
+    "td3 Pendulum": {"recipe": "td3", "steps": 300, "env": {"id": "Pendulum-v1"}},
+    "dqn CartPole": {"recipe": "dqn", "steps": 300, "env": {"id": "CartPole-v1"}},
+}  # fmt: skip
+"""Policies that are taken away: the first is distilled into a tree."""
+
+
+def policies(seeds: Sequence[int], *, quick: bool) -> Iterator[Line]:
+    """Trained policies called from Python, by onnxruntime, and as a tree."""
+    differences: list[float] = []
+    with tempfile.TemporaryDirectory() as place:
+        for name, config in TAKEN.items():
+            for seed in seeds[:1] if name != "ppo CartPole" else seeds:
+                settings = {**config, "name": f"{name[:3]}{seed}", "seed": seed, "evaluation": {"episodes": 1}}
+                run = hone.api.train(settings, runs=place)
+                saved = hone.api.load(run)
+                if seed == seeds[0]:
+                    exported = export_onnx(saved.folder, Path(place) / f"{name}.onnx")
+                    met = exported.equal == exported.rows
+                    yield Line(row=f"equal actions, ONNX: {name}", value=exported.equal, bar="1000 of 1000", met=met)
+                    seen = random_observations(saved, 1000, seed=7)
+                    equal = int((saved.predict(seen)[0] == saved.acting.best(seen)).reshape(1000, -1).all(axis=1).sum())
+                    yield Line(
+                        row=f"equal actions, predict: {name}", value=equal, bar="1000 of 1000", met=equal == 1000
+                    )
+                if name == "ppo CartPole":
+                    sizes = DistillConfig(rounds=4 if quick else 8, judged_episodes=100, seed=seed)
+                    measures = distill_tree(saved, GymConfig.model_validate(config["env"]), sizes).measures
+                    differences.append(measures.tree.mean / measures.teacher.mean - 1.0)
+                    told = f"{measures.fidelity.mean:.3f} ({measures.fidelity.low:.3f} to {measures.fidelity.high:.3f})"
+                    yield Line(row=f"tree: fidelity, seed {seed}", value=told, bar="with its interval", met=True)
+    mean = sum(differences) / len(differences)
+    yield Line(
+        row="tree: return beside its teacher's", value=mean, bar="within 1%", met=mean >= -0.01, worst=min(differences),
+        seeds=len(differences),
+    )  # fmt: skip
+
+
+ROWS: dict[str, RowFn] = {
+    "masked": masked,
+    "own_spaces": own_spaces,
+    "refused": refused,
+    "pictures": pictures,
+    "runs_with_pictures": runs_with_pictures,
+    "policies": policies,
+}
 
 
 def main() -> int:
