@@ -266,7 +266,6 @@ def all_runs() -> Mapping[str, RecordedRun]:
         "boltzmann": QUIET | {"recipe": "boltzmann", "steps": 1500, "arms": ARMS},
     }  # fmt: skip
     runs |= {name: RecordedRun(settings=settings) for name, settings in good.items()}
-    more = {"rollout": {"max_tokens": 12}}
     bad: dict[str, tuple[str, Settings, Callable[[], Any] | None]] = {
         "bad_entropy": ("entropy_collapse", reward("right", learner={"lr": 0.5, "max_grad_norm": 0.0}), None),
         "bad_exploited": ("reward_hacking", reward("ones", held_out=True), None),
@@ -278,7 +277,7 @@ def all_runs() -> Mapping[str, RecordedRun]:
         "bad_stale": ("stale", reward(rollout={"max_staleness": {"steps": 2}}), lambda: slow_replica(20)),
         "bad_kl": ("kl", CARTPOLE | {"seed": 3}, lambda: raised_rate(480, 100.0)),
         "bad_value": ("value", CARTPOLE | {"seed": 4}, wrong_values),
-        "bad_length": ("length", reward("long", **more), None),
+        "bad_length": ("length", reward("long", rollout={"max_tokens": 12}), None),
     }
     runs |= {
         name: RecordedRun(settings=settings, alarm=alarm, fault=fault) for name, (alarm, settings, fault) in bad.items()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, UserCodeError
@@ -126,7 +126,7 @@ def load_callbacks(references: Sequence[str], others: RunCallbacks = NO_CALLBACK
                 ) from error
             own = {name: attrgetter(name)(made) for name in HOOKS if name in dir(made)}
         elif callable(loaded):
-            own = {"on_step": loaded}
+            own = {"on_step": cast("StepHook", loaded)}
         if not own:
             raise ConfigError(
                 f"callback {reference!r} is neither a function nor a class with {', '.join(HOOKS[:-1])} or {HOOKS[-1]}"

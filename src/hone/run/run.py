@@ -477,9 +477,9 @@ def _open_records(
         lines = [f"from step {done + 1} on: {change}" for change in changes]
         notes = [*notes, *lines, *ranks_note(changes, order.config)]
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done, every=order.config.run.log_every)
-    begun = {"recipe": order.config.recipe, "seed": order.config.seed, "steps": order.config.steps}
+    begun: dict[str, Json] = {"recipe": order.config.recipe, "seed": order.config.seed, "steps": order.config.steps}
     if order.resume:
-        folder.events.append(done, "resume", f"goes on after step {done}", begun | {"notes": [*notes, *repairs]})
+        folder.events.append(done, "resume", f"goes on after step {done}", {**begun, "notes": [*notes, *repairs]})
     else:
         folder.events.append(0, "start", f"begins {order.config.steps} steps of {order.config.recipe}", begun)
     for note in [*notes, *repairs]:

@@ -33,7 +33,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, cast, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from hone.core.clock import Clock
 from hone.core.errors import DataError
@@ -116,7 +116,7 @@ def parse_event(line: bytes | str, where: str) -> RunEvent:
             return RunEvent(
                 step=step,
                 at_s=float(at_s),
-                kind=cast("Kind", kind) if kind in KINDS else "notice",
+                kind=kind if kind in KINDS else "notice",
                 words=words,
                 data=data if isinstance(data, dict) else {},
             )

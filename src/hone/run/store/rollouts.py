@@ -183,7 +183,13 @@ def write_rollouts(path: Path, table: RolloutTable) -> None:
     made = pa.table(columns).replace_schema_metadata({_KIND: b"answers" if answers else b"episodes"})
     repeats = [name for name, column in columns.items() if pa.types.is_string(column.type)]
     sink = pa.BufferOutputStream()
-    pq.write_table(made, sink, compression="zstd", row_group_size=GROUP_ROWS, use_dictionary=repeats)
+    pq.write_table(
+        made,
+        sink,
+        compression="zstd",
+        row_group_size=GROUP_ROWS,
+        use_dictionary=repeats,  # pyright: ignore[reportArgumentType] - it takes names, too
+    )
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, sink.getvalue().to_pybytes())
