@@ -343,8 +343,10 @@ class NativeRows(VectorWrapper):
         self.single_observation_space = RowSpace(layout)
         self.observation_space = batch_space(self.single_observation_space, envs.num_envs)
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
-        seen, info = self.env.reset(**options)
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        seen, info = self.env.reset(seed=seed, options=options)
         return self._rows(seen, self.num_envs), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's

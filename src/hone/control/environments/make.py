@@ -430,8 +430,10 @@ def _native_limits(spec: EnvSpec, config: GymConfig) -> dict[str, Any] | None:
 class _WithoutMasks(VectorWrapper):
     """A native vector environment whose masks are not read."""
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
-        return self.env.reset(**options)[0], {}
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed, options=options)[0], {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
         seen, reward, terminated, truncated, info = self.env.step(actions)
