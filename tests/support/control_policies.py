@@ -72,6 +72,19 @@ def control_policies() -> dict[str, ControlPolicy]:
         ("discrete sac", DiscreteSacPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0)),
         ("iql choices", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=CHOICES), RELU, seed=0)),
         ("iql box", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),
+    ]
+    made += [*_further_kinds(), *_with_encoders()]
+    draws = np.random.default_rng(0)
+    for _, policy in made:
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(torch.from_numpy(draws.normal(0.0, 0.3, parameter.shape).astype(np.float32)))
+    return dict(made)
+
+
+def _further_kinds() -> list[tuple[str, ControlPolicy]]:
+    """Offline, imitating, curious, multitask, recurrent and planning ones, and options."""
+    return [
         (
             "discrete bcq",
             DiscreteBcqPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0, threshold=0.9),
@@ -123,13 +136,6 @@ def control_policies() -> dict[str, ControlPolicy]:
             ),
         ),
     ]
-    made += _with_encoders()
-    draws = np.random.default_rng(0)
-    for _, policy in made:
-        with torch.no_grad():
-            for parameter in policy.parameters():
-                parameter.add_(torch.from_numpy(draws.normal(0.0, 0.3, parameter.shape).astype(np.float32)))
-    return dict(made)
 
 
 def _with_encoders() -> list[tuple[str, ControlPolicy]]:

@@ -6,7 +6,6 @@ Belongs here: wiring between worlds, small networks and the loop. Does not: anyt
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,10 +21,9 @@ from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_weights, save_policy
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.spaces import image_warnings, world_spaces
-from hone.control.warm_start import warm_start
 from hone.core.config import Config
 from hone.core.episodes import Episodes
-from hone.run.job import EvaluationResult, OpenedRun, RunConfig, TrainingJob, episode_table, opened_run
+from hone.run.job import EvaluationResult, InitConfig, OpenedRun, RunConfig, TrainingJob, episode_table, opened_run
 from hone.run.loop import Recipe
 
 P = TypeVar("P", bound=ControlPolicy)
@@ -120,6 +118,11 @@ def control_job(
     def load(folder: Path) -> None:
         load_weights(policy, folder)
 
+    def begin(init: InitConfig, resumed: Path | None) -> list[str]:
+        from hone.control.warm_start import warm_start  # noqa: PLC0415 - most runs begin with weights of their own
+
+        return warm_start(policy, recipe.learner, recipe.source, init, resumed)
+
     def notes() -> list[str]:
         notices = [*heard, *(world.pop_notices() if world is not None else [])]
         heard.clear()
@@ -130,7 +133,7 @@ def control_job(
         save_policy=lambda folder: save_policy(policy, folder),
         load_policy=load,
         rollouts=episode_table if rollouts else None,
-        warm_start=partial(warm_start, policy, recipe.learner, recipe.source),
+        warm_start=begin,
         evaluate=None if env is None else score,
         evaluate_every=evaluation.every,
         dataset_fingerprint=dataset_fingerprint,
