@@ -204,6 +204,19 @@ class Episodes:
     memory: Annotated[NDArray[np.float32] | None, Column("episode", np.float32, scalar=False, optional=True)] = None
     """`[E, H]` state of a recurrent policy before the first decision of each piece; 0 where an episode begins."""
 
+    state: Annotated[NDArray[np.float32] | None, Column("decision", np.float32, scalar=False, optional=True)] = None
+    """`[N, Z]` state of the whole environment at each decision, for a critic that sees more than the policy."""
+    final_state: Annotated[NDArray[np.float32] | None, Column("episode", np.float32, scalar=False, optional=True)] = (
+        None
+    )
+    """`[E, Z]` state of the whole environment after the last decision."""
+    seat: Annotated[NDArray[np.int16] | None, Column("episode", np.int16, optional=True)] = None
+    """`[E]` seat of a game whose decisions the episode holds: each seat of a match has an episode of its own."""
+    match: Annotated[Ints | None, Column("episode", np.int64, optional=True)] = None
+    """`[E]` number of the match."""
+    played_by: Annotated[NDArray[np.int32] | None, Column("episode", np.int32, optional=True)] = None
+    """`[E]` player of the seat: -1 the policy that learns, otherwise the number of another player."""
+
     def __post_init__(self) -> None:
         decisions, count = int(self.offsets[-1]), len(self.offsets) - 1
         for (name, column), values in self._cells():
@@ -336,6 +349,8 @@ class Episodes:
         }
         if self.mask is not None and self.final_mask is not None:
             changed["final_mask"] = self._next_rows(self.mask, self.final_mask)
+        if self.state is not None and self.final_state is not None:
+            changed["final_state"] = self._next_rows(self.state, self.final_state)
         known = self if self.memory is None else replace(self, memory=None)
         return known._gather(np.arange(count + 1, dtype=np.int64), slice(None), owner, changed)
 

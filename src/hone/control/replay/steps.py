@@ -285,12 +285,12 @@ class StepBuffer:
 
 def _columns_of(episodes: Episodes) -> dict[str, Array]:
     """Every column by decision; a step's end is stored apart, and all steps are scored. `memory` is left out: it is
-    known before the first decision of a piece only."""
+    known before the first decision of a piece only; and `state`: a critic that sees everything learns from rollouts."""
     table, owner = column_table(), episodes.owner
     return {
         name: values if table[name].unit == "decision" else values[owner]
         for name, values in episodes.columns().items()
-        if name not in {"terminated", "truncated", "final", "final_mask", "memory", "status"}
+        if name not in {"terminated", "truncated", "final", "final_mask", "memory", "state", "final_state", "status"}
     }
 
 

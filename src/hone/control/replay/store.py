@@ -20,7 +20,7 @@ from hone.core.state import State, array, integer, substate
 
 Array: TypeAlias = NDArray[np.generic]
 Flags: TypeAlias = NDArray[np.bool_]
-_SHIFTED: Final = {"final": "seen", "final_mask": "mask"}
+_SHIFTED: Final = {"final": "seen", "final_mask": "mask", "final_state": "state"}
 """Columns of an episode that hold, for a piece of it, the next row of a column of decisions."""
 
 
