@@ -147,6 +147,16 @@ CARTS = [
     {"id": "CartPole-v1", "num_envs": 2},
     {"id": "CartPole-v1", "num_envs": 2, "kwargs": {"sutton_barto_reward": True}},
 ]
+GAME = "hone.control.suite.matrix_games:TwoStepGame"
+PENNIES: Settings = {"env.id": "hone.control.suite.matrix_games:MatchingPenniesGame"}
+SEATS: dict[str, tuple[str, tuple[Settings, ...]]] = {
+    "ippo": ("ippo", ()),
+    "ippo_past": ("ippo", (PENNIES, {"opponents": {"kind": "past", "every": 1}})),
+    "ippo_apart": ("ippo", ({"env.sharing": "independent"},)),
+    "ia2c": ("ia2c", (PENNIES, {"opponents": {"kind": "pfsp", "every": 1}})),
+    "mappo": ("mappo", ()),
+}
+TEAM: Settings = {"replay": {"collect": 8, "batch": 16, "capacity": 120, "warmup": 40}}
 ON_POLICY: dict[str, tuple[str, Settings]] = {
     "ppo": ("ppo", control("CartPole-v1", SHORT, {"learner.lr_decay": "linear", "algorithm.gae_lambda": 0.9})),
     "ppo_box": ("ppo", control("Pendulum-v1", SHORT, {"env.clip_actions": True})),
@@ -169,6 +179,7 @@ ON_POLICY: dict[str, tuple[str, Settings]] = {
         "reptile",
         control("hone/SineTrials-v0", SMALL, {"env.kwargs": {"arms": 5, "pulls": 10}, "rollout_steps": 10}, steps=20),
     ),
+    **{name: (recipe, control(GAME, SHORT, *more)) for name, (recipe, more) in SEATS.items()},
     "gail": ("gail", control("CartPole-v1", SMALL, {"log": "cartpole.parquet", "rollout_steps": 32})),
 }
 
@@ -215,6 +226,7 @@ REPLAY: dict[str, tuple[str, Settings]] = {
     "sac": ("sac", stepwise({"algorithm.tau": 0.01})),
     "td3": ("td3", stepwise()),
     "ddpg": ("ddpg", stepwise({"exploration": {"kind": "ornstein_uhlenbeck", "scale": 0.3}})),
+    **{name: (name, control(GAME, TEAM, SMALL, steps=6)) for name in ("vdn", "qmix")},
     "pets": ("pets", control("hone/CartPoleSwingUp-v0", SMALL, ENSEMBLE, steps=3, envs=1, episodes=1)),
 }
 

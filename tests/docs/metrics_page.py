@@ -14,7 +14,7 @@ from pages import ROOT, made_by, table, write
 PAGE = "reference/metrics.md"
 SOURCE = ROOT / "src" / "hone"
 NAME = re.compile(r"[a-z_0-9]+/[a-z_0-9]+")
-PIECES = re.compile(r"(?:(?:time/)?judge/\{\}|[a-z_0-9{}]+)/[a-z_0-9{}]+")
+PIECES = re.compile(r"(?:(?:time/)?judge/\{\}|eval/(?:\{\}(?:/seat\{\})?|seat\{\})|[a-z_0-9{}]+)/[a-z_0-9{}]+")
 HEAD = f"""# Metrics
 
 {made_by("metrics_page.py")}

@@ -21,6 +21,7 @@ VALUES = (
     'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n'
     "[learner]\nupdates_per_iteration = 2\n[replay]\ncollect = 8\nbatch = 16\nwarmup = 20\n"
 )
+GAME = "hone.control.suite.matrix_games:TwoStepGame"
 CONTROL = {
     "ppo": 'recipe = "ppo"\nsteps = 2\n[env]\nid = "CartPole-v1"\nnum_envs = 1\n',
     "sac": 'recipe = "sac"\nsteps = 2\n[env]\nid = "Pendulum-v1"\n',
@@ -51,6 +52,10 @@ CONTROL = {
     "bcq": 'recipe = "bcq"\nsteps = 2\nlog = "log.parquet"\n',
     "bear": 'recipe = "bear"\nsteps = 2\nlog = "log.parquet"\n',
     "td3_bc": 'recipe = "td3_bc"\nsteps = 2\nlog = "log.parquet"\n',
+    **{
+        name: f'recipe = "{name}"\nsteps = 2\n[env]\nid = "{GAME}"\n'
+        for name in ("ippo", "ia2c", "mappo", "vdn", "qmix")
+    },
     "dqn": VALUES.format("dqn"),
     "double_dqn": VALUES.format("double_dqn"),
     "dueling_dqn": VALUES.format("dueling_dqn"),

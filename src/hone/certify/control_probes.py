@@ -79,12 +79,22 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
     """Make STEPS decisions in episodes of different lengths: some terminated, some truncated, some unfinished."""
     draws = generator(seed, "certificate", "steps")
     lengths = np.array([1, 5, 7, 2, 6, 3], np.int64)
-    inputs, count = policy.spaces.inputs, len(lengths)
-    seen, final = (_synthetic_observations(inputs, size, draws) for size in (CONTROL_STEPS, count))
+    inputs, count, team = policy.spaces.inputs, len(lengths), policy.team_size
+    seen, final = (_synthetic_observations(inputs, size * team, draws) for size in (CONTROL_STEPS, count))
     acting = policy.numpy_policy()
-    noise = acting.noise(draws, (CONTROL_STEPS,))
-    mask, final_mask = (_synthetic_masks(policy.spaces.actions, size, draws) for size in (CONTROL_STEPS, count))
+    noise = acting.noise(draws, (CONTROL_STEPS * team,))
+    mask, final_mask = (_synthetic_masks(policy.spaces.actions, size * team, draws) for size in (CONTROL_STEPS, count))
     chosen, logp = acting.decide(seen, noise) if mask is None else acting.decide(seen, noise, mask)
+    if team > 1:  # seats of a team side by side
+        logp = logp.reshape(CONTROL_STEPS, team).sum(axis=1)
+        seen, chosen, final = (rows.reshape(-1, team * rows[0].size) for rows in (seen, chosen, final))
+        mask, final_mask = (
+            None if rows is None else rows.reshape(-1, team * rows.shape[1]) for rows in (mask, final_mask)
+        )
+    state, final_state = (
+        draws.standard_normal((size, policy.state_size), np.float32) if policy.state_size else None
+        for size in (CONTROL_STEPS, count)
+    )
     kind = np.arange(count) % 3
     return Episodes(
         offsets=offsets_of(lengths),
@@ -100,6 +110,9 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
         score=np.zeros(count),
         mask=mask,
         final_mask=final_mask,
+        state=state,
+        final_state=final_state,
+        seat=np.zeros(count, np.int16),
     )
 
 

@@ -257,7 +257,7 @@ class OnPolicyMethod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PolicyParts:
+class PolicyParts:
     """A policy, and how its decisions are laid out for it."""
 
     policy: ActorCritic
@@ -268,7 +268,7 @@ class _PolicyParts:
     """True if the gradient that a recipe writes out is that of this policy: two MLPs over numbers."""
 
 
-def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> _PolicyParts:
+def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> PolicyParts:
     """The policy that `network` asks for. Raises ConfigError for a loss that its memory does not go with."""
     network, device = config.network, config.run.device
     space = policy_spaces(world_spaces(world), network)
@@ -276,7 +276,7 @@ def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     if isinstance(memory, RecurrentMemoryConfig):
         recurrent = MemoryActorCritic(space, network, seed=config.seed, critic=method.use_critic, memory=memory)
         recurrent.to(device)
-        return _PolicyParts(
+        return PolicyParts(
             policy=recurrent,
             layout=partial(sequence_rows, recurrent, device=device),
             predict_values=predict_memory_values,
@@ -286,14 +286,14 @@ def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     layout = partial(step_rows, device=device) if method.layout is None else partial(method.layout, policy)
     if isinstance(memory, FrameMemoryConfig):
         frames, of_windows = memory.count, layout
-        return _PolicyParts(
+        return PolicyParts(
             policy=policy,
             layout=lambda episodes, credits: of_windows(stack_frames(episodes, frames), credits),
             predict_values=lambda policy, episodes: predict_values(policy, stack_frames(episodes, frames)),
         )
     squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
     plain = policy.encoder is None and not squashed and not isinstance(space.actions, FactoredActions)
-    return _PolicyParts(policy=policy, layout=layout, predict_values=predict_values, is_plain=plain)
+    return PolicyParts(policy=policy, layout=layout, predict_values=predict_values, is_plain=plain)
 
 
 def policy_spaces(spaces: PolicySpaces, network: PolicyNetworkConfig) -> PolicySpaces:
@@ -305,16 +305,16 @@ def policy_spaces(spaces: PolicySpaces, network: PolicyNetworkConfig) -> PolicyS
     return encoded_spaces(spaces, network)
 
 
-def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
-    """Training job of an actor-critic that acts in `world`."""
-    parts = _policy_parts(config, world, method)
-    policy, space = parts.policy, parts.policy.spaces
-    learner = GradientLearner(
-        policy=policy,
+def on_policy_learner(
+    config: OnPolicyRunConfig, method: OnPolicyMethod, parts: PolicyParts
+) -> GradientLearner[ActorCritic, StepRows]:
+    """Gradient learner of a method's loss over the parameters of a policy."""
+    return GradientLearner(
+        policy=parts.policy,
         layout=parts.layout,
         phases=[
             policy_phase(
-                policy,
+                parts.policy,
                 method.objective,
                 config.learner,
                 prepare=method.prepare,
@@ -331,6 +331,13 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
         on_metrics=method.on_metrics,
         extra_state=method.extra_state,
     )
+
+
+def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
+    """Training job of an actor-critic that acts in `world`."""
+    parts = _policy_parts(config, world, method)
+    policy, space = parts.policy, parts.policy.spaces
+    learner = on_policy_learner(config, method, parts)
     acting = policy.numpy_policy()
     actor = _SnapshotActor(_snapshot(acting)) if method.max_staleness else NetworkActor(acting)
     source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, actor), world)

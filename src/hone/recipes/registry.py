@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
     "offline": "offline",
     "imitation": "imitation",
     "meta": "multi-task and meta-RL",
+    "multi_agent": "several agents",
     "bandits": "bandits",
 }
 """Families that have a title of their own, in the order in which they are listed."""

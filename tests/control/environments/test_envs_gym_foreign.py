@@ -120,9 +120,9 @@ def test_makers_of_other_things_are_refused_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_pettingzoo_environments_are_pointed_to_seats() -> None:
+def test_pettingzoo_environments_are_pointed_to_recipes_of_several_agents() -> None:
     pytest.importorskip("pettingzoo")
-    with pytest.raises(ConfigError, match=r"makes a PettingZoo environment.*env.seats"):
+    with pytest.raises(ConfigError, match=r"makes a PettingZoo environment.*ippo"):
         opened("pettingzoo.classic.tictactoe_v3:env")
 
 

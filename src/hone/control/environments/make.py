@@ -526,8 +526,8 @@ def require_gymnasium(name: str, env: object) -> None:
         why = "makes a gymnasium.vector.VectorEnv: name its class, whose constructor takes num_envs, not a function"
     elif "pettingzoo" in origins:
         why = (
-            "makes a PettingZoo environment, in which several agents act: set env.seats to train all of them, or "
-            "write a gymnasium.Env in which one agent acts and the others are part of the environment"
+            'makes a PettingZoo environment, in which several agents act: take recipe = "ippo" (or mappo, vdn, qmix), '
+            "whose env.id it is, or write a gymnasium.Env in which the other agents are part of the environment"
         )
     elif "gym" in origins:
         why = "makes an environment of the old package gym; wrap it: shimmy.GymV26CompatibilityV0(env=...)"

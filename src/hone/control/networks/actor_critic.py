@@ -53,6 +53,10 @@ class ControlPolicy(SharedStatistics):
 
     kind: ClassVar[str]
     """Its name on disk."""
+    team_size: int = 1
+    """Seats whose observations, one after another, make a row of training."""
+    state_size: int = 0
+    """Numbers of the state of the whole environment that a critic or mixer reads after an observation."""
 
     def __init__(self, spaces: PolicySpaces, network: MlpConfig) -> None:
         super().__init__()

@@ -330,6 +330,8 @@ class MetricCatalogue:
         parts = {name: "|".join(values) for name, values in self.parts.items()}
         parts |= {
             "task": r"\d+",
+            "seat": r"\d+",
+            "player": r"[\w.-]+",
             "step": r"\d+",
             "metric": r".+",
             "reward": r".+",

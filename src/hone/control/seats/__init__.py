@@ -1,0 +1,1 @@
+"""Games of several seats: adapters of PettingZoo and OpenSpiel, episodes per seat, self-play, players, teams."""
