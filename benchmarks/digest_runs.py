@@ -147,8 +147,8 @@ CARTS = [
     {"id": "CartPole-v1", "num_envs": 2},
     {"id": "CartPole-v1", "num_envs": 2, "kwargs": {"sutton_barto_reward": True}},
 ]
-GAME = "hone.control.suite.matrix_games:TwoStepGame"
-PENNIES: Settings = {"env.id": "hone.control.suite.matrix_games:MatchingPenniesGame"}
+GAME = "hone.control.seats.matrix_games:TwoStepGame"
+PENNIES: Settings = {"env.id": "hone.control.seats.matrix_games:MatchingPenniesGame"}
 SEATS: dict[str, tuple[str, tuple[Settings, ...]]] = {
     "ippo": ("ippo", ()),
     "ippo_past": ("ippo", (PENNIES, {"opponents": {"kind": "past", "every": 1}})),

@@ -78,7 +78,7 @@ def line_of(row: str, found: Sequence[float], bar: float, *, most: bool = False,
 
 def two_step(seeds: Sequence[int], *, quick: bool) -> Iterator[Line]:
     """The two-step game of the QMIX paper: the optimum with a mixer, 7 without."""
-    env = {"id": "hone.control.suite.matrix_games:TwoStepGame", "num_envs": 8}
+    env = {"id": "hone.control.seats.matrix_games:TwoStepGame", "num_envs": 8}
     steps = 100 if quick else 300
     qmix, vdn = (
         [scores_of(name, env, seed, steps=steps, **TEAM)["eval/score"] for seed in seeds] for name in ("qmix", "vdn")

@@ -21,7 +21,7 @@ VALUES = (
     'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n'
     "[learner]\nupdates_per_iteration = 2\n[replay]\ncollect = 8\nbatch = 16\nwarmup = 20\n"
 )
-GAME = "hone.control.suite.matrix_games:TwoStepGame"
+GAME = "hone.control.seats.matrix_games:TwoStepGame"
 CONTROL = {
     "ppo": 'recipe = "ppo"\nsteps = 2\n[env]\nid = "CartPole-v1"\nnum_envs = 1\n',
     "sac": 'recipe = "sac"\nsteps = 2\n[env]\nid = "Pendulum-v1"\n',

@@ -118,7 +118,7 @@ def encode_transitions(transitions: Episodes, spaces: PolicySpaces) -> Episodes:
     return replace(
         transitions,
         seen=spaces.inputs.array(transitions.observations),
-        chosen=_encode_actions(transitions.chosen, spaces.actions),
+        chosen=_encode_actions(transitions.chosen, spaces.single),
         final=spaces.inputs.array(transitions.final),
     )
 

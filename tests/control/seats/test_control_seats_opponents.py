@@ -29,7 +29,7 @@ from hone.control.seats.world import LEARNER
 from hone.core.errors import ConfigError, DataError
 from hone.decide.estimators.sequential import mixture_paths
 
-PENNIES = SeatsConfig(id="hone.control.suite.matrix_games:MatchingPenniesGame")
+PENNIES = SeatsConfig(id="hone.control.seats.matrix_games:MatchingPenniesGame")
 
 
 def laid_out(config: SeatsConfig = PENNIES) -> tuple[SeatLayout, object]:

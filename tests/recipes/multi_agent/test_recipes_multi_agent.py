@@ -16,8 +16,8 @@ from hone.run.store.codec import read_state, write_state
 
 SMALL = {"hidden": [8]}
 UNEVEN = {"id": "seat_games:UnevenGame", "num_envs": 4}
-TWO_STEP = {"id": "hone.control.suite.matrix_games:TwoStepGame", "num_envs": 8}
-PENNIES = {"id": "hone.control.suite.matrix_games:MatchingPenniesGame", "num_envs": 8}
+TWO_STEP = {"id": "hone.control.seats.matrix_games:TwoStepGame", "num_envs": 8}
+PENNIES = {"id": "hone.control.seats.matrix_games:MatchingPenniesGame", "num_envs": 8}
 LEARNER = {"lr": 1e-2, "epochs": 2, "minibatches": 2}
 ROLLOUT = {"network": SMALL, "rollout_steps": 8, "learner": LEARNER, "evaluation": {"episodes": 4}}
 REPLAY = {

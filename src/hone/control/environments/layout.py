@@ -346,7 +346,7 @@ class NativeRows(VectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        seen, info = self.env.reset(seed=seed, options=options)
+        seen, info = self.env.reset(seed=seed, options=options)  # pyright: ignore[reportArgumentType] - seeds of each
         return self._rows(seen, self.num_envs), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's

@@ -433,7 +433,8 @@ class _WithoutMasks(VectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        return self.env.reset(seed=seed, options=options)[0], {}
+        seen, _ = self.env.reset(seed=seed, options=options)  # pyright: ignore[reportArgumentType] - seeds of each
+        return seen, {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - Gymnasium's
         seen, reward, terminated, truncated, info = self.env.step(actions)

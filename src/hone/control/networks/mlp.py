@@ -381,6 +381,12 @@ class PolicySpaces:
         return self.actions
 
     @property
+    def single(self) -> DiscreteActions | BoxActions:
+        """Actions of a policy over one number or one box."""
+        assert not isinstance(self.actions, FactoredActions), "this recipe reads no actions of several factors"
+        return self.actions
+
+    @property
     def box(self) -> BoxActions:
         """Actions of a policy that was made for a box."""
         assert isinstance(self.actions, BoxActions)

@@ -100,9 +100,9 @@ def _method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> 
         credit=reward_as_advantage,
         buffer=RingBuffer(config.algorithm.replay_capacity),
         actor=DaggerActor(
-            policy.numpy_policy(), expert=expert, actions=spaces.actions, beta_decay=config.algorithm.beta_decay
+            policy.numpy_policy(), expert=expert, actions=spaces.single, beta_decay=config.algorithm.beta_decay
         ),
-        wrap_source=lambda source: ExpertLabelledSource(source, expert, spaces.actions),
+        wrap_source=lambda source: ExpertLabelledSource(source, expert, spaces.single),
     )
 
 
