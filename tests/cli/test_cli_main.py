@@ -267,6 +267,13 @@ LOG_OPTIONS = [
 ]  # fmt: skip
 
 
+QUEUE_OPTIONS = [
+    "--half-life", "--lease", "--name", "--priority", "--queue", "--runs", "--slots", "--tenant", "--until-empty",
+    "--weight",
+]  # fmt: skip
+TREE_OPTIONS = [
+    "--episodes", "--hand-over", "--leaves", "--names", "--problems", "--rounds", "--runs", "--seed",
+]  # fmt: skip
 PLAN_OPTIONS = [
     "--calibrate", "--device", "--exact", "--json", "--longest-text", "--memory", "--model", "--name", "--runs",
     "--solve", "--yes",
@@ -311,18 +318,12 @@ def test_the_options_are_these() -> None:
         "track": ["--names", "--place", "--project", "--runs", "--to"],
         "fetch": [],
         "export": ["--adapter", "--dtype", "--gguf", "--onnx", "--push", "--runs"],
-        "distill-tree": [
-            "--episodes",
-            "--hand-over",
-            "--leaves",
-            "--names",
-            "--problems",
-            "--rounds",
-            "--runs",
-            "--seed",
-        ],
+        "distill-tree": TREE_OPTIONS,
         "dataset": ["--kind", "--max-per-prompt", "--min-score", "--pairs", "--runs"],
-        "show": ["--config", "--map", "--model", "--rows", "--runs", "--tokens", "--verify"],
+        "show": ["--alarms", "--config", "--map", "--model", "--rows", "--runs", "--tokens", "--verify"],
+        "debug": ["--pdb", "--runs"],
+        "queue": QUEUE_OPTIONS,
+        "watch": ["--alarms", "--chat", "--demo", "--host", "--once", "--port", "--service", "--token-file"],
         "chaos": ["--count", "--device", "--faults", "--name", "--runs", "--seed", "--yes"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],

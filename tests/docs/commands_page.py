@@ -2,7 +2,8 @@
 
 from pages import fenced, made_by, table, write
 
-from hone.cli.options import COMMANDS, CommandSpec, build_parser
+from hone.cli.main import build_parser
+from hone.cli.options import COMMANDS, CommandSpec
 
 PAGE = "reference/commands.md"
 HEAD = f"""# Commands

@@ -62,9 +62,9 @@ def test_folders_of_the_table_where_things_go_exist() -> None:
 def test_extras_are_on_the_page_of_the_installation_and_are_used() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     page = (ROOT / "docs/start/install.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| `([a-z]+)`", page, re.MULTILINE)
+    table = re.findall(r"^\| `([a-z-]+)`", page, re.MULTILINE)
     assert sorted(table) == sorted(extras)
-    named = {extra for path in PAGES for extra in re.findall(r"-e \"?\.\[([a-z,]+)\]", prose(path))}
+    named = {extra for path in PAGES for extra in re.findall(r"-e \"?\.\[([a-z,-]+)\]", prose(path))}
     assert {one for names in named for one in names.split(",")} <= set(extras)
 
 

@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 
 7 a red alarm, 130 and 143 interrupted, 141 the output pipe was closed.
 """
 
+import argparse
 import contextlib
 import importlib
 import io
@@ -15,10 +16,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import TextIO, cast
+from typing import NoReturn, TextIO, cast
 
 import hone
-from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, overview
+from hone.cli.options import COMMANDS, CommandCall, CommandSpec, overview
 from hone.config.toml import split_overrides
 from hone.core.errors import (
     CheckpointWarning,
@@ -150,6 +151,42 @@ def _escape_unencodable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse parser that raises ConfigError instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser(command: CommandSpec) -> CommandParser:
+    """Build the parser for one command's arguments; overrides are removed before."""
+    tail = " [key=value ...]" if command.overrides else ""
+    words = " ".join(name.upper() for name, _ in command.positionals)
+    words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.variadic)
+    words += "".join(f" [{name.upper()}]" for name, _ in command.optional)
+    parser = CommandParser(
+        prog=f"hone {command.name}",
+        usage=f"hone {command.name} {words}{tail} [options]".replace("  ", " "),
+        description=command.summary,
+        epilog="key=value or --key value sets a key of the config: learner.lr=1e-4" if command.overrides else None,
+        allow_abbrev=False,
+    )
+    for name, text in command.positionals:
+        parser.add_argument(name, help=text)
+    for name, text in command.optional:
+        parser.add_argument(name, help=text, nargs="?", default="")
+    for name, text in command.variadic:
+        parser.add_argument(name, help=text, nargs="+")
+    for option in command.options:
+        if option.repeated:
+            parser.add_argument(option.flag, metavar=option.metavar, default=[], help=option.help, action="append")
+        elif option.metavar:
+            parser.add_argument(option.flag, metavar=option.metavar, default=option.default, help=option.help)
+        else:
+            parser.add_argument(option.flag, action="store_true", help=option.help)
+    return parser
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 Belongs here: names, summaries and options. The code of a command is in the module that its entry names.
 """
 
-import argparse
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 from hone.core.errors import ConfigError
 
@@ -585,7 +584,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="debug",
-        summary="come back to a run's failure: the tensor that is not finite, its rows, the failing line",
+        summary="come back to a run's failure: its line, its tensors, its rows",
         module="hone.cli.commands.debug",
         positionals=(("run", "a run's name or folder"),),
         options=(RUNS, CommandOption(flag="--pdb", help="open Python's debugger at the line that fails")),
@@ -668,42 +667,6 @@ COMMANDS: tuple[CommandSpec, ...] = (
         overrides=True,
     ),
 )
-
-
-class CommandParser(argparse.ArgumentParser):
-    """argparse parser that raises ConfigError instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see {self.prog} --help)")
-
-
-def build_parser(command: CommandSpec) -> CommandParser:
-    """Build the parser for one command's arguments; overrides are removed before."""
-    tail = " [key=value ...]" if command.overrides else ""
-    words = " ".join(name.upper() for name, _ in command.positionals)
-    words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.variadic)
-    words += "".join(f" [{name.upper()}]" for name, _ in command.optional)
-    parser = CommandParser(
-        prog=f"hone {command.name}",
-        usage=f"hone {command.name} {words}{tail} [options]".replace("  ", " "),
-        description=command.summary,
-        epilog="key=value or --key value sets a key of the config: learner.lr=1e-4" if command.overrides else None,
-        allow_abbrev=False,
-    )
-    for name, text in command.positionals:
-        parser.add_argument(name, help=text)
-    for name, text in command.optional:
-        parser.add_argument(name, help=text, nargs="?", default="")
-    for name, text in command.variadic:
-        parser.add_argument(name, help=text, nargs="+")
-    for option in command.options:
-        if option.repeated:
-            parser.add_argument(option.flag, metavar=option.metavar, default=[], help=option.help, action="append")
-        elif option.metavar:
-            parser.add_argument(option.flag, metavar=option.metavar, default=option.default, help=option.help)
-        else:
-            parser.add_argument(option.flag, action="store_true", help=option.help)
-    return parser
 
 
 def overview() -> str:

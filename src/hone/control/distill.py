@@ -311,17 +311,17 @@ def measure_tree(
     alone, best = tree.numpy_policy().best, teacher.acting.best
 
     def together(seen: Array, mask: Flags | None) -> Array:
-        given = tree.hands_over(seen, most_regret=config.most_regret)
+        handed = tree.hands_over(seen, most_regret=config.most_regret)
         chosen = np.array(alone(seen, mask))
-        if given.any():
-            chosen[given] = best(seen[given], None if mask is None else mask[given])
+        if handed.any():
+            chosen[handed] = best(seen[handed], None if mask is None else mask[handed])
         return chosen
 
     theirs, by_teacher = _play(env, best, episodes=episodes, seed=seed)
     ours, by_tree = _play(env, alone, episodes=episodes, seed=seed)
     both, _ = _play(env, together, episodes=episodes, seed=seed)
     seen, mask = by_tree.states()
-    given = tree.hands_over(seen, most_regret=config.most_regret)
+    handed = tree.hands_over(seen, most_regret=config.most_regret)
     equal = _faithful(tree, teacher, seen, mask)
     other_seen, other_mask = by_teacher.states()
     measures = TreeMeasures(
@@ -331,8 +331,8 @@ def measure_tree(
         combined=bootstrap_mean(both),
         fidelity=_by_lane(equal, by_tree.lanes),
         agreement=_by_lane(_faithful(tree, teacher, other_seen, other_mask), by_teacher.lanes),
-        handed_over=_by_lane(given.astype(np.float64), by_tree.lanes),
-        fidelity_of_kept=_by_lane(equal[~given], by_tree.lanes[~given]),
+        handed_over=_by_lane(handed.astype(np.float64), by_tree.lanes),
+        fidelity_of_kept=_by_lane(equal[~handed], by_tree.lanes[~handed]),
     )
     return measures, seen[:: max(1, len(seen) // 500)]
 

@@ -71,12 +71,12 @@ class _PolicyGraph(nn.Module):
             if isinstance(module, Mlp):
                 module.kernels = None  # compiled code, which the exporter cannot look into
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         masked = _takes_mask(self.policy)  # then the mask is the last input
-        outputs = _outputs(self.policy, *(given[:-1] if masked else given))
+        outputs = _outputs(self.policy, *(inputs[:-1] if masked else inputs))
         if masked:
             scores = next(name for name in ("logits", "q_values") if name in outputs)
-            legal = torch.where(given[-1], outputs[scores], torch.full_like(outputs[scores], -torch.inf))
+            legal = torch.where(inputs[-1], outputs[scores], torch.full_like(outputs[scores], -torch.inf))
             outputs = {**outputs, "action": legal.argmax(dim=1) + self.policy.spaces.choices.start, scores: legal}
         self.names = tuple(outputs)
         return tuple(outputs.values())
@@ -139,7 +139,7 @@ def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = 
 
 
 def _memory_outputs(policy: MemoryActorCritic, x: Tensor, state: Tensor) -> Outputs:
-    """Of an actor-critic behind recurrent units, one step on."""
+    """Outputs of an actor-critic behind recurrent units, one step on."""
     units = [unit for unit in policy.units if isinstance(unit, RecurrentUnit)]
     after = [
         gru_step(unit.cell, x, part) if isinstance(unit.cell, nn.GRU) else lstm_step(unit.cell, x, part)
@@ -152,7 +152,7 @@ def _memory_outputs(policy: MemoryActorCritic, x: Tensor, state: Tensor) -> Outp
 
 
 def _box_outputs(policy: ControlPolicy, x: Tensor) -> Outputs:
-    """Of policies whose actions are points of a finite box."""
+    """Outputs of policies whose actions are points of a finite box."""
     match policy:
         case SoftActorCritic():
             mean, log_std = policy.actor(x).chunk(2, dim=1)
@@ -172,7 +172,7 @@ def _box_outputs(policy: ControlPolicy, x: Tensor) -> Outputs:
 
 
 def _actor_outputs(policy: ControlPolicy, outputs: Tensor, log_std: Tensor | None, value: Tensor | None) -> Outputs:
-    """Of a softmax over choices, or of a Gaussian in the form of its box."""
+    """Outputs of a softmax over choices, or of a Gaussian in the form of its box."""
     actions = policy.spaces.actions
     valued = {} if value is None else {"value": value}
     if not isinstance(actions, BoxActions):
@@ -190,7 +190,7 @@ def _actor_outputs(policy: ControlPolicy, outputs: Tensor, log_std: Tensor | Non
 
 
 def _greedy_outputs(policy: QNetworkPolicy | DqnPolicy | DiscreteBcqPolicy, observation: Tensor) -> Outputs:
-    """Of policies that take the action of the highest value."""
+    """Outputs of policies that take the action of the highest value."""
     match policy:
         case QNetworkPolicy():
             values = policy.q_values(observation)
@@ -244,7 +244,7 @@ def lstm_step(lstm: nn.LSTM, x: Tensor, state: Tensor) -> Tensor:
 
 
 def _best_of_samples(policy: BcqPolicy | BearPolicy, x: Tensor) -> Tensor:
-    """The best of the candidates with the fixed noise of `NumpyBestOfSamplesPolicy.best`, on the scale [-1, 1]."""
+    """The best of the candidates with the fixed noise of the acting policy, on the scale [-1, 1]."""
     size = policy.latent_size if isinstance(policy, BcqPolicy) else policy.action_size
     draws = generator(0, "best of", policy.samples).standard_normal((policy.samples, size), dtype=np.float32)
     noise = torch.from_numpy(draws)
@@ -399,17 +399,17 @@ def _random_images(inputs: ObservationInputs, count: int, draws: np.random.Gener
 def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
     """Random states and masks `[count, ...]` of a policy that has them, by the names of the inputs."""
     draws, policy = generator(1, "onnx inputs"), saved.policy
-    given: dict[str, Array] = {}
+    further: dict[str, Array] = {}
     if isinstance(policy, RecurrentActorCritic):
-        given[_STATE] = draws.uniform(-1.0, 1.0, (count, policy.gru.hidden_size)).astype(np.float32)
+        further[_STATE] = draws.uniform(-1.0, 1.0, (count, policy.gru.hidden_size)).astype(np.float32)
     if isinstance(policy, MemoryActorCritic):
-        given[_STATE] = draws.uniform(-1.0, 1.0, (count, sum(policy.state_sizes))).astype(np.float32)
+        further[_STATE] = draws.uniform(-1.0, 1.0, (count, sum(policy.state_sizes))).astype(np.float32)
     if _takes_mask(policy):
         assert isinstance(saved.actions, DiscreteActions)
         mask = draws.random((count, saved.actions.count)) < 0.5
         mask[np.arange(count), draws.integers(0, saved.actions.count, count)] = True
-        given[_MASK] = mask
-    return given
+        further[_MASK] = mask
+    return further
 
 
 def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # noqa: ANN401 - onnxruntime has no types
@@ -418,13 +418,13 @@ def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # 
     names = [one.name for one in session.get_outputs()]
     further = _further_inputs(saved, ROWS)
     expected = _expected_actions(saved, seen, further)
-    told = dict(zip(names, session.run(None, {_INPUT: seen, **further}), strict=True))
-    equal, tied, greatest = _same_actions(saved, told, np.asarray(expected))
+    outputs = dict(zip(names, session.run(None, {_INPUT: seen, **further}), strict=True))
+    equal, tied, greatest = _same_actions(saved, outputs, np.asarray(expected))
     if not (equal | tied).all():
         row = int(np.flatnonzero(~(equal | tied))[0])
         raise DataError(
             f"{target}: {int((~(equal | tied)).sum())} of {ROWS} actions differ from the policy's, so the file was "
-            f"removed; the first is of {seen[row].tolist()}: {told['action'][row].tolist()}, and the policy takes "
+            f"removed; the first is of {seen[row].tolist()}: {outputs['action'][row].tolist()}, and the policy takes "
             f"{expected[row].tolist()}"
         )
     return OnnxExport(
@@ -450,15 +450,15 @@ def _expected_actions(saved: SavedPolicy, seen: Array, further: Mapping[str, Arr
 
 
 def _same_actions(
-    saved: SavedPolicy, told: Mapping[str, Array], expected: NDArray[Any]
+    saved: SavedPolicy, outputs: Mapping[str, Array], expected: NDArray[Any]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
     """Flags `[n]` of equal actions and of ties to rounding, and the greatest difference as a share of the box."""
-    chosen: NDArray[Any] = np.asarray(told["action"])
+    chosen: NDArray[Any] = np.asarray(outputs["action"])
     if isinstance(saved.actions, BoxActions):
         off = np.abs(chosen - expected).reshape(len(chosen), -1) / saved.actions.reach
         return off.max(axis=1) <= TOLERANCE, np.zeros(len(chosen), np.bool_), float(off.max())
     assert isinstance(saved.actions, DiscreteActions)
-    scores = np.asarray(told["logits"] if "logits" in told else told["q_values"], np.float64)
+    scores = np.asarray(outputs["logits"] if "logits" in outputs else outputs["q_values"], np.float64)
     rows, start = np.arange(len(chosen)), saved.actions.start
     gap = np.abs(scores[rows, chosen - start] - scores[rows, expected - start])
     gap = np.where(np.isnan(gap), np.inf, gap)  # of two that are not allowed

@@ -140,8 +140,8 @@ def _box(tree: DecisionTree, node: int, x: float, level: int, *, asks: bool) -> 
     first = name if asks or is_leaf else f"... {name}"
     share = f"{tree.samples[node] / tree.samples[0]:.1%}"
     second = f"<= {tree.threshold[node]:.3g} ({share})" if asks else f"{share}, regret {tree.regret[node]:.0%}"
-    told = tree.question(node) if asks else first
-    title = element("title", text(f"{told}; {tree.samples[node]:,} states; regret {tree.regret[node]:.1%}"))
+    question = tree.question(node) if asks else first
+    title = element("title", text(f"{question}; {tree.samples[node]:,} states; regret {tree.regret[node]:.1%}"))
     frame = {"x": x - width / 2, "y": y, "width": width, "height": _BOX_HEIGHT, "rx": 5, "stroke": "currentColor"}
     fill = {"fill": "var(--card)"} if asks else {"fill": "var(--code)"}
     return element(
@@ -183,8 +183,8 @@ def _examples(made: DistilledTree) -> Html:
     leaves = tree.leaves(made.states)
     frequent = [int(leaf) for leaf in np.argsort(-np.bincount(leaves)) if (leaves == leaf).any()]
     rows = [int(np.flatnonzero(leaves == leaf)[0]) for leaf in frequent[: _EXAMPLES - 1]]
-    given = np.flatnonzero(tree.hands_over(made.states, most_regret=made.config.most_regret))
-    rows += [int(row) for row in given[:1] if int(row) not in rows]
+    handed = np.flatnonzero(tree.hands_over(made.states, most_regret=made.config.most_regret))
+    rows += [int(row) for row in handed[:1] if int(row) not in rows]
     cards = [
         _example(tree, made.states[row], explain(tree, made.states[row], most_regret=made.config.most_regret))
         for row in rows
@@ -220,5 +220,5 @@ def _rounds(made: DistilledTree) -> Html:
          text(str(one.leaves)), text(format_number(one.mean_return))]
         for number, one in enumerate(made.rounds)
     ]  # fmt: skip
-    told = table(["round", "states", "leaves", "return"], rows, style="plain", numeric=[1, 2, 3])
-    return join([element("h2", text("Rounds")), styled("div", "curves", styled("div", "curve", curve)), told])
+    rounds = table(["round", "states", "leaves", "return"], rows, style="plain", numeric=[1, 2, 3])
+    return join([element("h2", text("Rounds")), styled("div", "curves", styled("div", "curve", curve)), rounds])

@@ -115,10 +115,10 @@ def _require_targets(reset: Sequence[str], policy: ControlPolicy) -> None:
 def _require_same_observations(policy: ControlPolicy, other: ControlPolicy, path: str) -> None:
     ours, theirs = (_plain(one.spaces.inputs) for one in (policy, other))
     if ours != theirs:
-        told = [
+        forms = [
             f"{one.size} states from {one.start}" if one.one_hot else f"{one.size} numbers" for one in (theirs, ours)
         ]
-        raise ConfigError(f"run.init = {path!r}: that policy observes {told[0]}, this run's {told[1]}")
+        raise ConfigError(f"run.init = {path!r}: that policy observes {forms[0]}, this run's {forms[1]}")
 
 
 def _plain(inputs: ObservationInputs) -> ObservationInputs:

@@ -211,7 +211,7 @@ class Episodes:
     )
     """`[E, Z]` state of the whole environment after the last decision."""
     seat: Annotated[NDArray[np.int16] | None, Column("episode", np.int16, optional=True)] = None
-    """`[E]` seat of a game whose decisions the episode holds: each seat of a match has an episode of its own."""
+    """`[E]` seat of a game that made the decisions of the episode: each seat of a match has an episode of its own."""
     match: Annotated[Ints | None, Column("episode", np.int64, optional=True)] = None
     """`[E]` number of the match."""
     played_by: Annotated[NDArray[np.int32] | None, Column("episode", np.int32, optional=True)] = None

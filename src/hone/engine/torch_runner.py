@@ -630,10 +630,8 @@ class TorchRunner:
     @torch.inference_mode()
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         assert self._keys is not None, "reserve pages first"
-        device = self._model.device
-        self._keys.copy(
-            torch.from_numpy(source.astype(np.int64)).to(device), torch.from_numpy(target.astype(np.int64)).to(device)
-        )
+        pages = (torch.from_numpy(side.astype(np.int64)).to(self._model.device) for side in (source, target))
+        self._keys.copy(*pages)
 
     def _routing(self, chosen: Tensor) -> Routing:
         """`[T, L, k]` numbers of experts, in the type in which routes are kept."""
@@ -652,17 +650,14 @@ class TorchRunner:
     def _adapted(self, names: tuple[str, ...], sequence: NDArray[np.int32]) -> LinearFn:
         """`_linear` of rows that belong to `sequence` `[n]`, each with the adapter of its sequence; rows behind them
         are padding."""
-        numbers = {name: [one for one, own in enumerate(names) if own == name] for name in dict.fromkeys(names) if name}
-        rows = [
-            (self.adapters[name], torch.from_numpy(np.flatnonzero(np.isin(sequence, own))).to(self._model.device))
-            for name, own in numbers.items()
-        ]
+        own = np.array(names)[sequence]
+        rows = [(self.adapters[one], torch.from_numpy(np.flatnonzero(own == one))) for one in sorted({*names}) if one]
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             out = self._linear(x, weight, bias)
             for adapter, at in rows:
                 if len(at) and (added := adapter(x[at], weight, self._linear)) is not None:
-                    out.index_add_(0, at, added)
+                    out.index_add_(0, at.to(out.device), added)
             return out
 
         return product
@@ -673,9 +668,8 @@ class TorchRunner:
         tokens[:count], positions[:count] = work.tokens, work.positions
         attend = _PagedAttention(self._model, keys, work)
         linear = self._linear if work.adapters is None else self._adapted(work.adapters, work.sequence)
-        return self._forward(
-            torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, linear
-        )
+        places = torch.from_numpy(positions).to(device)
+        return self._forward(torch.from_numpy(tokens).to(device), places, attend, linear)
 
     def _flashed(self, work: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         rows = self._rows(len(work.tokens))
@@ -695,12 +689,10 @@ class TorchRunner:
 
     def _attention(self, places: _FlashInputs) -> PagedAttentionFn:
         assert self._keys is not None
-        splits = 1 if self._fixed else None
-        return _FlashPagedAttention(self._model.config, self._keys.store, places, splits=splits)
+        return _FlashPagedAttention(self._model.config, self._keys.store, places, splits=1 if self._fixed else None)
 
     def _rows(self, count: int) -> int:
-        multiple = self._fixed or self._tile
-        return -(-count // multiple) * multiple
+        return -(-count // (multiple := self._fixed or self._tile)) * multiple
 
 
 def _computes_in_half(model: GenerationModel) -> bool:

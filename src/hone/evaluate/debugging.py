@@ -307,9 +307,9 @@ def report_text(record: FailureRecord, findings: Sequence[str]) -> str:
     """The report of a failure, as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     messages = "\n".join(f"- {line}" for line in record.messages)
-    found = "\n".join(f"- {line}" for line in findings)
+    listed = "\n".join(f"- {line}" for line in findings)
     return (
         f"# Failure in step {record.step}\n\n{record.error} ({record.kind.replace('_', ' ')}), seed {record.seed}; "
         f"newest checkpoint: step {record.checkpoint}; {versions}\n\n## What was said\n\n{messages}\n\n"
-        f"## What was found\n\n{found}\n\n## Traceback\n\n```text\n{record.traceback.rstrip()}\n```\n"
+        f"## What was found\n\n{listed}\n\n## Traceback\n\n```text\n{record.traceback.rstrip()}\n```\n"
     )

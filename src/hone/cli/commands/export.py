@@ -50,8 +50,8 @@ def run(call: CommandCall) -> int:
 def _export_onnx(call: CommandCall, runs: Path) -> int:
     others = [f"--{name}" for name in ("push", "gguf", "adapter", "dtype") if call.values[name]]
     if others or call.text("folder"):
-        given = ", ".join(others) or call.text("folder")
-        raise ConfigError(f"--onnx writes one file of a control policy; leave {given} out")
+        named = ", ".join(others) or call.text("folder")
+        raise ConfigError(f"--onnx writes one file of a control policy; leave {named} out")
     from hone.control.export_onnx import export_onnx  # noqa: PLC0415 - as above
 
     policy, _ = find_policy(call.text("checkpoint"), runs)

@@ -79,9 +79,9 @@ def _serve_control(call: CommandCall, policy: Path, owner: Path | None) -> int:
     from hone.run.http.requests import read_key  # noqa: PLC0415 - as above
 
     defaults = {option.flag.lstrip("-").replace("-", "_"): option.default for option in SERVING if option.metavar}
-    given = [name for name in _OF_LANGUAGE_MODELS if call.values[name] not in (defaults.get(name, ""), False)]
-    if given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    refused = [name for name in _OF_LANGUAGE_MODELS if call.values[name] not in (defaults.get(name, ""), False)]
+    if refused:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
         raise ConfigError(f"{policy} is a control policy: {flags} is for language models; leave it out")
     key_file, key = _key(call)
     _, _, number = policy.absolute().parent.name.partition("step_")

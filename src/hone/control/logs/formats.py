@@ -182,12 +182,12 @@ _SPACE: Final = re.compile(r"(box|discrete|image)(?:\(([^()]*)\))?")
 
 def parse_space(text: str, key: str, values: Array) -> spaces.Space[Any]:
     """The space that a config writes as `text`; its shape is that of `values` `[N, ...]`. Raises ConfigError."""
-    found = _SPACE.fullmatch(text.strip())
+    parsed = _SPACE.fullmatch(text.strip())
     try:
-        if found is None:
+        if parsed is None:
             raise ValueError("unknown")
-        parts = [part.strip() for part in (found[2] or "").split(",") if part.strip()]
-        match found[1]:
+        parts = [part.strip() for part in (parsed[2] or "").split(",") if part.strip()]
+        match parsed[1]:
             case "box":
                 low, high = (float(part) for part in parts or ("-inf", "inf"))
                 if not low < high:
@@ -344,8 +344,8 @@ def raw_log(path: Path) -> RawLog:
     raw = readers[path.suffix](path)
     lengths = {name: len(column) for name, column in raw.columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        raise DataError(f"{path}: its columns have different numbers of rows: {told}")
+        counts = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise DataError(f"{path}: its columns have different numbers of rows: {counts}")
     raw.notes += [note for name, note in _NOTES.items() if name in path.name.lower()]
     return raw
 
@@ -420,7 +420,7 @@ def _of_decisions(columns: dict[str, RawColumn]) -> dict[str, RawColumn]:
 
 
 def _read_d3rlpy(path: Path, file: Any) -> RawLog:  # noqa: ANN401 - an h5py file
-    """d3rlpy 2: datasets `observations_0`, `actions_0`, `rewards_0` `[T, 1]` and a number `terminated_0` an episode."""
+    """d3rlpy 2: for each episode its observations, actions and rewards `[T, 1]`, numbered, and its end."""
     version = file["version"][()] if "version" in file else b""
     version = version.decode() if isinstance(version, bytes) else str(version)
     if version == "2.0":

@@ -80,6 +80,7 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
 
 
 def load_h5py() -> Any:  # noqa: ANN401 - an optional library without types
+    """The module h5py. Raises ResourceError where it is not installed."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:

@@ -334,12 +334,12 @@ def _described(
         )
     if strange := [name for name in data.spaces if name not in names]:
         raise ConfigError(*(f"data.spaces.{name}: only observation and action have a space" for name in strange))
-    told = [
+    spaces_made = [
         _told_space(columns, name, data, None if known is None else known[place]) for place, name in enumerate(names)
     ]
-    if faults := [one for one in told if isinstance(one, str)]:
+    if faults := [one for one in spaces_made if isinstance(one, str)]:
         raise DataError(*faults)
-    return told[0], told[1], shapes  # pyright: ignore[reportReturnType] - no text is left
+    return spaces_made[0], spaces_made[1], shapes  # pyright: ignore[reportReturnType] - no text is left
 
 
 def _told_space(

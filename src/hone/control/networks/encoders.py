@@ -174,11 +174,11 @@ class UserEncoder(Encoder):
     def forward(self, seen: Tensor) -> Tensor:
         if self.leaves:
             rows = seen.to(torch.uint8).reshape(-1, *self.spec.shape)
-            given = {leaf.path: leaf_tensor(rows, leaf).to(self.dtype) for leaf in self.leaves}
+            inputs = {leaf.path: leaf_tensor(rows, leaf).to(self.dtype) for leaf in self.leaves}
         else:
             x = seen.to(self.dtype)
-            given = {WHOLE: x if self.spec.divisor == 1.0 else x / self.spec.divisor}
-        parts = {path: values.reshape(-1, *self.shapes[path]) for path, values in given.items()}
+            inputs = {WHOLE: x if self.spec.divisor == 1.0 else x / self.spec.divisor}
+        parts = {path: values.reshape(-1, *self.shapes[path]) for path, values in inputs.items()}
         out = _call(self.spec.module, lambda: self.module(parts))
         if not isinstance(out, Tensor) or out.shape != (len(seen), self.out_features):
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
