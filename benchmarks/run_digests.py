@@ -35,7 +35,7 @@ from hone import api
 Document = dict[str, Any]
 UNCOUNTED = {
     "config.json", "manifest.json", "certificate.json", "speed.json", "memory.json", "log.txt", "lock", "report.html",
-    "metrics.jsonl", "episode.png", "episode.json",
+    "metrics.jsonl", "events.jsonl", "episode.png", "episode.json",
 }  # fmt: skip
 """Files that speak of settings, machine, clock or wording; metrics are taken apart by name."""
 CLOCKS = ("time/", "clock/")

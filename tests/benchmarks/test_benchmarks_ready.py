@@ -97,7 +97,7 @@ def test_the_lunar_landers_run(tmp_path: Path) -> None:
     """In a process of its own: Box2D dies at its import where warnings are errors, as they are here."""
     less = {
         "ppo": ["steps=1", "rollout_steps=16", "learner.minibatches=4"],
-        "rainbow": ["steps=1", "replay.warmup=200", "learner.minibatches=1"],
+        "rainbow": ["steps=1", "replay.warmup=200"],
     }
     for recipe, changes in less.items():
         example = BENCHMARKS.parent / "examples" / "control" / "box2d" / f"{recipe}_lunar_lander.toml"

@@ -139,7 +139,7 @@ def test_a_plan_closes_what_it_opened(counts: Counter[str]) -> None:
 
 @pytest.mark.parametrize("recipe", ["ppo", "ppo_rnd", "rl2"])
 def test_a_refused_run_leaves_nothing_open(recipe: str, counts: Counter[str]) -> None:
-    """Actions in a box that nobody clips; a recurrent unit of two layers."""
+    """Actions of a box behind a softmax's noise, which numbered ones have; a recurrent unit of two layers."""
     entry = load_recipe(recipe)
     network = {"hidden": [8, 8]} if recipe == "rl2" else {}
     config = entry.config.model_validate(

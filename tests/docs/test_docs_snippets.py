@@ -60,6 +60,8 @@ WITHOUT_CODE = (
     "docs/project/one_ppo_step.md",
     "docs/reference/configuration/",
     "docs/reference/metrics.md",
+    "docs/reference/training_service_file.md",
+    "docs/howto/watch.md",
     "docs/reference/glossary.md",
     "docs/reference/service_file.md",
 )

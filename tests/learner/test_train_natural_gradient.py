@@ -40,7 +40,8 @@ class Softmax(nn.Module):
         start = np.random.default_rng(7).normal(size=(4, 2))
         self.slope = nn.Parameter(torch.from_numpy(start))
 
-    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> PolicyOutput:
+        assert mask is None
         logp = torch.log_softmax(seen @ self.slope, dim=1).gather(1, chosen[:, None])[:, 0]
         return PolicyOutput(logp=logp, entropy=lambda: logp, value=None)
 

@@ -15,7 +15,6 @@ from hone.run.alarms import (
     AlarmChange,
     AlarmName,
     AlarmsConfig,
-    AlarmWatch,
     RaisedAlarm,
     read_alarms,
     replay_alarms,
@@ -62,20 +61,6 @@ def test_a_bad_run_raises_the_alarm_of_its_fault(name: str) -> None:
     assert own[0].evidence
     assert own[0].advice
     assert raised(name, off=[alarm]) == [entry for entry in raised(name) if entry[1].name != alarm], "it can be off"
-
-
-@pytest.mark.parametrize("name", [*BAD, *GOOD[:3]])
-def test_a_watch_that_is_saved_and_restored_goes_on_as_it_was(name: str) -> None:
-    lines, steps = lines_of(name), RECORDED[name]["steps"]
-    whole = raised(name)
-    for cut in (1, len(lines) // 3, len(lines) - 2):
-        count = max(1, steps // lines[0][0])
-        first, second = AlarmWatch(AlarmsConfig(), count), AlarmWatch(AlarmsConfig(), count)
-        changes = [(step, change) for step, line in lines[:cut] for change in first.see(line)]
-        second.restore(first.state())
-        assert second.state().keys() == first.state().keys()
-        changes += [(step, change) for step, line in lines[cut:] for change in second.see(line)]
-        assert changes == whole
 
 
 # ------------------------------------------------------------------------------------------------------- rules by hand

@@ -20,14 +20,14 @@ from hone.credit.returns import reward_as_advantage
 from hone.estimators.means import Estimate
 from hone.models.language.tokenizers import character_tokenizer
 from hone.run.callbacks import StopRequest, stop_on_signals
-from hone.run.job import EvaluationResult, RunSettings, TrainingJob
+from hone.run.job import EvaluationResult, RunSettings, StepRecord, TrainingJob
 from hone.run.loop import Recipe
 from hone.run.reporter import MetricsWindow, RunReporter, Stopwatch
 from hone.run.run import evaluation_lines
 from hone.run.store.folder import RunFolder, create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics, read_metrics
-from hone.text.samples import answer_rows
+from hone.text.samples import answer_table
 from hone.text.tasks.world import supervised_episodes
 
 EPISODES = supervised_episodes([np.array([1], np.int32)], [np.array([2, 3], np.int32)])
@@ -256,7 +256,8 @@ def test_answers_are_numbered_within_their_group_in_whatever_order_groups_come()
     tokenizer = character_tokenizer(["abc"])
     prompts = [tokenizer.encode(text) for text in ("a", "b", "a", "b", "a")]
     episodes = replace(supervised_episodes(prompts, [tokenizer.encode("cc")] * 5), group=np.array([7, 2, 7, 2, 7]))
-    rows = answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer)
+    record = StepRecord(step=3, episodes=episodes, credits=Credits(advantage=episodes.reward))
+    rows = answer_table(record, tokenizer).rows
     assert [(row.group, row.sample, row.prompt, row.completion) for row in rows] == [
         (7, 0, "a", "cc"),
         (2, 0, "b", "cc"),
@@ -265,7 +266,6 @@ def test_answers_are_numbered_within_their_group_in_whatever_order_groups_come()
         (7, 2, "a", "cc"),
     ]
     assert Counter(row.step for row in rows) == {3: 5}
-    assert len(answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer, limit=2)) == 2
 
 
 def test_saving_is_timed_with_the_step_that_follows(folder: RunFolder) -> None:

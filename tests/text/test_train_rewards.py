@@ -50,7 +50,7 @@ def test_a_run_is_rewarded_by_a_model_and_evaluated_by_it_again() -> None:
     written(MODEL, evaluation)
     assert hone("plan", "run.toml") == 0
     assert hone("train", "run.toml") == 0
-    rows = [row for file in Path("runs/tiny/samples").glob("*") for row in read_samples(file)]
+    rows = [row for file in Path("runs/tiny/rollouts").glob("*") for row in read_samples(file)]
     tokenizer, model = load_tokenizer(Path("scorer")), load_scalar_head(Path("scorer"))
     whole = [row for row in rows if len(row.completion) == row.tokens]  # others hold special tokens: no text shows them
     texts = [tokenizer.encode(row.prompt + row.completion) for row in whole]

@@ -173,9 +173,12 @@ def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
     """`rows`, converted where they are of another precision."""
     if rows.reward.dtype == dtype:
         return rows
-    columns: dict[str, Tensor] = vars(rows)
+    columns: dict[str, Tensor | None] = vars(rows)
     return type(rows)(
-        **{name: column.to(dtype) if column.is_floating_point() else column for name, column in columns.items()}
+        **{
+            name: column.to(dtype) if column is not None and column.is_floating_point() else column
+            for name, column in columns.items()
+        }
     )
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,7 +23,6 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.errors import DataError
-from hone.core.state import State, array, integer, substate
 from hone.core.strict_json import Json
 from hone.run.store.events import read_events
 from hone.run.store.metrics import read_metrics, tail_metrics
@@ -441,7 +440,7 @@ class AlarmChange:
 
 @dataclass(slots=True)
 class AlarmWatch:
-    """All alarms of a run; part of its state."""
+    """All alarms of a run. It is in no checkpoint: a resumed run shows it the lines of metrics that are there."""
 
     config: AlarmsConfig
     lines: int
@@ -502,40 +501,6 @@ class AlarmWatch:
         falls = self.hacking.falls
         level: Level = "red" if falls > limit else "amber" if falls >= limit else "none"
         return level, self.hacking.evidence or ""
-
-    def state(self) -> State:
-        """State for a checkpoint."""
-        return {
-            "seen": self.history.seen,
-            "series": {
-                name: {"start": np.array(own.start), "latest": np.array(own.latest), "best": own.best}
-                for name, own in self.history.series.items()
-            },
-            "hacking": {"best": np.array(self.hacking.best), "falls": self.hacking.falls},
-            "held": {name: np.array(own, np.bool_) for name, own in self.held.items()},
-            "levels": {name: get_args(Level).index(level) for name, level in self.levels.items()},
-        }
-
-    def restore(self, state: State) -> None:
-        """Continue from a checkpoint."""
-        self.history.seen = integer(state, "seen")
-        series = substate(state, "series")
-        for name in series:
-            own = substate(series, name)
-            best = own.get("best")
-            self.history.series[name] = Series(
-                start=array(own, "start").tolist(),
-                latest=deque(array(own, "latest").tolist(), maxlen=2 * WINDOW),
-                best=float(best) if isinstance(best, int | float) else -math.inf,
-            )
-        hacking = substate(state, "hacking")
-        score, low, reward = array(hacking, "best").tolist()
-        self.hacking = HackingWatch(best=(score, low, reward), falls=integer(hacking, "falls"))
-        held, levels = substate(state, "held"), substate(state, "levels")
-        for name in self.held:
-            if name in held:
-                self.held[name] = deque((bool(one) for one in array(held, name)), maxlen=RED_OF)
-                self.levels[name] = get_args(Level)[integer(levels, name)]
 
 
 # -------------------------------------------------------------------------------------------------------------- reading

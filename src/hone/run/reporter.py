@@ -587,7 +587,6 @@ class RunReporter:
                 "window": self.window.state(),
                 "score": self.selection_score,
                 "learning": self.learning.state(),
-                "alarms": self.alarms.state(),
                 "best_evaluation": self.best_evaluation,
             },
         }
@@ -630,8 +629,6 @@ class RunReporter:
         self.best_evaluation = _number_or_none(state.get("best_evaluation"))
         if "learning" in state:  # a checkpoint from before hone 0.2 has none
             self.learning.restore(substate(state, "learning"))
-        if "alarms" in state:  # a checkpoint from before hone 0.3 has none
-            self.alarms.restore(substate(state, "alarms"))
 
     def _take_best(self, score: float) -> bool:
         """Whether no evaluation scored more; of equal ones the latest is the best, as in `CheckpointFolder`."""

@@ -69,7 +69,7 @@ from hone.run.store.evaluations import read_evaluations
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.run.store.histograms import HISTOGRAMS, HistogramLog
 from hone.run.store.manifest import RunMetadata, config_hash
-from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
+from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics, tail_metrics
 from hone.run.store.records import (
     CERTIFICATE,
     MEMORY,
@@ -386,6 +386,8 @@ def _train(
     )
     if state is not None:
         reporter.restore(substate(state, "report"))
+        for _, line in tail_metrics(metrics.path, 0)[0]:  # those after the checkpoint are cut
+            reporter.alarms.see(line)
         if job.survivorship is not None and "survivorship" in state:  # checkpoints of earlier versions have none
             job.survivorship.restore(substate(state, "survivorship"))
     progress.start(config.steps, f"{config.name} ({config.recipe})")

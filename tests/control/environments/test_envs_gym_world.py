@@ -320,8 +320,7 @@ BAD = [
     ("Crash", UserCodeError, ["KeyError", "lost", "mine.py", "last actions"]),
     ("Broken", UserCodeError, ["cannot be made", "no simulator"]),
     ("Empty", ConfigError, ["no elements"]),
-    ("Nested", ConfigError, ["FlattenObservation"]),
-    ("Many", ConfigError, ["MultiDiscrete"]),
+    ("Nested", UserCodeError, ["has no part 'a'"]),
     ("Missing", ConfigError, ["no class or function 'Missing'"]),
     ("Differing", UserCodeError, ["single_action_space"]),
 ]

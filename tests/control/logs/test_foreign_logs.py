@@ -144,6 +144,7 @@ def test_next_observations_keep_the_last_step_of_a_time_limit(name: str, tmp_pat
     np.testing.assert_array_equal(log.episodes.final, HELD["after"][STARTS[1:] - 1])
 
 
+@pytest.mark.filterwarnings("ignore:.*is left out:UserWarning")
 @pytest.mark.parametrize(("name", "recipe"), [*zip(sorted(WITHOUT_FINALS), ["bc", "iql", "cql"] * 2, strict=True)])
 def test_a_policy_is_trained_from_each(name: str, recipe: str, tmp_path: Path) -> None:
     result = hone.api.train(

@@ -437,7 +437,7 @@ def test_evaluation_says_that_it_ran_code_of_a_policy(tmp_path: Path) -> None:
         ("def make(leaves):\n    return 3\n", UserCodeError, "it returned int"),
         ("def make(leaves):\n    raise ValueError('too small')\n", UserCodeError, "too small"),
         ("import torch\ndef make(leaves):\n    return torch.nn.Flatten()\n", UserCodeError, "out_features"),
-        ("import neighbour\ndef make(leaves):\n    return neighbour.net()\n", ConfigError, "imports neighbour.py"),
+        ("import beside\ndef make(leaves):\n    return beside.net()\n", ConfigError, "imports beside.py"),
     ],
 )
 def test_a_module_that_cannot_serve_is_told(
@@ -445,6 +445,6 @@ def test_a_module_that_cannot_serve_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(source)
-    Path("neighbour.py").write_text("")
+    Path("beside.py").write_text("")
     with pytest.raises(error, match=message):
         policy_of(pixels(8, 8, 1), module="nets.py:make")

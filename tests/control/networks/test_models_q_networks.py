@@ -146,12 +146,12 @@ def test_dueling_is_the_objectives_formula(numbers: list[float]) -> None:
     policy = DqnPolicy(
         SPACES, MlpConfig(hidden=[]), seed=1, architecture=QArchitecture(outcome=QuantileReturn(size=2), dueling=True)
     )
-    found = policy._combine_dueling(raw)
+    found = policy._combine_dueling(raw, None)
     for quantile in range(2):
         wanted = dueling(raw[:, quantile], raw[:, 2 + quantile :: 2])
         torch.testing.assert_close(found[:, :, quantile], wanted)
     plain = DqnPolicy(SPACES, MlpConfig(hidden=[]), seed=1, architecture=QArchitecture(dueling=True))
-    table = plain.q_values(plain._combine_dueling(raw[:, :5]))
+    table = plain.q_values(plain._combine_dueling(raw[:, :5], None))
     torch.testing.assert_close(table.mean(dim=1), raw[:, 0], atol=1e-5, rtol=1e-5)  # advantages are centred
 
 

@@ -298,9 +298,12 @@ def _one_line(space: spaces.Space[Any]) -> str:
 
 
 def part_of(value: Any, path: str) -> Any:  # noqa: ANN401 - whatever the space holds
-    """The part of a value of a Dict or a Tuple at a path."""
+    """The part of a value of a Dict or a Tuple at a path. Raises UserCodeError for a value without it."""
     for name in path.split(".") if path else ():
-        value = value[int(name) if isinstance(value, tuple | list) else name]
+        try:
+            value = value[int(name) if isinstance(value, tuple | list) else name]
+        except (IndexError, KeyError, TypeError) as error:
+            raise UserCodeError(f"a value of the space has no part {path!r}: {value!r}") from error
     return value
 
 
