@@ -139,11 +139,17 @@ def test_a_plan_closes_what_it_opened(counts: Counter[str]) -> None:
 
 @pytest.mark.parametrize("recipe", ["ppo", "ppo_rnd", "rl2"])
 def test_a_refused_run_leaves_nothing_open(recipe: str, counts: Counter[str]) -> None:
-    """Actions of a box behind a softmax's noise, which numbered ones have; a recurrent unit of two layers."""
+    """Actions of a box that shall not be clipped; a recurrent unit of two layers."""
     entry = load_recipe(recipe)
     network = {"hidden": [8, 8]} if recipe == "rl2" else {}
     config = entry.config.model_validate(
-        {"recipe": recipe, "name": "x", "steps": 1, "env": {"id": "Pendulum-v1"}, "network": network}
+        {
+            "recipe": recipe,
+            "name": "x",
+            "steps": 1,
+            "env": {"id": "Pendulum-v1", "clip_actions": False},
+            "network": network,
+        }
     )
     for door in (entry.check, entry.build):
         with pytest.raises(ConfigError):

@@ -94,6 +94,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*stand in the training and in the evaluation set:UserWarning")
 @pytest.mark.parametrize(("recipe", "source", "tokenizer"), CASES)
 def test_conversations_train_a_new_model(files, recipe, source, tokenizer):
     api.train(config(recipe, source, tokenizer=tokenizer))
@@ -122,6 +123,7 @@ def test_plain_data_leave_the_tokenizer_as_it_was(files):
     assert load_tokenizer(folder).size == 3 + len("0123456789+?Ad.")
 
 
+@pytest.mark.filterwarnings("ignore:.*plain prompts are asked:UserWarning")
 def test_held_out_conversations_count_too(files):
     api.train(config("sft", "plain.jsonl", tokenizer="characters"))
     folder = files / "runs/chat/checkpoints/step_00000002/policy"

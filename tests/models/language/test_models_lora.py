@@ -280,7 +280,7 @@ QUERY = f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"
         ({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}, {}, "hf download Qwen/Qwen3-0.6B"),
         ({}, {QUERY: None}, "q_proj.lora_A.weight is missing"),
         ({}, {QUERY: torch.full((2, 16), float("nan"))}, "NaN or infinite"),
-        ({}, {f"{PREFIX}lm_head.lora_A.weight": torch.zeros(2, 16)}, "lm_head.lora_A.weight is of no linear layer"),
+        ({}, {f"{PREFIX}model.norm.lora_A.weight": torch.zeros(2, 16)}, "norm.lora_A.weight is of no linear layer"),
         ({}, {"model.layers.0.x": torch.zeros(1)}, "does not begin with base_model.model."),
     ],
 )

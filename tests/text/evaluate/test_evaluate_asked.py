@@ -142,6 +142,7 @@ def test_a_prompt_goes_through_the_chat_template_where_the_model_has_one(
     assert asked[3] == asked[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*the chat template describes no tools:UserWarning")
 def test_a_run_that_learnt_rows_is_sampled_and_served_as_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task's system message, variables and form of calls hold; a table that only answers have is passed over."""
     template = "{{ mood }}" + DEFAULT_CHAT_TEMPLATE
