@@ -234,7 +234,7 @@ def test_dictionaries_go_in_as_they_are(parts: tuple[SavedPolicy, ActorCritic]) 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gear": None}, "expected a dictionary or tuple with camera"),
+        ({"gear": None}, "the observation has no part 'gear'"),
         ({"camera": np.zeros((3, 2))}, "the leaf 'camera' of the observation has shape"),
         ({"pose": (np.array([np.nan, 0.0]), np.zeros(2))}, "the leaf 'pose.0' of the observation is not finite"),
     ],

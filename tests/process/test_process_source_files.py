@@ -23,8 +23,10 @@ FILES = {
     "tools/deep/__init__.py": "",
     "tools/deep/inner.py": "from ..sibling import thing\n",
     "tools/sibling.py": "thing = 1\n",
-    "worlds/__init__.py": "from gymnasium import register\nregister(id='W-v0', entry_point='worlds.grid:Grid')\n",
-    "worlds/grid.py": "import helper\n",
+    "own_worlds/__init__.py": (
+        "from gymnasium import register\nregister(id='W-v0', entry_point='own_worlds.grid:Grid')\n"
+    ),
+    "own_worlds/grid.py": "import helper\n",
     "broken.py": "import helper\ndef f(:\n",
 }
 
@@ -36,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    assert not {"helper", "tools", "worlds", "late"} & set(sys.modules), "nothing may be imported"
+    assert not {"helper", "tools", "own_worlds", "late"} & set(sys.modules), "nothing may be imported"
 
 
 def names(folder: Path, *references: str) -> list[str]:
@@ -51,8 +53,8 @@ def test_imports_are_followed_through_files_packages_and_functions(place: Path) 
 
 
 def test_modules_and_registered_environments_are_found_without_an_import(place: Path) -> None:
-    found = names(place, "worlds:W-v0")
-    assert {"worlds/__init__.py", "worlds/grid.py", "helper.py"} <= set(found)
+    found = names(place, "own_worlds:W-v0")
+    assert {"own_worlds/__init__.py", "own_worlds/grid.py", "helper.py"} <= set(found)
     assert "unused.py" not in found
     assert names(place, "tools.sibling:thing")[:2] == ["helper.py", "late.py"]
 

@@ -123,6 +123,7 @@ def test_makers_of_other_things_are_refused_in_words(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_pettingzoo_environments_are_pointed_to_recipes_of_several_agents() -> None:
     pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame", reason="PettingZoo's classic games draw with pygame")
     with pytest.raises(ConfigError, match=r"makes a PettingZoo environment.*ippo"):
         opened("pettingzoo.classic.tictactoe_v3:env")
 

@@ -238,6 +238,7 @@ def agent_iter(env, seed: int, moves: list[int]) -> tuple[dict[str, list[float]]
 
 def test_turns_of_pettingzoo_are_those_of_its_own_loop() -> None:
     pettingzoo = pytest.importorskip("pettingzoo", reason="PettingZoo is not installed")
+    pytest.importorskip("pygame", reason="PettingZoo's classic games draw with pygame")
     config = SeatsConfig(id="pettingzoo:classic/connect_four-v3", num_envs=2)
     world = open_seat_world(config, decisions=150, seed=1)
     assert isinstance(world.matches[0].game, PettingZooTurns)

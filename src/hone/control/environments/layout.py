@@ -93,7 +93,7 @@ class SpaceLayout:
         """Put observations, of one environment or with a leading axis `[n]`, into rows `[n, row_bytes]`. Raises
         UserCodeError naming a leaf of another shape, and one that is not finite."""
         for leaf in self.leaves:
-            part = part_of(value, leaf.path)
+            part = observed_part(value, leaf.path)
             into = self.view(rows, leaf)
             values = np.asarray(part)
             if values.size != into.size:
@@ -298,13 +298,18 @@ def _one_line(space: spaces.Space[Any]) -> str:
 
 
 def part_of(value: Any, path: str) -> Any:  # noqa: ANN401 - whatever the space holds
-    """The part of a value of a Dict or a Tuple at a path. Raises UserCodeError for a value without it."""
+    """The part of a value of a Dict or a Tuple at a path. Raises IndexError, KeyError or TypeError without it."""
     for name in path.split(".") if path else ():
-        try:
-            value = value[int(name) if isinstance(value, tuple | list) else name]
-        except (IndexError, KeyError, TypeError) as error:
-            raise UserCodeError(f"a value of the space has no part {path!r}: {value!r}") from error
+        value = value[int(name) if isinstance(value, tuple | list) else name]
     return value
+
+
+def observed_part(observation: Any, path: str) -> Any:  # noqa: ANN401 - the user's
+    """`part_of` an observation. Raises UserCodeError for one without it."""
+    try:
+        return part_of(observation, path)
+    except (IndexError, KeyError, TypeError) as error:
+        raise UserCodeError(f"the observation has no part {path!r}: {observation!r}") from error
 
 
 class RowsWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -408,5 +413,8 @@ def with_rows(env: gymnasium.Env[Any, Any], *, ignore: Sequence[str] = ()) -> gy
         path = layout.leaves[0].path
         alone = dict(_leaves(env.observation_space, ""))[path]
         if isinstance(alone, spaces.Box | spaces.Discrete):
-            env, layout = gymnasium.wrappers.TransformObservation(env, lambda seen: part_of(seen, path), alone), None
+            env, layout = (
+                gymnasium.wrappers.TransformObservation(env, lambda seen: observed_part(seen, path), alone),
+                None,
+            )
     return env if layout is None and leaves is None else RowsWrapper(env, layout, leaves)
