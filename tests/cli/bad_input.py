@@ -277,4 +277,20 @@ def logged(text: str) -> None:
 
 
 def no_run() -> None:
-    assert not list(Path(RUN).glob("checkpoints/step_*")), "the name is free; the failure is kept for `hone debug`"
+    assert left_of_a_failure() in (set(), KEPT_OF_A_FAILURE)
+
+
+KEPT_OF_A_FAILURE = {
+    "capsule/capsule.json", "config.json", "events.jsonl", "log.txt", "manifest.json", "metrics.jsonl",
+}  # fmt: skip
+"""Files of a run that failed before a checkpoint: what `hone debug` reads. The name is free again."""
+
+
+def left_of_a_failure() -> set[str]:
+    """Files of the run, without its lock, its certificate if it has one, and the batch of its capsule."""
+    files = {path.relative_to(RUN).as_posix() for path in RUN.rglob("*") if path.is_file()}
+    return {
+        name
+        for name in files
+        if name == "capsule/capsule.json" or not name.startswith(("capsule/", "lock", "certificate"))
+    }

@@ -10,7 +10,7 @@ import bad_input_config
 import bad_input_data
 import bad_input_worlds
 import pytest
-from bad_input import PAIRS, PROMPTS, RUN, Case, Stage, grpo
+from bad_input import KEPT_OF_A_FAILURE, PAIRS, PROMPTS, RUN, Case, Stage, grpo, left_of_a_failure
 
 from hone.cli.main import main
 
@@ -76,7 +76,11 @@ def test_bad_input(
     assert not any(part in whole for part in (*case.hides, "bug in hone", "\x1b")), whole
     assert ("/src/hone/" in whole) == case.ours, whole
     assert ("Traceback" in whole) == case.traceback, whole
-    if case.keeps and not Path(RUN, "capsule").is_dir():  # a failure is kept for `hone debug`
+    if case.keeps and (RUN / "capsule").is_dir():  # the program of the user's failed: what `hone debug` reads is kept
+        assert case.code == 4
+        assert not before
+        assert left_of_a_failure() == KEPT_OF_A_FAILURE
+    elif case.keeps:
         assert snapshot() == before
     if case.then is not None:
         case.then()
@@ -85,3 +89,14 @@ def test_bad_input(
 def test_every_row_has_a_case() -> None:
     """A row without a case would be a promise that nobody checks."""
     assert {case.row for case in CASES} == ROWS
+
+
+def test_the_name_of_a_run_that_saved_nothing_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(grpo())
+    Path("prompts.jsonl").write_bytes(PROMPTS)
+    assert main(["train", "run.toml", bad_input_data.use("raises")]) == 4
+    assert left_of_a_failure() == KEPT_OF_A_FAILURE
+    assert main(["train", "run.toml"]) == 0
+    assert (RUN / "checkpoints").is_dir()
+    assert not (RUN / "capsule").exists(), "the failure is of another run"

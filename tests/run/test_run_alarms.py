@@ -15,12 +15,13 @@ from hone.run.alarms import (
     AlarmChange,
     AlarmName,
     AlarmsConfig,
+    AlarmWatch,
     RaisedAlarm,
     read_alarms,
     replay_alarms,
     stall,
 )
-from hone.run.store.metrics import metric_catalogue, open_metrics
+from hone.run.store.metrics import metric_catalogue, open_metrics, tail_metrics
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "fixtures" / "alarm_runs.json.gz").read_bytes())
@@ -61,6 +62,27 @@ def test_a_bad_run_raises_the_alarm_of_its_fault(name: str) -> None:
     assert own[0].evidence
     assert own[0].advice
     assert raised(name, off=[alarm]) == [entry for entry in raised(name) if entry[1].name != alarm], "it can be off"
+
+
+@pytest.mark.parametrize("name", [*BAD, *GOOD[:3]])
+def test_a_watch_of_a_resumed_run_goes_on_from_the_lines_that_are_there(name: str, tmp_path: Path) -> None:
+    """It sees what the file has up to the checkpoint; lines of later steps are cut before. Lines survive the file."""
+    lines, steps = lines_of(name), RECORDED[name]["steps"]
+    count = max(1, steps // lines[0][0])
+    for cut in (1, len(lines) // 3, len(lines) - 2):
+        path = tmp_path / f"{cut}.jsonl"
+        writer = open_metrics(path).writer
+        for step, line in lines:
+            writer.append(step, line)
+        writer.close()
+        kept = open_metrics(path, after_step=lines[cut - 1][0], every=lines[0][0]).writer
+        kept.close()
+        first, second = AlarmWatch(AlarmsConfig(), count), AlarmWatch(AlarmsConfig(), count)
+        changes = [(step, change) for step, line in lines[:cut] for change in first.see(line)]
+        for _, line in tail_metrics(path, 0)[0]:
+            second.see(line)
+        changes += [(step, change) for step, line in lines[cut:] for change in second.see(line)]
+        assert changes == raised(name)
 
 
 # ------------------------------------------------------------------------------------------------------- rules by hand

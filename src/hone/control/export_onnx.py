@@ -277,7 +277,7 @@ class OnnxExport:
     """Rows with the same action: equal numbers, or points of a box within `TOLERANCE` of its reach. In the others two
     actions have the same score to rounding."""
     greatest_difference: float
-    """Of actions in a box, as a share of its reach; 0 for numbered actions."""
+    """Greatest difference of actions in a box, as a share of its reach; 0 for numbered actions."""
 
     def describe(self) -> str:
         """A line for the user."""

@@ -44,7 +44,7 @@ class FailureRecord:
     """Class of the exception."""
     messages: list[str]
     traceback: str
-    """Of this process; a user's traceback from another process is among the messages."""
+    """Traceback of this process; a user's from another process is among the messages."""
     seed: int
     checkpoint: int
     """Step of the newest checkpoint; 0 without one."""

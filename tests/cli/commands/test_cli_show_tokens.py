@@ -100,5 +100,5 @@ def test_faults_name_the_row(tmp_path, capsys, row, code, message):
 
 def test_a_model_is_needed(tmp_path, capsys):
     assert main(["show", str(write(tmp_path / "a.jsonl", {"prompt": "x"})), "--tokens"]) == 2
-    assert "--model" in capsys.readouterr().err
+    assert "hone show takes the model by --model" in " ".join(capsys.readouterr().err.split())
     assert main(["show", "nowhere.jsonl", "--tokens"]) == 3

@@ -321,6 +321,7 @@ BAD = [
     ("Broken", UserCodeError, ["cannot be made", "no simulator"]),
     ("Empty", ConfigError, ["no elements"]),
     ("Nested", UserCodeError, ["has no part 'a'"]),
+    ("Many", ConfigError, ["several factors", "ppo"]),
     ("Missing", ConfigError, ["no class or function 'Missing'"]),
     ("Differing", UserCodeError, ["single_action_space"]),
 ]

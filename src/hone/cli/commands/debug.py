@@ -86,7 +86,7 @@ def _repeat(folder: Path, record: FailureRecord, screen: TerminalScreen, *, use_
                 pdb.post_mortem(error.__traceback__)
     began = f"from the checkpoint of step {record.checkpoint}" if record.checkpoint else "from the first step"
     if fault is None:
-        return [f"repeated {began}: no failure. It depends on time, on another machine or service, or was mended since"]
+        return [f"repeated {began}: no failure. It depends on time, on another machine or service, or was fixed since"]
     messages = list(fault.messages) if isinstance(fault, HoneError) else [str(fault)]
     same = type(fault).__name__ == record.error and messages[:1] == record.messages[:1]
     lines = [f"repeated {began}: {'the same failure' if same else 'another failure'} comes back"]

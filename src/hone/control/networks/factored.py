@@ -95,7 +95,7 @@ class NumpyFactoredPolicy:
     inputs: ObservationInputs
     actions: FactoredActions
     log_std: Floats
-    """Of the boxes."""
+    """`[a]` logarithm of the standard deviation of each number of the boxes."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """`[*shape, A]`: uniform numbers of choices and bits, normal numbers of boxes."""

@@ -49,7 +49,7 @@ class RowResult:
     """Shaped as the row's targets, nats."""
     loss: float
     gradient: list[Tensor] | None
-    """Of each factor of the row's adapter, in the order of `LoraAdapter.factors`; None where none was wanted."""
+    """Gradient of each factor of the row's adapter, in the order of `LoraAdapter.factors`; None if not asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
