@@ -17,7 +17,7 @@ from hone.run.job import TrackConfig
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import metric_catalogue, open_metrics, read_metrics, tail_metrics
-from hone.run.store.rollouts import AnswerTable, SampleRow, rollout_path, write_rollouts
+from hone.run.store.rollouts import AnswerRollouts, SampleRow, rollout_path, write_rollouts
 from hone.run.tracking import RunFollower, RunTracking, check_trackers, send_run
 
 OWN = Path(__file__).parents[1] / "support" / "recording_tracker.py"
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     ) as run:
         append(run.path, 1, STEPS)
         for step in (2, 5):
-            write_rollouts(rollout_path(run.path, step), AnswerTable(rows=[sample(step)] * 40))
+            write_rollouts(rollout_path(run.path, step), AnswerRollouts(rows=[sample(step)] * 40))
         return run.path
 
 

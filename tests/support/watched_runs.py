@@ -26,7 +26,7 @@ from hone.run.store.records import (
     PolicyMap,
     write_robustness,
 )
-from hone.run.store.rollouts import AnswerTable, EpisodeTable, SampleRow, TokenColumns, write_rollouts
+from hone.run.store.rollouts import AnswerRollouts, EpisodeTable, SampleRow, TokenColumns, write_rollouts
 
 BEGIN_S = 1_790_000_000.0
 ALPHABET = "0123456789+=?"
@@ -89,7 +89,7 @@ def text_metrics(step: int, steps: int, seed: int, *, good: bool) -> dict[str, f
     return metrics
 
 
-def text_rollouts(step: int, seed: int, *, groups: int = 6, samples: int = 4, skill: float = 0.5) -> AnswerTable:
+def text_rollouts(step: int, seed: int, *, groups: int = 6, samples: int = 4, skill: float = 0.5) -> AnswerRollouts:
     """Sums of two digits with tokens: right answers end, wrong ones go on."""
     random = np.random.default_rng([seed, step, 1])
     rows: list[SampleRow] = []
@@ -143,7 +143,7 @@ def text_rollouts(step: int, seed: int, *, groups: int = 6, samples: int = 4, sk
                     else (),
                 )
             )
-    return AnswerTable(rows=rows, tokens=_token_columns(ids, mask, offsets, step, random))
+    return AnswerRollouts(rows=rows, tokens=_token_columns(ids, mask, offsets, step, random))
 
 
 def _token_columns(

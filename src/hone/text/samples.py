@@ -14,7 +14,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.rewards.judges.questions import shown_template
 from hone.run.job import StepRecord
-from hone.run.store.rollouts import AnswerTable, SampleRow, TokenColumns
+from hone.run.store.rollouts import AnswerRollouts, SampleRow, TokenColumns
 from hone.text.open_text import TextDataConfig
 
 
@@ -45,7 +45,7 @@ def answer_table(
     *,
     rewards: Sequence[str] = (),
     reference: Callable[[int], str | None] | None = None,
-) -> AnswerTable:
+) -> AnswerRollouts:
     """The answers of a step with their tokens. `rewards` names the columns of `Episodes.components`; `reference` is
     given the group of an answer and returns the reference answer of its prompt."""
     episodes = record.episodes
@@ -90,7 +90,7 @@ def answer_table(
                 },
             )
         )
-    return AnswerTable(rows=rows, tokens=_token_columns(record))
+    return AnswerRollouts(rows=rows, tokens=_token_columns(record))
 
 
 def _token_columns(record: StepRecord) -> TokenColumns:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from manual_clock import ManualClock
 
 from hone.core.errors import DataError
-from hone.run.queue.job_queue import JobQueue, LostLeaseError, faded
+from hone.run.queue.job_queue import LostLeaseError, RunQueue, faded
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def queue(tmp_path: Path, clock: ManualClock) -> Iterator[JobQueue]:
-    made = JobQueue(tmp_path / "queue.db", clock, lease_s=10.0)
+def queue(tmp_path: Path, clock: ManualClock) -> Iterator[RunQueue]:
+    made = RunQueue(tmp_path / "queue.db", clock, lease_s=10.0)
     yield made
     made.close()
 
 
-def test_jobs_of_a_tenant_go_by_priority_then_by_age(queue: JobQueue) -> None:
+def test_jobs_of_a_tenant_go_by_priority_then_by_age(queue: RunQueue) -> None:
     for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
         queue.submit("red", name, [f"{name}.toml"], priority=priority)
     assert [queue.claim("w").name for _ in range(4)] == ["b", "d", "a", "c"]
@@ -33,7 +33,7 @@ def test_jobs_of_a_tenant_go_by_priority_then_by_age(queue: JobQueue) -> None:
 
 
 def test_a_job_comes_back_when_its_worker_gives_no_sign_and_the_zombie_writes_nothing(
-    queue: JobQueue, clock: ManualClock
+    queue: RunQueue, clock: ManualClock
 ) -> None:
     queue.submit("red", "a", ["a.toml"])
     first = queue.claim("one")
@@ -54,7 +54,7 @@ def test_a_job_comes_back_when_its_worker_gives_no_sign_and_the_zombie_writes_no
     assert share.used_us == 19_000_000 + 1_000_000, "9 + 10 s of the lease that ran out, and 1 s"
 
 
-def test_without_the_token_a_zombie_would_write(queue: JobQueue, clock: ManualClock) -> None:
+def test_without_the_token_a_zombie_would_write(queue: RunQueue, clock: ManualClock) -> None:
     """The negative control: the same late answer with the newest token goes through."""
     queue.submit("red", "a", ["a.toml"])
     queue.claim("one")
@@ -65,7 +65,7 @@ def test_without_the_token_a_zombie_would_write(queue: JobQueue, clock: ManualCl
 
 
 def serve(
-    queue: JobQueue, clock: ManualClock, slots: int, until_s: float, seconds: Callable[[str], float]
+    queue: RunQueue, clock: ManualClock, slots: int, until_s: float, seconds: Callable[[str], float]
 ) -> dict[str, float]:
     """Slot-seconds by tenant of so many workers that always find a job."""
     running: list[tuple[float, int, int, str]] = []
@@ -85,7 +85,7 @@ def serve(
 
 
 def test_shares_follow_weights_though_jobs_differ_in_length(tmp_path: Path, clock: ManualClock) -> None:
-    queue = JobQueue(tmp_path / "queue.db", clock, lease_s=1e6)
+    queue = RunQueue(tmp_path / "queue.db", clock, lease_s=1e6)
     weights = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}
     for name, weight in weights.items():
         queue.set_tenant(name, weight=weight)
@@ -101,7 +101,7 @@ def test_use_fades_by_half_in_a_half_life(tmp_path: Path, clock: ManualClock) ->
     assert faded(0, 1, 1 + 3600, 3600) == pytest.approx(0.5, rel=1e-3)
     by_steps = sum(2 ** -((500 - (place + 0.5) / 100) / 100) / 100 for place in range(100 * 100))
     assert faded(0, 100, 500, 100) == pytest.approx(by_steps, rel=1e-6)
-    queue = JobQueue(tmp_path / "queue.db", clock, half_life_s=100.0, lease_s=1e6)
+    queue = RunQueue(tmp_path / "queue.db", clock, half_life_s=100.0, lease_s=1e6)
     for name in ("early", "late"):
         queue.submit(name, "x", ["x.toml"])
     queue.submit("early", "y", ["y.toml"])
@@ -119,7 +119,7 @@ def test_use_fades_by_half_in_a_half_life(tmp_path: Path, clock: ManualClock) ->
 
 
 def test_a_job_is_asked_to_yield_where_another_tenant_waits_and_cancelled_on_wish(
-    queue: JobQueue, clock: ManualClock
+    queue: RunQueue, clock: ManualClock
 ) -> None:
     queue.submit("red", "long", ["a.toml"])
     job = queue.claim("w")
@@ -141,7 +141,7 @@ def test_a_job_is_asked_to_yield_where_another_tenant_waits_and_cancelled_on_wis
     assert queue.heartbeat(running.id, running.token) == "cancel"
 
 
-def test_a_bound_of_jobs_at_the_same_time(queue: JobQueue) -> None:
+def test_a_bound_of_jobs_at_the_same_time(queue: RunQueue) -> None:
     queue.set_tenant("red", slots=1)
     for name in ("a", "b"):
         queue.submit("red", name, ["x.toml"])
@@ -160,7 +160,7 @@ def test_the_ledger_conserves_whatever_happens(
 ) -> None:
     """Claims of one job never overlap, and use in all is the time that claims were alive, to the microsecond."""
     clock = ManualClock()
-    queue = JobQueue(tmp_path_factory.mktemp("q") / "queue.db", clock, lease_s=10.0)
+    queue = RunQueue(tmp_path_factory.mktemp("q") / "queue.db", clock, lease_s=10.0)
     for number in range(3):
         queue.submit("ab"[number % 2], f"j{number}", ["x.toml"])
     claims = []

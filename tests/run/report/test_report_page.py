@@ -27,7 +27,7 @@ from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics
 from hone.run.store.records import MEMORY, SPEED, MatmulRate, MemoryUse
-from hone.run.store.rollouts import AnswerTable, SampleRow, rollout_path, write_rollouts
+from hone.run.store.rollouts import AnswerRollouts, SampleRow, rollout_path, write_rollouts
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 EVIL = "</td></script><img src=http://x.example/ onerror=alert(1)>&\"'\0"
@@ -83,8 +83,8 @@ def make_run(root, name, *, steps=12, recipe="grpo", config=None, extra=None):
             times = {"time/collect_s": 3.0, "time/update_s": 0.75, "time/step_s": 4.0}
             writer.append(step, row | (extra or {}) | times)
         writer.close()
-        write_rollouts(rollout_path(run.path, 5), AnswerTable(rows=[sample(0, completion="an older file")]))
-        write_rollouts(rollout_path(run.path, 9), AnswerTable(rows=[sample(k) for k in range(4)]))
+        write_rollouts(rollout_path(run.path, 5), AnswerRollouts(rows=[sample(0, completion="an older file")]))
+        write_rollouts(rollout_path(run.path, 9), AnswerRollouts(rows=[sample(k) for k in range(4)]))
         run.log("hello")
         run.log("disk is slow", level="WARNING")
     return run.path
@@ -217,7 +217,7 @@ def test_hostile_text_everywhere_is_only_text(tmp_path):
     config = {EVIL: ConfigSetting(value=EVIL, origin=EVIL)}
     folder = make_run(tmp_path, "r", recipe=EVIL, config=config, extra={EVIL: math.nan, f"x/{EVIL}": 1.0})
     evil = sample(0, prompt=EVIL, completion=EVIL, finish=EVIL)
-    write_rollouts(rollout_path(folder, 10), AnswerTable(rows=[evil]))
+    write_rollouts(rollout_path(folder, 10), AnswerRollouts(rows=[evil]))
     write_evaluations(folder, [EvaluationScore(stage=EVIL, metric=EVIL, mean=1, low=0, high=2, n=1)])
     SIDE_BY_SIDE.write(
         folder,
@@ -323,7 +323,7 @@ def test_durations():
 def test_turns_of_a_conversation_and_tool_output_are_shown(tmp_path):
     turns = (("policy", "[34+58]"), ("environment", "ninety-two"), ("policy", "it is 92"))
     folder = make_run(tmp_path, "talk")
-    write_rollouts(rollout_path(folder, 99), AnswerTable(rows=[sample(0, turns=turns), sample(1)]))
+    write_rollouts(rollout_path(folder, 99), AnswerRollouts(rows=[sample(0, turns=turns), sample(1)]))
     words = " ".join(page_of(folder).words)
     assert words.index("[34+58]") < words.index("ninety-two") < words.index("it is 92")
     assert "policy [34+58] world ninety-two policy it is 92" in " ".join(words.split())

@@ -16,7 +16,7 @@ from hone.core.errors import DataError
 from hone.run.store.rollouts import (
     COLUMNS,
     GROUP_ROWS,
-    AnswerTable,
+    AnswerRollouts,
     EpisodeTable,
     SampleRow,
     TokenColumns,
@@ -100,7 +100,7 @@ def assert_equal(one: Any, other: Any) -> None:
 @given(st.lists(ROWS, max_size=5))
 def test_answers_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[SampleRow]) -> None:
     path = tmp_path_factory.mktemp("rollouts") / "deep" / "step_00000001.parquet"
-    write_rollouts(path, AnswerTable(rows=rows))
+    write_rollouts(path, AnswerRollouts(rows=rows))
     assert read_samples(path) == rows
     assert read_tokens(path) is None
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
@@ -116,7 +116,7 @@ def test_columns_are_those_of_the_contract() -> None:
 def test_tokens_come_back(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seed: int) -> None:
     path = tmp_path_factory.mktemp("tokens") / "step_00000001.parquet"
     written = tokens(lengths, seed)
-    write_rollouts(path, AnswerTable(rows=[row()] * len(lengths), tokens=written))
+    write_rollouts(path, AnswerRollouts(rows=[row()] * len(lengths), tokens=written))
     read = read_tokens(path)
     assert read is not None
     assert_equal(read, written)
@@ -126,7 +126,7 @@ def test_tokens_come_back(tmp_path_factory: pytest.TempPathFactory, lengths: lis
 def test_one_answer_is_read_from_its_row_group_alone(tmp_path: Path) -> None:
     path, lengths = tmp_path / "step_00000001.parquet", [1 + place % 5 for place in range(2 * GROUP_ROWS + 9)]
     written = tokens(lengths)
-    write_rollouts(path, AnswerTable(rows=[row(sample=place) for place in range(len(lengths))], tokens=written))
+    write_rollouts(path, AnswerRollouts(rows=[row(sample=place) for place in range(len(lengths))], tokens=written))
     assert pq.ParquetFile(path).num_row_groups == 3
     for first, count in ((0, 1), (GROUP_ROWS - 1, 3), (2 * GROUP_ROWS + 8, 1), (2 * GROUP_ROWS + 8, 9)):
         part = read_tokens(path, first, count)
@@ -148,7 +148,7 @@ def test_a_token_takes_about_ten_bytes(tmp_path: Path) -> None:
         entropy=np.full_like(logp, np.nan), advantages=np.full_like(logp, np.nan),
         clipped=np.zeros_like(known.clipped), versions=np.zeros_like(known.versions),
     )  # fmt: skip
-    write_rollouts(path, AnswerTable(rows=[row()] * 100, tokens=kept))
+    write_rollouts(path, AnswerRollouts(rows=[row()] * 100, tokens=kept))
     assert path.stat().st_size / 20_000 < 13
 
 
@@ -185,7 +185,7 @@ def test_episodes_come_back(tmp_path: Path, changes: dict[str, Any]) -> None:
 
 
 def test_half_a_character_does_not_stop_a_run(tmp_path: Path) -> None:
-    write_rollouts(tmp_path / "s.parquet", AnswerTable(rows=[row(completion="a\ud83d", reference="\ud83d")]))
+    write_rollouts(tmp_path / "s.parquet", AnswerRollouts(rows=[row(completion="a\ud83d", reference="\ud83d")]))
     assert read_samples(tmp_path / "s.parquet")[0].completion == "a?"
 
 
@@ -193,7 +193,7 @@ def test_answers_of_earlier_versions_are_read(tmp_path: Path) -> None:
     """Those from before conversations, and those from before tokens; `samples/` of a run stands for `rollouts/`."""
     turns = (("policy", "a"), ("environment", "b"))
     path = tmp_path / "samples" / "step_00000007.parquet"
-    write_rollouts(path, AnswerTable(rows=[row(), row(turns=turns, tool_calls=2)], tokens=tokens([2, 3])))
+    write_rollouts(path, AnswerRollouts(rows=[row(), row(turns=turns, tool_calls=2)], tokens=tokens([2, 3])))
     first = [name for name in pq.read_table(path).column_names if name in COLUMNS[:11]]
     pq.write_table(pq.read_table(path).select([*first, "turns"]), tmp_path / "old.parquet")
     assert read_samples(tmp_path / "old.parquet") == [row(), row(turns=turns)]
@@ -201,13 +201,13 @@ def test_answers_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert read_samples(tmp_path / "older.parquet") == [row(), row()]
     assert read_tokens(tmp_path / "older.parquet") is None
     assert rollout_kind(tmp_path / "older.parquet") == "answers"
-    write_rollouts(rollout_path(tmp_path, 9), AnswerTable(rows=[row()]))
+    write_rollouts(rollout_path(tmp_path, 9), AnswerRollouts(rows=[row()]))
     assert list(rollout_files(tmp_path)) == [7, 9]
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "s.parquet"
-    write_rollouts(path, AnswerTable(rows=[row()]))
+    write_rollouts(path, AnswerRollouts(rows=[row()]))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"s\.parquet.*still being written"):
         read_samples(path)
@@ -223,7 +223,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 def fill(run: Path, steps: list[int]) -> int:
     """Files of equal size; returns it."""
     for step in steps:
-        write_rollouts(rollout_path(run, step), AnswerTable(rows=[row(step=1)]))
+        write_rollouts(rollout_path(run, step), AnswerRollouts(rows=[row(step=1)]))
     return rollout_path(run, steps[0]).stat().st_size
 
 

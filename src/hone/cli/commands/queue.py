@@ -12,7 +12,7 @@ from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError
-from hone.run.queue.job_queue import JobQueue
+from hone.run.queue.job_queue import RunQueue
 from hone.run.queue.local_worker import LocalWorker
 
 _ACTIONS = ("submit", "work", "status", "cancel", "tenant")
@@ -29,7 +29,7 @@ def run(call: CommandCall) -> int:
         raise ConfigError(f"{call.overrides[0]}: keys of a config are for hone queue submit FILE")
     half_life_s = 86_400 * parse_number(call.text("half_life"), "--half-life", least=1e-6, whole=False)
     lease_s = parse_number(call.text("lease"), "--lease", least=0.1, whole=False)
-    queue = JobQueue(Path(call.text("queue")), SystemClock(), half_life_s, lease_s)
+    queue = RunQueue(Path(call.text("queue")), SystemClock(), half_life_s, lease_s)
     try:
         match action:
             case "submit":
@@ -49,7 +49,7 @@ def run(call: CommandCall) -> int:
     return 0
 
 
-def _submit(call: CommandCall, queue: JobQueue) -> None:
+def _submit(call: CommandCall, queue: RunQueue) -> None:
     config = Path(call.text("what"))
     if not config.is_file():
         raise ConfigError(f"{config} is not a file; hone queue submit takes the config of a run")
@@ -67,7 +67,7 @@ def _submit(call: CommandCall, queue: JobQueue) -> None:
     standard_screen().line(f"job {job} of {call.text('tenant')}: {name}")
 
 
-def _work(call: CommandCall, queue: JobQueue) -> None:
+def _work(call: CommandCall, queue: RunQueue) -> None:
     screen = standard_screen()
     worker = LocalWorker(queue, f"{socket.gethostname()}:{os.getpid()}", Path(call.text("runs")), screen.line)
 
@@ -84,7 +84,7 @@ def _work(call: CommandCall, queue: JobQueue) -> None:
     screen.line(f"{done} jobs done")
 
 
-def _status(queue: JobQueue) -> None:
+def _status(queue: RunQueue) -> None:
     screen, shares = standard_screen(), queue.shares()
     total, weights = sum(one.used_us for one in shares), sum(one.weight for one in shares)
     for one in shares:

@@ -46,7 +46,7 @@ class LostLeaseError(HoneError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedJob:
+class QueuedRun:
     """A job as the queue knows it."""
 
     id: int
@@ -91,7 +91,7 @@ def faded(from_s: float, to_s: float, now_s: float, half_life_s: float) -> float
 
 
 @dataclass(slots=True, eq=False)
-class JobQueue:
+class RunQueue:
     """The queue in a SQLite file. Any number of processes may open it; one object is for one thread."""
 
     path: Path
@@ -151,7 +151,7 @@ class JobQueue:
             self._db.execute("update jobs set cancel = 1 where id = ?", (job,))
             return "running"
 
-    def jobs(self) -> list[QueuedJob]:
+    def jobs(self) -> list[QueuedRun]:
         """All jobs, in the order in which they came."""
         return self._select("order by id")
 
@@ -179,7 +179,7 @@ class JobQueue:
             )
         ]
 
-    def why_waiting(self, job: QueuedJob) -> str:
+    def why_waiting(self, job: QueuedRun) -> str:
         """A sentence on a queued job."""
         shares = {one.name: one for one in self.shares()}
         own = shares[job.tenant]
@@ -190,7 +190,7 @@ class JobQueue:
 
     # ------------------------------------------------------------------------------------------- workers
 
-    def claim(self, worker: str) -> QueuedJob | None:
+    def claim(self, worker: str) -> QueuedRun | None:
         """Take the next job for a lease; None where none may run. Jobs whose lease is over are queued again before."""
         with self._transaction():
             now_us = self._now_us()
@@ -228,7 +228,7 @@ class JobQueue:
 
     # --------------------------------------------------------------------------------------------- parts
 
-    def _should_yield(self, job: QueuedJob) -> bool:
+    def _should_yield(self, job: QueuedRun) -> bool:
         """Whether a tenant that waits is more than a lease per weight behind the one whose job runs; then the job goes
         back at its next checkpoint. Where nobody waits, a tenant may use more than its share."""
         shares = {one.name: one for one in self.shares()}
@@ -271,18 +271,18 @@ class JobQueue:
     def _fading(self, age_us: int) -> float:
         return 2.0 ** (-age_us / _MICRO / self.half_life_s)
 
-    def _job(self, job: int) -> QueuedJob:
+    def _job(self, job: int) -> QueuedRun:
         jobs = self._select("where id = ?", job)
         if not jobs:
             raise DataError(f"there is no job {job} in {self.path}")
         return jobs[0]
 
-    def _select(self, where: str, *values: int) -> list[QueuedJob]:
+    def _select(self, where: str, *values: int) -> list[QueuedRun]:
         rows = self._db.execute(
             f"select id, tenant, name, command, priority, state, token, worker, attempts, why from jobs {where}", values
         )
         return [
-            QueuedJob(
+            QueuedRun(
                 id=id, tenant=tenant, name=name, command=tuple(cast("list[str]", from_json(command.encode(), name))),
                 priority=priority, state=state, token=token, worker=worker, attempts=attempts, why=why,
             )

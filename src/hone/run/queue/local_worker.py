@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hone.run.queue.job_queue import JobQueue, JobState, LostLeaseError, QueuedJob
+from hone.run.queue.job_queue import JobState, LostLeaseError, QueuedRun, RunQueue
 
 _STOPPED: Final = (130, 143, -signal.SIGTERM)
 """Exit codes of a run that saved a checkpoint and stopped."""
@@ -23,7 +23,7 @@ _TAIL: Final = 300
 class LocalWorker:
     """Runs jobs until none is left, or for good."""
 
-    queue: JobQueue
+    queue: RunQueue
     name: str
     runs: Path
     tell: Callable[[str], None]
@@ -44,7 +44,7 @@ class LocalWorker:
             done += self.run(job) == "done"
         return done
 
-    def run(self, job: QueuedJob) -> JobState | None:
+    def run(self, job: QueuedRun) -> JobState | None:
         """Run a claimed job to its end, or until it goes back; returns its state, None where its lease was lost."""
         folder = self.runs / job.name
         command = [sys.executable, "-m", "hone", "train", *job.command, "--name", job.name, "--runs", str(self.runs)]
@@ -75,7 +75,7 @@ class LocalWorker:
         self.tell(f"job {job.id}: {state}{f', {why}' if why else ''}")
         return state
 
-    def _watch(self, job: QueuedJob, child: subprocess.Popen[bytes]) -> bool:
+    def _watch(self, job: QueuedRun, child: subprocess.Popen[bytes]) -> bool:
         """Wait for a run, with signs of life; returns whether it was cancelled."""
         asked, cancelled = False, False
         while True:

@@ -126,7 +126,7 @@ class TokenColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerTable:
+class AnswerRollouts:
     """Answers of a step with their tokens."""
 
     rows: Sequence[SampleRow]
@@ -160,7 +160,7 @@ class EpisodeTable:
     """`[N, O]`; None where they are too large."""
 
 
-RolloutTable = AnswerTable | EpisodeTable
+RolloutTable = AnswerRollouts | EpisodeTable
 COLUMNS: Final = tuple(one.name for one in fields(SampleRow))
 _YOUNGER: Final = frozenset({"turns", "reference", "components", "tool_calls", "seconds"})
 """Columns that files of earlier versions lack."""
@@ -178,7 +178,7 @@ def write_rollouts(path: Path, table: RolloutTable) -> None:
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    answers = isinstance(table, AnswerTable)
+    answers = isinstance(table, AnswerRollouts)
     columns = _answer_columns(table) if answers else _episode_columns(table)
     made = pa.table(columns).replace_schema_metadata({_KIND: b"answers" if answers else b"episodes"})
     repeats = [name for name, column in columns.items() if pa.types.is_string(column.type)]
@@ -195,7 +195,7 @@ def write_rollouts(path: Path, table: RolloutTable) -> None:
     replace_file(path, sink.getvalue().to_pybytes())
 
 
-def _answer_columns(table: AnswerTable) -> dict[str, Any]:
+def _answer_columns(table: AnswerRollouts) -> dict[str, Any]:
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     rows = table.rows

@@ -11,22 +11,22 @@ from typing import Final
 from hone.core.clock import Clock
 from hone.core.errors import HoneError
 from hone.run.store.durable import failpoint
-from hone.text.training_service.ledger import Ledger, ModelRecord, Outcome, RequestRecord
+from hone.text.training_service.ledger import Ledger, ModelRecord, RequestRecord, RequestResult
 from hone.text.training_service.turns import Turns, Waiting
 
 JSON: Final = "application/json"
 
 
-def json_outcome(content: dict[str, object]) -> Outcome:
+def json_outcome(content: dict[str, object]) -> RequestResult:
     """A result that is not made of arrays."""
-    return Outcome(result=json.dumps(content).encode(), media=JSON)
+    return RequestResult(result=json.dumps(content).encode(), media=JSON)
 
 
-def failed(error: Exception) -> Outcome:
+def failed(error: Exception) -> RequestResult:
     """The outcome of a request that failed: the client raises it, and goes on."""
     category = "user" if isinstance(error, HoneError) else "server"
     text = str(error) if category == "user" else f"{type(error).__name__}: {error}"
-    return Outcome(result=text.encode(), media="text/plain", category=category)
+    return RequestResult(result=text.encode(), media="text/plain", category=category)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,7 @@ class RequestDesk:
                 self.wake.notify_all()
         return accepted
 
-    def finish(self, record: RequestRecord, outcome: Outcome) -> None:
+    def finish(self, record: RequestRecord, outcome: RequestResult) -> None:
         """Write an outcome, and tell whoever waits for it."""
         failpoint("training_service.before_outcome")
         self.ledger.finish(record, outcome, self.clock.now_s())
@@ -80,7 +80,7 @@ class RequestDesk:
             with suppress(RuntimeError):  # a loop that has closed meanwhile
                 loop.call_soon_threadsafe(event.set)
 
-    def attempt(self, record: RequestRecord, work: Callable[[], Outcome]) -> None:
+    def attempt(self, record: RequestRecord, work: Callable[[], RequestResult]) -> None:
         """Finish a request with what `work` gives; whatever it raises is the request's outcome, and nobody else's."""
         try:
             outcome = work()

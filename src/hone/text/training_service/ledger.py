@@ -130,7 +130,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestResult:
     """Result of a request, and what else it brought about, all of it in one transaction."""
 
     result: bytes
@@ -227,7 +227,7 @@ class Ledger:
                 self._insert(model)
             return request, True
 
-    def finish(self, request: RequestRecord, outcome: Outcome, now_s: float) -> None:
+    def finish(self, request: RequestRecord, outcome: RequestResult, now_s: float) -> None:
         """Write the outcome of a request."""
         state: RequestState = "done" if outcome.category is None else "failed"
         changes = request.changes if state == "done" else 0

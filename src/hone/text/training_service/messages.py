@@ -194,7 +194,7 @@ class TopTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledAnswer:
+class SampledSequence:
     """One sample of n tokens."""
 
     tokens: NDArray[np.int32]
@@ -207,7 +207,7 @@ class SampledAnswer:
 
 
 def sample_response(
-    answers: Sequence[SampledAnswer],
+    answers: Sequence[SampledSequence],
     *,
     prompt_logprobs: NDArray[np.float32] | None = None,
     prompt_likeliest: TopTokens | None = None,

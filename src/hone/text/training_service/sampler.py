@@ -21,8 +21,8 @@ from hone.core.generation import Completion, LikeliestTokens, Request, SamplingP
 from hone.engine.engine import EmbeddedEngine
 from hone.text.training_service.desk import RequestDesk, failed
 from hone.text.training_service.learner import ServedBase
-from hone.text.training_service.ledger import Outcome, RequestRecord, SamplerRecord
-from hone.text.training_service.messages import PROTOBUF, SampledAnswer, TopTokens, sample_response
+from hone.text.training_service.ledger import RequestRecord, RequestResult, SamplerRecord
+from hone.text.training_service.messages import PROTOBUF, SampledSequence, TopTokens, sample_response
 from hone.text.training_service.worker import TrainingWorker
 
 _LOOK_S: Final = 1.0
@@ -160,7 +160,7 @@ class _OpenSample:
         prompted = not self.asks_prompt or self.prompt_scores is not None
         return prompted and len(self.scores if self.rescored else self.answers) == self.call.samples
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestResult:
         answers = [self._answer(number) for number in range(self.call.samples)]
         logprobs = likeliest = None
         if self.call.prompt_logprobs:
@@ -176,11 +176,11 @@ class _OpenSample:
         tokens = float(sum(len(one.tokens) for one in answers))
         usage = {"prompt_tokens": float(len(self.call.prompt)), "sampled_tokens": tokens, "core_s": self.seconds}
         result = sample_response(answers, prompt_logprobs=logprobs, prompt_likeliest=likeliest)
-        return Outcome(result=result, media=PROTOBUF, usage=usage)
+        return RequestResult(result=result, media=PROTOBUF, usage=usage)
 
-    def _answer(self, number: int) -> SampledAnswer:
+    def _answer(self, number: int) -> SampledSequence:
         answer, scored = self.answers[number], self.scores.get(number)
-        return SampledAnswer(
+        return SampledSequence(
             tokens=answer.tokens,
             logprobs=answer.logp if scored is None else scored.logp,
             stopped=answer.finish_reason != "length",
@@ -329,7 +329,7 @@ class SamplingWorker:
             if waited and record is not None:
                 self._close(record, failed(DataError("the client cancelled this request")))
 
-    def _close(self, record: RequestRecord, outcome: Outcome) -> None:
+    def _close(self, record: RequestRecord, outcome: RequestResult) -> None:
         one = self.open.pop(record.id, None)
         if one is not None:
             self._release(one.adapter)

@@ -27,8 +27,8 @@ from hone.text.training_service.learner import AdamStep, AdapterShape, ServedBas
 from hone.text.training_service.ledger import (
     CheckpointRecord,
     ModelRecord,
-    Outcome,
     RequestRecord,
+    RequestResult,
     SamplerRecord,
 )
 from hone.text.training_service.losses import ServedLoss, find_loss
@@ -99,12 +99,12 @@ class _Pass:
         if self.before is not None:
             self.model.restore_gradient(self.before[0], pending=self.before[1])
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestResult:
         tokens = sum(len(datum.tokens) for datum in self.data)
         metrics = {"loss:sum": sum(one.loss for one in self.results), "num_tokens:sum": float(tokens)}
         logprobs: list[NDArray[np.float32]] = [one.logprobs for one in self.results]
         usage = {"forward_tokens" if self.forward_only else "train_tokens": float(tokens), "core_s": self.seconds}
-        return Outcome(result=forward_backward_output(logprobs, metrics), media=PROTOBUF, usage=usage)
+        return RequestResult(result=forward_backward_output(logprobs, metrics), media=PROTOBUF, usage=usage)
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +189,7 @@ class TrainingWorker:
         """Do a request that is not made of rows."""
         record, began = self._begin(one), time.thread_time()
         body: dict[str, Any] = json.loads(record.body)
-        handlers: dict[str, Callable[[RequestRecord, dict[str, Any]], Outcome]] = {
+        handlers: dict[str, Callable[[RequestRecord, dict[str, Any]], RequestResult]] = {
             "create_model": self._create_model,
             "optim_step": self._optim_step,
             "load_weights": self._load_weights,
@@ -263,7 +263,7 @@ class TrainingWorker:
             if len(one.results) == len(one.data):
                 self._close_pass(one, one.outcome())
 
-    def _close_pass(self, one: _Pass, outcome: Outcome) -> None:
+    def _close_pass(self, one: _Pass, outcome: RequestResult) -> None:
         if outcome.category is not None:
             one.undo()
         del self._passes[one.waiting.owner]
@@ -272,17 +272,17 @@ class TrainingWorker:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _create_model(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+    def _create_model(self, record: RequestRecord, body: dict[str, Any]) -> RequestResult:
         del body
         self._model(record.owner)
         return json_outcome({"type": "create_model", "model_id": record.owner})
 
-    def _optim_step(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+    def _optim_step(self, record: RequestRecord, body: dict[str, Any]) -> RequestResult:
         asked = AdamStep.read(_adam_params(body))
         metrics = self._model(record.owner, before=record.seq).step(asked)
         return json_outcome({"type": "optim_step", "metrics": metrics})
 
-    def _load_weights(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+    def _load_weights(self, record: RequestRecord, body: dict[str, Any]) -> RequestResult:
         saved = self._readable(str(body["path"]), record.tenant)
         if saved.kind != "training":
             raise DataError(f"{saved.path} is no training checkpoint: it has no optimizer; load one of save_weights")
@@ -290,13 +290,13 @@ class TrainingWorker:
         self._model(record.owner, before=record.seq).restore(state, optimizer=bool(body.get("optimizer")))
         return json_outcome({"type": "load_weights", "path": saved.path, "model_id": record.owner})
 
-    def _save_weights(self, kind: str, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+    def _save_weights(self, kind: str, record: RequestRecord, body: dict[str, Any]) -> RequestResult:
         saved = self._save(kind, record, body)
         verb = record.kind
         outcome = json_outcome({"type": verb, "path": saved.path, "size_bytes": saved.size_bytes})
-        return Outcome(result=outcome.result, media=outcome.media, checkpoint=saved)
+        return RequestResult(result=outcome.result, media=outcome.media, checkpoint=saved)
 
-    def _save_for_sampler(self, record: RequestRecord, body: dict[str, Any]) -> Outcome:
+    def _save_for_sampler(self, record: RequestRecord, body: dict[str, Any]) -> RequestResult:
         if body.get("path"):
             return self._save_weights("sampler", record, body)
         model = self.desk.ledger.find(ModelRecord, record.owner)
@@ -315,7 +315,7 @@ class TrainingWorker:
             model=record.owner if inflight else None, created_s=self.desk.clock.now_s(),
         )  # fmt: skip
         outcome = json_outcome({"type": "save_weights_for_sampler", "sampling_session_id": sampler})
-        return Outcome(result=outcome.result, media=outcome.media, sampler=saved)
+        return RequestResult(result=outcome.result, media=outcome.media, sampler=saved)
 
     # --------------------------------------------------------------------------------------- checkpoints
 
