@@ -51,6 +51,8 @@ def test_a_held_lock_is_seen_and_never_taken(tmp_path: Path) -> None:
     assert HeldLocks(tmp_path / "no-such-table").holds(path)  # by the holder's process number
     lock.release()
     assert not HeldLocks().holds(path)
+    (tmp_path / "empty").write_text("")
+    assert not HeldLocks(tmp_path / "empty").holds(path)  # the system lists no lock, whoever wrote the file
     path.write_text('{"pid": 999999999, "host": "elsewhere"}', encoding="utf-8")
     assert not HeldLocks(tmp_path / "no-such-table").holds(path)
     assert not HeldLocks().holds(tmp_path / "none")

@@ -23,7 +23,7 @@ from hone.core.clock import Clock
 from hone.core.errors import DataError, HoneError
 from hone.core.strict_json import Json
 from hone.estimators.across_runs import interquartile_mean
-from hone.run.alarms import read_alarms
+from hone.run.alarms import MIN_STALL_S, STALL_STEPS, read_alarms
 from hone.run.store.durable import read_json_object, replace_file, to_json
 from hone.run.store.evaluations import EVALUATIONS, EvaluationScore, read_evaluations
 from hone.run.store.events import EVENTS_FILE, RunEvent, read_events
@@ -36,8 +36,6 @@ RunState = Literal["running", "stalled", "finished", "interrupted", "crashed", "
 _DEPTH: Final = 3
 """Levels of folders below the root that may hold runs: pipelines and sweeps have theirs one or two further down."""
 _SKIPPED: Final = frozenset({"checkpoints", "samples", "rollouts", "evaluation"})
-_STALLED_STEPS: Final = 5
-_LEAST_STALL_S: Final = 60.0
 _SPARK_POINTS: Final = 48
 _STEP_SECONDS: Final = "time/step_s"
 _LOG_BYTES: Final = 64 << 10
@@ -67,8 +65,8 @@ class StateFacts:
 def run_state(facts: StateFacts) -> RunState:
     """State of a run: running until five median steps (at least a minute) bring no line."""
     if facts.held:
-        patience = _STALLED_STEPS * facts.median_step_s if math.isfinite(facts.median_step_s) else 0.0
-        return "stalled" if facts.idle_s > max(_LEAST_STALL_S, patience) else "running"
+        patience = STALL_STEPS * facts.median_step_s if math.isfinite(facts.median_step_s) else 0.0
+        return "stalled" if facts.idle_s > max(MIN_STALL_S, patience) else "running"
     if (facts.steps and facts.step >= facts.steps) or facts.last == "finish":
         return "finished"
     if "diverged" in facts.last:
@@ -106,10 +104,12 @@ class HeldLocks:
     would find its run in use."""
 
     def __init__(self, table: Path = Path("/proc/locks")) -> None:
+        self._inodes: set[str] | None = None
+        """`major:minor:inode` of each lock; None where the system lists none, which is not the same as an empty list."""
         try:
             text = table.read_text(encoding="ascii", errors="replace")
         except OSError:
-            text = ""
+            return
         self._inodes = {match[1] for match in re.finditer(r"FLOCK .* ([0-9a-f]+:[0-9a-f]+:\d+) ", text)}
 
     def holds(self, lock: Path) -> bool:
@@ -119,11 +119,10 @@ class HeldLocks:
         except OSError:
             return False
         key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        if key in self._inodes:
-            return True
-        if self._inodes and any(entry.endswith(f":{status.st_ino}") for entry in self._inodes):
-            return True  # filesystems of layers tell the device of a layer
-        return not self._inodes and _holder_lives(lock)
+        if self._inodes is None:
+            return _holder_lives(lock)
+        # filesystems of layers tell the device of a layer
+        return key in self._inodes or any(entry.endswith(f":{status.st_ino}") for entry in self._inodes)
 
 
 def _holder_lives(lock: Path) -> bool:
