@@ -105,7 +105,7 @@ class HeldLocks:
 
     def __init__(self, table: Path = Path("/proc/locks")) -> None:
         self._inodes: set[str] | None = None
-        """`major:minor:inode` of each lock; None where the system lists none, which is not the same as an empty list."""
+        """`major:minor:inode` of each lock; None where the system has no such list, unlike an empty one."""
         try:
             text = table.read_text(encoding="ascii", errors="replace")
         except OSError:
