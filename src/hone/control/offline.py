@@ -174,12 +174,10 @@ def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
     if rows.reward.dtype == dtype:
         return rows
     columns: dict[str, Tensor | None] = vars(rows)
-    return type(rows)(
-        **{
-            name: column.to(dtype) if column is not None and column.is_floating_point() else column
-            for name, column in columns.items()
-        }
-    )
+    floating = {
+        name: column.to(dtype) for name, column in columns.items() if column is not None and column.is_floating_point()
+    }
+    return replace(rows, **floating)
 
 
 # ---------------------------------------------------------------------------------------------- the job
