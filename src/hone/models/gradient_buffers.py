@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from torch import Tensor
+
+AutogradContext: TypeAlias = Any
+"""What torch passes to both passes of an autograd function; a function keeps attributes of its own on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

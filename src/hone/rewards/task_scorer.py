@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from reasoning_gym.factory import create_dataset
 
 from hone.process.wire import decode, encode
 from hone.rewards.functions import completion_text, extract_answer
 
-
-class _TaskScorer(Protocol):
-    # reasoning-gym's own signature
-    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
 
 
 def reasoning_gym(  # noqa: PLR0913 - the columns of its examples, by name
@@ -37,7 +35,7 @@ def reasoning_gym(  # noqa: PLR0913 - the columns of its examples, by name
 
 
 @lru_cache(maxsize=64)
-def _scorer(task: str, config: bytes) -> _TaskScorer:
+def _scorer(task: str, config: bytes) -> "ProceduralDataset":
     """The task's dataset object, which holds its scorer; its items are never drawn here."""
     settings = cast("dict[str, object]", decode(config))
     return create_dataset(task, **{**settings, "seed": 0, "size": 1})

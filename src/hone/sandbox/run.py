@@ -98,8 +98,8 @@ class CodeSandbox:
     def __init__(self, policy: SandboxPolicy, *, zygotes: int = 1, clock: Clock | None = None) -> None:
         """`zygotes` programs run at a time; further calls wait."""
         self._policy, self._clock = policy, clock or SystemClock()
-        self._free: queue.LifoQueue[_Zygote] = queue.LifoQueue()  # one that is warm is used again
-        self._all = [_Zygote(policy, self._clock) for _ in range(zygotes)]
+        self._free: queue.LifoQueue[_SandboxZygote] = queue.LifoQueue()  # one that is warm is used again
+        self._all = [_SandboxZygote(policy, self._clock) for _ in range(zygotes)]
         for zygote in self._all:
             self._free.put(zygote)
 
@@ -149,7 +149,7 @@ class CodeSandbox:
         for zygote in self._all:
             self._free.put(zygote)
 
-    def _with_zygote(self, use: "Callable[[_Zygote], ResultT]") -> ResultT:
+    def _with_zygote(self, use: "Callable[[_SandboxZygote], ResultT]") -> ResultT:
         zygote = self._free.get()
         try:
             return use(zygote)
@@ -157,7 +157,7 @@ class CodeSandbox:
             self._free.put(zygote)
 
 
-class _Zygote:
+class _SandboxZygote:
     """One warm process; used by one thread at a time."""
 
     def __init__(self, policy: SandboxPolicy, clock: Clock) -> None:

@@ -16,7 +16,7 @@ from hone.text.adapters.verifiers import VerifiersDriver
 from hone.text.evaluate.dialogues import dialogue_context
 from hone.text.evaluate.engine_actor import EngineActor, check_grammar
 from hone.text.fleet import generating_cluster
-from hone.text.live import AnswersConfig, engine_actor
+from hone.text.live import SamplingRunConfig, engine_actor
 from hone.text.open_text import TextInputs
 from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
@@ -62,7 +62,7 @@ class CapturedText:
 
 
 def captured_inputs(
-    config: AnswersConfig,
+    config: SamplingRunConfig,
     *,
     other_policies: Sequence[str] = (),
     more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
@@ -101,7 +101,7 @@ def captured_inputs(
 
 
 def open_captured_text(
-    config: AnswersConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, *, greedy_baseline: bool
+    config: SamplingRunConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, *, greedy_baseline: bool
 ) -> CapturedText:
     """Take the address, and serve it. Raises ResourceError if something else has it or the extra `serve` is missing,
     ConfigError for credit that needs greedy answers."""

@@ -42,7 +42,7 @@ from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.world import Prompt, TextWorld
 
 
-class AnswersConfig(TextDataConfig, Protocol):
+class SamplingRunConfig(TextDataConfig, Protocol):
     """What generation asks of a run's config, which is a `TextRunConfig`."""
 
     @property
@@ -59,7 +59,7 @@ class AnswersConfig(TextDataConfig, Protocol):
 
 
 def prompt_inputs(
-    config: AnswersConfig,
+    config: SamplingRunConfig,
     *,
     other_policies: Sequence[str] = (),
     second_answer: SecondAnswer | None = None,
@@ -113,7 +113,7 @@ def prompt_inputs(
 
 
 def open_answering_run(
-    config: AnswersConfig,
+    config: SamplingRunConfig,
     build: Callable[[Any, TextInputs[Sequence[Prompt]]], TrainingJob[TokenPolicy]],
     *,
     more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,

@@ -11,9 +11,9 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.control.environments.headless import render_without_display
 from hone.control.environments.make import GymConfig
 from hone.control.evaluate import video
+from hone.control.evaluate.video import render_without_display
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.checkpoint import save_policy
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces

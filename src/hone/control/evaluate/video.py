@@ -6,7 +6,9 @@ the frames.
 """
 
 import base64
+import ctypes
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +18,6 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from hone.control.environments.headless import render_without_display
 from hone.control.environments.make import (
     RECORDED_STEPS,
     GymConfig,
@@ -51,6 +52,27 @@ _DEADLINE_S = 300.0
 """Seconds that a child may take to record."""
 _SAFE_RENDERERS = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "hone.control.")
 """Modules whose environments draw in software, so that no process of their own is worth its start."""
+
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
+
+
+def render_without_display() -> None:
+    """Choose backends that need no screen where there is none: EGL for MuJoCo, a dummy video driver for pygame.
+
+    Call it before the environment's package is imported, because both read the environment then. What the user has set
+    stays. EGL is chosen only where its library can be loaded: without it, `import mujoco` itself would fail.
+    """
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if any(os.environ.get(name) for name in _SCREENS):
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if "MUJOCO_GL" in os.environ:
+        return
+    try:
+        ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        return
+    os.environ["MUJOCO_GL"] = "egl"
 
 
 @dataclass

@@ -7,7 +7,7 @@ depends on the row's position only.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
+from hone.models.gradient_buffers import AutogradContext
 from hone.models.language.packed_attention import AttentionLimits, LayerAttention, PackedAttention
 from hone.models.language.token_logprobs import capped
 from hone.models.native.library import WIDENED_ROWS, is_widened
@@ -240,33 +241,21 @@ def batch_invariant_logits(rows: BatchInvariantLinear, weight: Tensor) -> Callab
     return product
 
 
-class _LinearContext(Protocol):
-    saved_tensors: tuple[Tensor, Tensor]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _BatchInvariantLinearFunction(torch.autograd.Function):
     """y = x w^T + b by rows;  dx = g w,  dw = g^T x,  db = sum g."""
 
     @staticmethod
     def forward(
-        ctx: _LinearContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: BatchInvariantLinear
+        ctx: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: BatchInvariantLinear
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         return rows.product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: _LinearContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (x, weight), g = ctx.saved_tensors, grads[0]
         to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
         return g @ weight if to_x else None, g.t() @ x if to_weight else None, g.sum(0) if to_bias else None, None
-
-
-class _FrozenContext(Protocol):
-    weight: Tensor
-    rows: BatchInvariantLinear
 
 
 class _FrozenLinearFunction(torch.autograd.Function):
@@ -274,28 +263,20 @@ class _FrozenLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _FrozenContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: BatchInvariantLinear
+        ctx: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: BatchInvariantLinear
     ) -> Tensor:
         ctx.weight, ctx.rows = weight, rows
         return rows.product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: _FrozenContext, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.rows.product(grads[0].contiguous(), ctx.weight.detach().t(), None), None, None, None
-
-
-class _AttentionContext(Protocol):
-    usual: LayerAttention
-    layer: int
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
 class _BatchInvariantAttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _AttentionContext,
+        ctx: AutogradContext,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -308,7 +289,7 @@ class _BatchInvariantAttentionFunction(torch.autograd.Function):
         return fixed(query, key, value, layer)
 
     @staticmethod
-    def backward(ctx: _AttentionContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs = tuple(x.detach().requires_grad_() for x in ctx.saved_tensors)
         with torch.enable_grad():
             out = ctx.usual(ctx.layer, *inputs)

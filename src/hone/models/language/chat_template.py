@@ -249,7 +249,7 @@ def _to_json(
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class _CompiledTemplate:
     """A template, compiled."""
 
     render: Callable[..., str]
@@ -257,7 +257,7 @@ class _Program:
 
 
 @lru_cache(maxsize=16)
-def _compile(source: str) -> _Program:
+def _compile(source: str) -> _CompiledTemplate:
     """Raises whatever jinja2 raises for a template that it cannot read."""
     environment = _LimitedEnvironment()
     token = _RENDERING.set(_Rendering())
@@ -266,7 +266,7 @@ def _compile(source: str) -> _Program:
         tree = environment.parse(source)
         texts = [text for kind in repeated for one in tree.find_all(kind) for text in one.find_all(nodes.TemplateData)]
         loops = [text for one in tree.find_all(nodes.For) if one.recursive for text in one.find_all(nodes.TemplateData)]
-        return _Program(environment.from_string(source).render, sum(len(one.data) for one in [*texts, *loops]))
+        return _CompiledTemplate(environment.from_string(source).render, sum(len(one.data) for one in [*texts, *loops]))
     finally:
         _RENDERING.reset(token)
 

@@ -19,7 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from hone.core.errors import DataError
-from hone.models.gradient_buffers import write_gradient
+from hone.models.gradient_buffers import AutogradContext, write_gradient
 from hone.models.language.config import ExpertsConfig, ModelConfig
 from hone.models.language.families import NormKind
 from hone.models.language.fused_ops import any_matmul, apply_rotary, gated_gelu, gated_silu, rms_norm
@@ -156,18 +156,6 @@ def _mix_experts(
     return total.to(x.dtype), _RoutedTokens(chosen, logits)
 
 
-class _ExpertContext(Protocol):
-    """Autograd context of both passes."""
-
-    saved_tensors: tuple[Tensor, Tensor]
-    weight: Tensor
-    counts: list[int]
-    kind: torch.dtype
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _ExpertLinear(torch.autograd.Function):
     """Rows `[n, in]` of the experts, one after another, times each expert's part of `stack` `[E * out, in]`:
     y_e = x_e w_e^T for each expert e;  dx_e = g_e w_e,  dw_e = g_e^T x_e, 0 for an expert without tokens.
@@ -176,7 +164,7 @@ class _ExpertLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: _ExpertContext, x: Tensor, stack: Tensor, counts: list[int], by: ExpertArithmetic) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, stack: Tensor, counts: list[int], by: ExpertArithmetic) -> Tensor:
         weights, parts = stack.view(len(counts), -1, stack.shape[1]), []
         for weight, rows in zip(weights, x.split(counts), strict=True):
             if len(rows):
@@ -189,7 +177,7 @@ class _ExpertLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _ExpertContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, stack = ctx.saved_tensors
         g, counts = grads[0], ctx.counts
         to_x, to_weight = ctx.needs_input_grad[:2]
@@ -276,24 +264,16 @@ class ProcessTensorGroup:
         return parts
 
 
-class _SharedContext(Protocol):
-    """Autograd context of all functions here."""
-
-    group: TensorGroup
-    bias_type: torch.dtype | None
-    needs_input_grad: tuple[bool, ...]
-
-
 class _SharedInput(torch.autograd.Function):
     """y = x on every rank;  dx = the sum of every rank's dy."""
 
     @staticmethod
-    def forward(ctx: _SharedContext, x: Tensor, group: TensorGroup) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, group: TensorGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: _SharedContext, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         return ctx.group.sum(grads[0]), None
 
 
@@ -301,12 +281,12 @@ class _SharedWeights(torch.autograd.Function):
     """The weights themselves;  their gradients summed over the ranks, all in one sum."""
 
     @staticmethod
-    def forward(ctx: _SharedContext, group: TensorGroup, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: AutogradContext, group: TensorGroup, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
         return tuple(weight.view_as(weight) for weight in weights)
 
     @staticmethod
-    def backward(ctx: _SharedContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total = ctx.group.sum(torch.cat([grad.flatten() for grad in grads]))
         pieces = total.split([grad.numel() for grad in grads])
         return None, *(piece.view_as(grad) for piece, grad in zip(pieces, grads, strict=True))
@@ -316,13 +296,13 @@ class _SummedOutput(torch.autograd.Function):
     """y = the sum of every rank's x, + b once;  dx = dy,  db = the sum of dy over the tokens."""
 
     @staticmethod
-    def forward(ctx: _SharedContext, part: Tensor, bias: Tensor | None, group: TensorGroup) -> Tensor:
+    def forward(ctx: AutogradContext, part: Tensor, bias: Tensor | None, group: TensorGroup) -> Tensor:
         ctx.bias_type = None if bias is None else bias.dtype
         result = group.sum(part)
         return result if bias is None else result.add_(bias)
 
     @staticmethod
-    def backward(ctx: _SharedContext, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         wanted = ctx.needs_input_grad[1] and ctx.bias_type is not None
         return grads[0], grads[0].sum(0, dtype=ctx.bias_type) if wanted else None, None
 

@@ -7,13 +7,12 @@ dtype of the next matrix product, and a product rounds its master weights on the
 
 import math
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.gradient_buffers import write_gradient
+from hone.models.gradient_buffers import AutogradContext, write_gradient
 from hone.models.language.token_logprobs import at_least_float32
 from hone.models.native.library import (
     half_matmul,
@@ -25,22 +24,11 @@ from hone.models.native.library import (
 )
 
 
-class _FusedContext(Protocol):
-    """Autograd context of both passes."""
-
-    saved_tensors: tuple[Tensor, ...]
-    kinds: tuple[torch.dtype, torch.dtype]
-    weight: Tensor
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _RmsNorm(torch.autograd.Function):
     """y = x r w with r = (mean(x^2) + eps)^-1/2;  dx = r (g w - x r^2 mean(g w x)),  dw = sum(g x r)."""
 
     @staticmethod
-    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
         wide = at_least_float32(x)
         r = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
@@ -49,7 +37,7 @@ class _RmsNorm(torch.autograd.Function):
         return (wide * r).mul_(weight).to(kind)
 
     @staticmethod
-    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, r = ctx.saved_tensors
         wide, g = at_least_float32(x), at_least_float32(grads[0])
         normed = wide * r
@@ -66,14 +54,14 @@ class _MixedLinear(torch.autograd.Function):
     """y = x w^T + b in bfloat16 with sums in float32;  dx = g w,  dw = g^T x, the latter in the weight's dtype."""
 
     @staticmethod
-    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         low, rounded = x.to(torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(low, rounded)
         ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
         return rounded_linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
 
     @staticmethod
-    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         low, rounded = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
         input_kind, weight_kind = ctx.kinds
@@ -96,7 +84,7 @@ class _RoundingLinear(_MixedLinear):
     bytes less for each weight between the passes."""
 
     @staticmethod
-    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         low = x.to(torch.bfloat16)
         ctx.save_for_backward(low, weight)
         ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
@@ -108,13 +96,13 @@ class _TiledLinear(torch.autograd.Function):
     """y = x w^T + b in float32, by tiles;  dx = g w,  dw = g^T x,  db = sum g."""
 
     @staticmethod
-    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.weight = weight
         return tiled_matmul(x, weight.t(), bias)
 
     @staticmethod
-    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
         g = grads[0]
@@ -143,12 +131,12 @@ class _RotaryFunction(torch.autograd.Function):
     """Each adjacent pair of features as a complex number, times a unit number; backward rotates by the inverse."""
 
     @staticmethod
-    def forward(ctx: _FusedContext, x: Tensor, turns: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, turns: Tensor) -> Tensor:
         ctx.save_for_backward(turns)
         return _rotated(x, turns)
 
     @staticmethod
-    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         (turns,) = ctx.saved_tensors
         return _rotated(grads[0], turns.conj().resolve_conj()), None
 
@@ -162,7 +150,7 @@ class _GatedSilu(torch.autograd.Function):
     """silu(gate) * up with `[gate, up]` in one tensor;  d silu(x) = s (1 + x (1 - s)), s = sigmoid(x)."""
 
     @staticmethod
-    def forward(ctx: _FusedContext, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
+    def forward(ctx: AutogradContext, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         if steady:
@@ -170,7 +158,7 @@ class _GatedSilu(torch.autograd.Function):
         return functional.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         out = torch.empty_like(gate_up)
@@ -184,7 +172,7 @@ class _SteadyGatedSilu(_GatedSilu):
     """`_GatedSilu` whose gradients, too, are computed in a form whose bits do not depend on an element's place."""
 
     @staticmethod
-    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         s = torch.neg(gate).exp_().add_(1).reciprocal_()
@@ -199,7 +187,7 @@ class _GatedGelu(torch.autograd.Function):
     """y = gelu(a) b of the halves a and b;  da = g b gelu'(a),  db = g gelu(a)."""
 
     @staticmethod
-    def forward(ctx: _FusedContext, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
+    def forward(ctx: AutogradContext, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         if steady:
@@ -208,7 +196,7 @@ class _GatedGelu(torch.autograd.Function):
         return functional.gelu(gate, approximate="tanh").mul_(up)
 
     @staticmethod
-    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         (gate_up,), g = ctx.saved_tensors, grads[0]
         gate, up = gate_up.chunk(2, dim=-1)
         out = torch.empty_like(gate_up)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
+from hone.models.gradient_buffers import AutogradContext
 from hone.models.native.library import is_widened
 from hone.models.packing import PackedBatch, index_numbers, packed_text_slots
 
@@ -158,20 +159,16 @@ class PackedAttention:
         return torch.bmm(weights.view(texts * self._kv_heads, group * queries, keys), v).view(-1, self._head_dim)
 
 
-class _PaddingContext(Protocol):
-    table: _PaddingTable
-
-
 class _PadFunction(torch.autograd.Function):
     """`x[take]`, with a copy as gradient (padding is masked), summed only over tokens that are read again."""
 
     @staticmethod
-    def forward(ctx: _PaddingContext, x: Tensor, table: _PaddingTable) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, table: _PaddingTable) -> Tensor:
         ctx.table = table
         return x.index_select(0, table.gather)
 
     @staticmethod
-    def backward(ctx: _PaddingContext, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         table, grad = ctx.table, grads[0]
         own = grad.index_select(0, table.scatter)
         if not len(table.shared_trunk):
@@ -185,12 +182,12 @@ class _UnpadFunction(torch.autograd.Function):
     """`x[give]`; the gradient of a padded place is 0."""
 
     @staticmethod
-    def forward(ctx: _PaddingContext, x: Tensor, table: _PaddingTable) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, table: _PaddingTable) -> Tensor:
         ctx.table = table
         return x.index_select(0, table.scatter)
 
     @staticmethod
-    def backward(ctx: _PaddingContext, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None]:
         padded = grads[0].index_select(0, ctx.table.gather)
         return padded.index_fill_(0, ctx.table.padding, 0.0), None
 

@@ -12,13 +12,14 @@ where the lower half of a byte is of output j, and the upper half of output j + 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hone.core.errors import DataError
+from hone.models.gradient_buffers import AutogradContext
 from hone.models.language.fused_ops import any_matmul
 from hone.models.native.library import decode_blocks
 
@@ -45,25 +46,18 @@ def quantise(rows: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     return (codes + zero).to(torch.uint8).flatten(-2), scales.squeeze(-1)
 
 
-class _QuantisedContext(Protocol):
-    """Autograd context of both passes."""
-
-    projection: "QuantisedProjection"
-    kind: torch.dtype
-
-
 class _QuantisedLinear(torch.autograd.Function):
     """y = x W^T + b;  dx = g W. W is decoded in either pass, and is not kept between them."""
 
     @staticmethod
     def forward(
-        ctx: _QuantisedContext, x: Tensor, projection: "QuantisedProjection", linear: Callable[..., Tensor]
+        ctx: AutogradContext, x: Tensor, projection: "QuantisedProjection", linear: Callable[..., Tensor]
     ) -> Tensor:
         ctx.projection, ctx.kind = projection, x.dtype
         return linear(x, projection.decode(x.dtype), projection.bias)
 
     @staticmethod
-    def backward(ctx: _QuantisedContext, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor, None, None]:
         g = grads[0]
         return any_matmul(g, ctx.projection.decode(g.dtype)).to(ctx.kind), None, None
 

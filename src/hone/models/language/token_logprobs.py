@@ -5,12 +5,13 @@ The output projection and the log-softmax, in chunks that are recomputed in the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hone.models.gradient_buffers import AutogradContext
 from hone.models.native.library import computes_nothing, half_matmul
 from hone.models.native.library import tiled_matmul as tiled
 
@@ -194,22 +195,12 @@ def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor) -> Tensor:
     return cut
 
 
-class _LogprobContext(Protocol):
-    """Tensors that autograd keeps between forward and backward."""
-
-    question: LogprobQuery
-    saved_tensors: tuple[Tensor, Tensor, Tensor]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _TokenLogprobsFunction(torch.autograd.Function):
     """With `l = hidden @ weight.T / t`: d logp(k) / d l_j = [j = k] - p_j, and d H / d l_j = -p_j (log p_j + H)."""
 
     @staticmethod
     def forward(
-        ctx: _LogprobContext, hidden: Tensor, weight: Tensor, asked: Tensor, question: LogprobQuery
+        ctx: AutogradContext, hidden: Tensor, weight: Tensor, asked: Tensor, question: LogprobQuery
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(asked.shape, dtype=dtype, device=hidden.device)
@@ -226,7 +217,7 @@ class _TokenLogprobsFunction(torch.autograd.Function):
         return logp, entropies
 
     @staticmethod
-    def backward(ctx: _LogprobContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden, weight, asked = ctx.saved_tensors
         question = ctx.question
         to_logp, to_entropy = grads

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.ragged import Ints
+from hone.models.gradient_buffers import AutogradContext
 from hone.models.packing import PackedBatch, index_numbers
 from hone.native.build import (
     AVX2,
@@ -200,17 +201,6 @@ def _torch_threads() -> int:
 DTYPE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1}
 
 
-class _KernelLayerContext(Protocol):
-    """Autograd context of both passes."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-    delta_type: torch.dtype
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-    def set_materialize_grads(self, value: bool) -> None: ...  # noqa: FBT001 - torch's own signature
-
-
 def _require_kernels() -> _TrainingKernels:
     """The loaded kernels, which the caller has checked to exist."""
     result = available_kernels()
@@ -259,7 +249,7 @@ class _AddNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _KernelLayerContext, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype
+        ctx: AutogradContext, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         x, weight = x.contiguous(), weight.contiguous()
         delta = None if delta is None else delta.contiguous()
@@ -275,7 +265,7 @@ class _AddNormFunction(torch.autograd.Function):
         return stream.view_as(stream), out
 
     @staticmethod
-    def backward(ctx: _KernelLayerContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         stream, weight, r = ctx.saved_tensors
         above, g = grads
         if g is None:  # nobody read the norm
@@ -299,7 +289,7 @@ class _AddNormFunction(torch.autograd.Function):
 
 class _NativeGateFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _KernelLayerContext, gate_up: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, gate_up: Tensor) -> Tensor:
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
         rows, width = gate_up.shape
@@ -309,7 +299,7 @@ class _NativeGateFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _KernelLayerContext, *grads: Tensor) -> Tensor:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         g, out = grads[0].contiguous(), torch.empty_like(gate_up)
         kind = DTYPE_CODES[gate_up.dtype], torch.get_num_threads()
@@ -437,23 +427,12 @@ class NativeAttention:
         return _HoneAttention(*sizes, len(texts.first) - 1, *arrays, *pointers, kind, eps)
 
 
-class _NativeAttentionContext(Protocol):
-    """Autograd context of both passes."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-    plan: NativeAttention
-    eps: float
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-
-
 class _NativeAttentionFunction(torch.autograd.Function):
     """Saves its input and two numbers per query; scores are recomputed (Dao et al., "FlashAttention", 2022)."""
 
     @staticmethod
     def forward(
-        ctx: _NativeAttentionContext,
+        ctx: AutogradContext,
         qkv: Tensor,
         q_norm: Tensor | None,
         k_norm: Tensor | None,
@@ -470,7 +449,7 @@ class _NativeAttentionFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _NativeAttentionContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (qkv, q_norm, k_norm, shares), plan, g = ctx.saved_tensors, ctx.plan, grads[0].contiguous()
         question, out = plan.kernel_arguments(qkv, (q_norm, k_norm), ctx.eps), torch.empty_like(qkv)
         question.mixed, question.shares, question.d_qkv = _address_of(g), _address_of(shares), _address_of(out)

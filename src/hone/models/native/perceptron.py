@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.models.gradient_buffers import accumulation_buffers
+from hone.models.gradient_buffers import AutogradContext, accumulation_buffers
 from hone.native.build import (
     AVX2,
     AVX512,
@@ -210,14 +210,14 @@ class _PerceptronFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kernels: PerceptronKernels, x: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
+    def forward(ctx: AutogradContext, kernels: PerceptronKernels, x: Tensor, *parameters: Tensor) -> Tensor:
         tape = kernels.new_tape(x.shape[0]) if any(ctx.needs_input_grad) else None
         ctx.kernels, ctx.tape = kernels, tape
         ctx.save_for_backward(x, *parameters)
         return kernels.forward(x, tape)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - torch's own
+    def backward(ctx: AutogradContext, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x, *parameters = ctx.saved_tensors
         _, inputs, *wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which torch alone computes

@@ -5,23 +5,14 @@ A task's own scorer judges every attempt. The last one pays its score, so a dial
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hone.core.dialogue import PolicyTurn, WorldTurn
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.text.tasks.reasoning_gym import checked_config
 
-
-class _TaskDataset(Protocol):
-    """A dataset of reasoning-gym, with its own signatures."""
-
-    def __getitem__(self, idx: int) -> dict[str, Any]:
-        """Make an item."""
-        ...
-
-    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
-        """Score an answer, from 0 to 1."""
-        ...
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
 
 
 class ReasoningGymSteps:
@@ -83,7 +74,7 @@ class ReasoningGymSteps:
         return faults
 
 
-def _dataset(task: str, config: Mapping[str, Any], seed: int, faults: ErrorCollector) -> _TaskDataset:
+def _dataset(task: str, config: Mapping[str, Any], seed: int, faults: ErrorCollector) -> "ProceduralDataset":
     """The task with one item. Raises ConfigError with these faults and its own."""
     from reasoning_gym.factory import create_dataset  # noqa: PLC0415 - takes 2 s to import
 

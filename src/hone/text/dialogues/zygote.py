@@ -126,7 +126,7 @@ class _Dialogue:
     """Time after which it is killed; None before it was asked to close."""
 
 
-class _Zygote:
+class _WorldZygote:
     """Forks dialogues, and passes lines between them and the trainer."""
 
     def __init__(self, channel: ParentChannel, world: LoadedWorld, memory_bytes: int | None) -> None:
@@ -284,7 +284,7 @@ def main() -> None:
     if confinement is not None:
         gaps = [*confinement.gaps, *(confinement.protect(hello["read_only"]) if hello["read_only"] else [])]
     _reply(channel, {"ready": world.describe().to_json(), "gaps": gaps})
-    _Zygote(channel, world, hello["memory_bytes"]).run(rest)
+    _WorldZygote(channel, world, hello["memory_bytes"]).run(rest)
 
 
 def _reply(channel: ParentChannel, message: Mapping[str, object]) -> None:

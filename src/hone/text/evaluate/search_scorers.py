@@ -8,7 +8,7 @@ action leads where. One step of search turns the first into the second: score = 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, Request
 from hone.core.judging import Scorer, ScorerInput
 from hone.core.ragged import Ints
+from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.models.packing import pack_rows
@@ -39,20 +40,12 @@ AGGREGATES: Mapping[str, Callable[[NDArray[np.float64]], float]] = {
 """Probabilities of an answer's steps -> its score."""
 
 
-class _ScalarScorer(Protocol):
-    """What is asked of a scalar-head model: see `models.language.scalar_head.ScalarHeadModel`."""
-
-    def score_tokens(
-        self, sequences: Sequence[NDArray[np.int32]], at: Sequence[Ints], *, micro_batch_tokens: int
-    ) -> NDArray[np.float64]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelCandidateScorer:
     """A reward model as scorer: sigmoid of its number at the last token, or over the ends of steps, aggregated. A model
     of steps is asked at the end of every step and at the last token, where an answer says that it is finished."""
 
-    model: _ScalarScorer
+    model: ScalarHeadModel
     decode: Decode
     step: str | None
     """Text that ends a step; None for a model of whole sequences."""
