@@ -22,8 +22,9 @@ PYTHON  ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
              $$p -c 'import sys, venv, ensurepip; raise SystemExit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
              && { echo $$p; break; }; done)
 PIP      = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
-# A run per core: more threads per worker only make the workers wait for each other.
-RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=20
+# A run per core: more threads per worker only make the workers wait for each other. Hundreds of tests start an
+# interpreter: they compile each module once, whatever the caller's environment says about writing bytecode.
+RUN      = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=20
 
 VLLM    ?= .venv-vllm
 

@@ -72,8 +72,8 @@ LIGHT = (("Bernoulli", "rate 0.4"), ("Gaussian", "sd 0.3"), ("Gaussian", "sd 1.5
 
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Figures of the system."""
-    yield from coverage_lines(logs=5 if fast else 60)
-    yield from fault_lines(logs=20 if fast else 100)
+    yield from coverage_lines(logs=2 if fast else 60)
+    yield from fault_lines(logs=10 if fast else 100)
 
 
 def reward_log(draw: Draw, slopes: tuple[float, float, float, float], n: int, *names: str | int) -> LoggedFeedback:

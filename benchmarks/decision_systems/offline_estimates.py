@@ -52,11 +52,11 @@ BARE_SHARE = 0.42
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Figures of the system."""
     world = logged_choice_world(WORLD_SEED)
-    yield from coverage_lines(world)
+    yield from coverage_lines(world, logs=150 if fast else LOGS)
     yield golden_line()
-    yield from refusal_lines(world, logs=10 if fast else 200)
-    yield ranking_line(world, logs=8 if fast else 100)
-    yield from trajectory_lines(logs=60 if fast else 400)
+    yield from refusal_lines(world, logs=5 if fast else 200)
+    yield ranking_line(world, logs=4 if fast else 100)
+    yield from trajectory_lines(logs=30 if fast else 400)
     yield speed_line(world)
     if not fast:
         yield large_line(world)
@@ -64,11 +64,11 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
         yield from stitching_lines()
 
 
-def coverage_lines(world: LoggedChoiceWorld) -> Iterator[AcceptanceLine]:
+def coverage_lines(world: LoggedChoiceWorld, *, logs: int) -> Iterator[AcceptanceLine]:
     """Coverage and relative error of DR, and the negative control: the direct method alone."""
     truth, values, covered, refused = world.value(world.target), list[float](), {"dr": 0, "dm": 0}, 0
     with cpu_seconds() as cpu:
-        for seed in range(FIRST, FIRST + LOGS):
+        for seed in range(FIRST, FIRST + logs):
             logged = logged_feedback(world.log(ROWS, seed=seed), world.target)
             found = estimate_values(logged, ["dr", "dm"], EstimateSettings(seed=seed))
             values.append(found["dr"].estimate.value)
@@ -77,21 +77,21 @@ def coverage_lines(world: LoggedChoiceWorld) -> Iterator[AcceptanceLine]:
                 covered[name] += found[name].estimate.low <= truth <= found[name].estimate.high  # type: ignore[index]
     error = float(np.sqrt(np.mean((np.array(values) - truth) ** 2))) / truth
     worst = max(abs(value - truth) for value in values) / truth
-    words = f"{LOGS} logs of {ROWS:,} decisions"
+    words = f"{logs} logs of {ROWS:,} decisions"
     yield AcceptanceLine(
-        figure="coverage of doubly robust 95% intervals", value=covered["dr"] / LOGS, at_least=0.925, at_most=0.97,
-        seeds=LOGS, cpu_s=cpu.spent, words=words,
+        figure="coverage of doubly robust 95% intervals", value=covered["dr"] / logs, at_least=0.925, at_most=0.97,
+        seeds=logs, cpu_s=cpu.spent, words=words,
     )  # fmt: skip
     yield AcceptanceLine(
-        figure="relative root mean square error of doubly robust", value=error, at_most=0.032, seeds=LOGS,
+        figure="relative root mean square error of doubly robust", value=error, at_most=0.032, seeds=logs,
         words=f"{words}, worst {worst:.3f}",
     )  # fmt: skip
     yield AcceptanceLine(
-        figure="coverage of the direct method alone", value=covered["dm"] / LOGS, at_most=0.20, negative=True,
-        seeds=LOGS, words=words,
+        figure="coverage of the direct method alone", value=covered["dm"] / logs, at_most=0.20, negative=True,
+        seeds=logs, words=words,
     )  # fmt: skip
     yield AcceptanceLine(
-        figure="share of good logs that are refused", value=refused / LOGS, at_most=0.02, seeds=LOGS, words=words
+        figure="share of good logs that are refused", value=refused / logs, at_most=0.02, seeds=logs, words=words
     )
 
 

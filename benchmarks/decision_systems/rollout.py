@@ -56,8 +56,8 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield ratio_line(runs=60 if fast else 400)
     yield controller_line(runs=10 if fast else 50)
     yield from assignment_lines(units=3_000 if fast else 100_000)
-    yield routing_line(units=50_000 if fast else 400_000, fast=fast)
-    yield from peeking_lines(runs=150 if fast else 2000)
+    yield routing_line(units=20_000 if fast else 400_000, fast=fast)
+    yield from peeking_lines(runs=80 if fast else 2000)
 
 
 def changed(traffic: StagedTraffic, change: float) -> StagedTraffic:

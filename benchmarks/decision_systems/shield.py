@@ -152,7 +152,7 @@ def proof_lines() -> Iterator[AcceptanceLine]:
 
 def road_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[AcceptanceLine]:
     """Crashes of the reckless driver with and without the shield."""
-    steps = 10_000 if fast else 100_000
+    steps = 4_000 if fast else 100_000
     shield = certificate.open(SENSORS)
     with cpu_seconds() as cpu:
         shielded = drive_road(Shielded(RecklessDriver(), shield), steps=steps, seed=SEED, shield=shield)
@@ -233,7 +233,7 @@ def training_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
     certificate = certify(shield_spec(LATTICE_ROAD.shield_tables(), place="lattice"))
     mdp = shielded_lattice(certificate.open(SENSORS))
     best = start_value(mdp, policy_iteration(mdp).value)
-    steps, seeds = (400, 1) if fast else (1_500, 5)
+    steps, seeds = (220, 1) if fast else (1_500, 5)
     with cpu_seconds() as cpu:
         shares = [
             start_value(mdp, evaluate_policy(mdp, learned_table(certificate, steps=steps, seed=seed).argmax(axis=1)))
@@ -304,7 +304,7 @@ class FaultyShield:
 
 def drill_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[AcceptanceLine]:
     """Sensor dropout, NaN actions, stalls and exceptions, all at once."""
-    steps = 3_000 if fast else 50_000
+    steps = 1_500 if fast else 50_000
     clock = SteppedClock()
     shield = GuardedShield(inner=FaultyShield(certificate.open(SENSORS), clock), clock=clock)
     draws = generator(SEED, "drills")

@@ -483,11 +483,16 @@ class ForeignProgram:
             return
 
     def ended(self) -> str:
-        """Why it ended, with what it printed last; empty while it runs."""
+        """Why it ended, with what it printed last; empty while it runs. Its lines have been handed on by then, but for
+        those of a program that it left behind."""
         if self._process is None:
             return "it was closed"
         code = self._process.poll()
-        return "" if code is None else f"it ended with code {code}{self.last_output()}"
+        if code is None:
+            return ""
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join(5)
+        return f"it ended with code {code}{self.last_output()}"
 
     def last_output(self) -> str:
         """`; it printed: ...`, or nothing."""

@@ -4,14 +4,17 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hone.cli.main import main
 from hone.core.dialogue import PlannedSession, SessionReport
 from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
+from hone.process.child import ForeignProgram
 from hone.run.store.metrics import without_clock_metrics
 from hone.text.adapters.verifiers import VerifiersDriver
 
@@ -138,3 +141,21 @@ def test_a_process_that_was_killed_stops_the_run(driver: VerifiersDriver) -> Non
     driver._program._process.wait()
     with pytest.raises(LostResourceError, match="the process of the environment is gone: it ended with code -9"):
         driver.check()
+
+
+def test_a_program_has_ended_when_its_lines_are_handed_on(tmp_path: Path) -> None:
+    """Its last line is its reason: who saw the end before the line took the exit code for the reason."""
+    lines: list[dict[str, Any]] = []
+
+    def take(line: dict[str, Any]) -> None:
+        time.sleep(0.3)
+        lines.append(line)
+
+    program = ForeignProgram([sys.executable, "-c", "print('{\"fault\": 1}')"], folder=tmp_path, on_line=take)
+    program.start()
+    try:
+        while not (reason := program.ended()):
+            time.sleep(0.01)
+    finally:
+        program.close()
+    assert (reason, lines) == ("it ended with code 0", [{"fault": 1}])

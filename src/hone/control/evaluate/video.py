@@ -103,12 +103,9 @@ def record_episode(
 ) -> tuple[EpisodeRecording, bytes | None]:
     """Record one episode of the policy's mode: its result and animation, or a note with the reason for no animation."""
     render_without_display()
+    if why := _why_no_renderer(config):
+        return _without_frames(step, why)
     try:
-        probe = env_factory(config).make_one()
-        modes = probe.metadata.get("render_modes", [])
-        probe.close()
-        if _RENDER_MODE not in modes:
-            return _without_frames(step, f"{config.id} cannot render (rgb_array is not among its render modes)")
         env = env_factory(
             config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": _RENDER_MODE}})
         ).make_one()
@@ -140,6 +137,10 @@ def record_saved_policy(
     """
     if _renders_here(config):
         return record_episode(load_control_policy(folder), config, seed=seed, step=step)
+    if not runs_isolated(config) and (
+        why := _why_no_renderer(config)
+    ):  # where its code runs anyway: no child is started
+        return _without_frames(step, why)
     request = {
         "policy": str(folder.absolute()),
         "env": config.model_dump(mode="json"),
@@ -159,6 +160,17 @@ def record_saved_policy(
     score = float("nan") if reply["score"] is None else float(reply["score"])
     about = EpisodeRecording(step=step, score=score, steps=int(reply["steps"]), note=str(reply["note"]))
     return about, base64.b64decode(reply["png"]) or None
+
+
+def _why_no_renderer(config: GymConfig) -> str:
+    """Reason why the environment has no pictures, by its class; empty if it says that it draws."""
+    try:
+        probe = env_factory(config).make_one()
+    except UserCodeError as fault:
+        return f"it cannot be created with a renderer ({fault.messages[0].splitlines()[0]})"
+    modes = probe.metadata.get("render_modes", [])
+    probe.close()
+    return "" if _RENDER_MODE in modes else f"{config.id} cannot render (rgb_array is not among its render modes)"
 
 
 def _renders_here(config: GymConfig) -> bool:

@@ -65,9 +65,10 @@ class VerifiersDriver:
 
     def check(self) -> None:
         """Raise LostResourceError if the process ended, UserCodeError if the environment did."""
+        reason = "" if self._program is None else self._program.ended()
         if self._fault:
             raise UserCodeError(f"{VERIFIERS}{self.name} failed: {self._fault}")
-        if self._program is not None and (reason := self._program.ended()):
+        if reason:
             raise LostResourceError(f"{VERIFIERS}{self.name}: the process of the environment is gone: {reason}")
 
     def close(self) -> None:
@@ -90,9 +91,9 @@ class VerifiersDriver:
             try:
                 message = self._opened.get(timeout=0.1)
             except queue.Empty:
-                if not program.ended():
+                if not (reason := program.ended()):
                     continue
-                message = {"fault": program.ended()}
+                message = {"fault": reason} if self._opened.empty() else self._opened.get()
             if "tasks" in message:
                 return message["tasks"]
             self.close()
