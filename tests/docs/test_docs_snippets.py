@@ -45,9 +45,9 @@ LONGEST = {
     "docs/howto/chaos.md", "docs/howto/compare.md", "docs/howto/environments.md",
     "docs/howto/grammar.md", "docs/howto/judges.md", "docs/howto/memory.md", "docs/howto/queue.md",
     "docs/howto/ranks.md", "docs/howto/sandbox.md", "docs/howto/serving.md", "docs/howto/training_service.md",
-    "docs/language/adapters.md", "docs/language/critics.md", "docs/language/dialogues.md", "docs/language/distillation.md",
-    "docs/language/early_experience.md", "docs/language/expert_iteration.md", "docs/language/experts.md",
-    "docs/language/preferences.md", "docs/language/search.md",
+    "docs/language/adapters.md", "docs/language/critics.md", "docs/language/dialogues.md",
+    "docs/language/distillation.md", "docs/language/early_experience.md", "docs/language/expert_iteration.md",
+    "docs/language/experts.md", "docs/language/preferences.md", "docs/language/search.md",
     "docs/language/tools.md", "docs/production/rollout.md", "docs/production/shield.md",
 }  # fmt: skip
 """Long pages that nobody reads first; `make test-all` runs them. The tests of what they show, of its examples and of
