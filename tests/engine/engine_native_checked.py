@@ -133,6 +133,26 @@ def engine(
     return native, shape, held if shape.bits else []
 
 
+def adapters_in(native: NativeEngine, rng: np.random.Generator, shape: NativeShape) -> list[int]:
+    """-1, and the slots of some adapters where the engine has them."""
+    if shape.bits or shape.int8 or shape.bfloat16 or shape.experts:
+        return [-1]
+    none, slots = NativeTensor(None, 0, 0), [-1, 0, 5]
+    d, queries, inner = shape.hidden, shape.heads * shape.head_dim, shape.intermediate
+    qkv = queries + 2 * shape.kv_heads * shape.head_dim
+    layer = ((qkv, d), (d, queries), (2 * inner, d), (d, inner))
+    for slot in slots[1:]:
+        held: list[np.ndarray] = []
+        pairs = []
+        for outputs, inputs in (*layer * shape.layers, (shape.vocab, d)):
+            rank, there = int(rng.integers(1, 40)), rng.random() < 0.7
+            sizes = (rank * inputs, outputs * rank)
+            pairs += [tensor(rng, held, size=size, half=False) if there else none for size in sizes]
+        native.adapt(slot, pairs)
+    native.adapt(9, [])
+    return slots
+
+
 def work_of(rng: np.random.Generator, shape: NativeShape, *, most: int, pages: int) -> ForwardBatch:
     rows = int(rng.integers(1, 6))
     starts, counts = rng.integers(0, 8 * most, rows), rng.integers(1, 8 * most, rows)
@@ -170,9 +190,11 @@ def main() -> None:
             continue
         native, shape, blocks = engine(library, rng, isa)
         native.reserve(40)
+        adapted = adapters_in(native, rng, shape)
         for _ in range(3):
             work = work_of(rng, shape, most=int(rng.integers(1, 7)), pages=40)
-            drawn = native.run(work)
+            slots = rng.choice(adapted, len(work.pages)).astype(np.int32) if len(adapted) > 1 else None
+            drawn = native.run(work, slots)
             assert ((drawn.token >= 0) & (drawn.token < shape.vocab_used)).all()
             native.copy(np.asarray([0, 39], np.int32), np.asarray([39, 5], np.int32))
         native.close()

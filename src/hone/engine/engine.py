@@ -26,7 +26,8 @@ from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.grammar import GrammarState
-from hone.engine.protocol import AdapterFn, RunnerChoice
+from hone.engine.native.runner import NativeRunner
+from hone.engine.protocol import RunnerChoice, UnmergedAdapter
 from hone.engine.samples import (
     CachedUniforms,
     LikeliestRow,
@@ -260,24 +261,25 @@ class EmbeddedEngine(EngineSession):
 
     # ---------------------------------------------------------------------------------------- weights
 
-    def add_adapter(self, name: str, adapter: AdapterFn) -> None:
-        """Let requests name an unmerged adapter: those of several adapters share a pass. Its numbers do not change
-        while it has the name. Raises ConfigError for a runner without adapters."""
-        if not isinstance(self.runner, TorchRunner) or not self.runner.takes_adapters:
+    def add_adapter(self, name: str, adapter: UnmergedAdapter) -> None:
+        """Let requests name an unmerged adapter: those of several adapters share a pass. Raises ConfigError for a
+        runner without adapters."""
+        if not isinstance(self.runner, TorchRunner | NativeRunner) or not self.runner.takes_adapters:
             raise ConfigError(
-                f'adapters by request need runner = "torch" with float32 products; this one is {self.runner.name}'
+                "adapters by request need a dense model and products in float32, compiled or by torch; this runner is "
+                f"{self.runner.name}"
             )
         with self._entering():
             self.runner.adapters[name] = adapter
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter that no request names any more."""
-        assert isinstance(self.runner, TorchRunner)
+        assert isinstance(self.runner, TorchRunner | NativeRunner)
         with self._entering():
             del self.runner.adapters[name]
 
     def _check_adapters(self, names: set[str]) -> None:
-        known = self.runner.adapters if isinstance(self.runner, TorchRunner) else {}
+        known = self.runner.adapters if isinstance(self.runner, TorchRunner | NativeRunner) else {}
         if unknown := sorted(name for name in names if name and name not in known):
             raise DataError(f"no adapter {', '.join(map(repr, unknown))} was added to this engine")
 

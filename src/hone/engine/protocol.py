@@ -1,6 +1,6 @@
 """A model and its runner for the engine; any decoder with these methods can be sampled from, without a copy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -16,6 +16,19 @@ LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 AdapterFn: TypeAlias = Callable[[Tensor, Tensor, LinearFn], Tensor | None]
 """`(x [N, in], weight [out, in], linear) -> [N, out]`: what an unmerged adapter adds to the product of `x` with
 `weight`, computed by `linear`; None for a weight that it does not adapt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmergedAdapter:
+    """A low-rank adapter beside the model's weights, as runners take it. Its numbers do not change meanwhile."""
+
+    product: AdapterFn
+    """For runners of torch."""
+    factors: Callable[[], Sequence[Tensor | None]]
+    """For compiled code: A `[R, in]` and B `[out, R]`, its scale in B, of queries, keys and values together, of the
+    attention's output, of gate and up, and of down, in each layer, then of the output projection. None twice: the
+    weight is not adapted."""
+
 
 RunnerKind = Literal["auto", "native", "native_bfloat16", "native_int8", "torch", "torch_compiled"]
 """`torch_compiled`: layers compiled by torch.compile, for GPUs; a token's result may then depend on its batch.

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.episodes import Routing, routing_dtype
-from hone.engine.protocol import AdapterFn, GenerationModel, LinearFn, ModelShape, PagedAttentionFn
+from hone.engine.protocol import GenerationModel, LinearFn, ModelShape, PagedAttentionFn, UnmergedAdapter
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -552,7 +552,7 @@ class TorchRunner:
         self._linear: LinearFn = functional.linear if compiled else model.rows
         if self._half is not None:
             self._linear = _casting_linear if compiled else self._half.linear
-        self.adapters: dict[str, AdapterFn] = {}
+        self.adapters: dict[str, UnmergedAdapter] = {}
         """Unmerged adapters by the names in `ForwardBatch.adapters`; see `takes_adapters`."""
         self._keys: _PagedKvCache | None = None
         self._steps: _RecordedSteps | None = None
@@ -651,7 +651,11 @@ class TorchRunner:
         """`_linear` of rows that belong to `sequence` `[n]`, each with the adapter of its sequence; rows behind them
         are padding."""
         own = np.array(names)[sequence]
-        rows = [(self.adapters[one], torch.from_numpy(np.flatnonzero(own == one))) for one in sorted({*names}) if one]
+        rows = [
+            (self.adapters[one].product, torch.from_numpy(np.flatnonzero(own == one)))
+            for one in sorted({*names})
+            if one
+        ]
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             out = self._linear(x, weight, bias)

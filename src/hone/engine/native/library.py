@@ -105,6 +105,7 @@ class _NativePass(ctypes.Structure):
         *((name, _At) for name in ("tokens", "positions", "sequence", "pages", "at", "given", "uniform")),
         *((name, _At) for name in ("temperature", "top_k", "top_p", "min_p", "greedy", "top_logprobs", "allowed")),
         *((name, _At) for name in ("token", "logp", "sampled_logp", "kept", "top_token", "top_logp", "routing")),
+        ("adapter", _At),
     ]
 
 
@@ -118,6 +119,7 @@ _SIGNATURES: Final = {
     "hone_reserve": (_Int, [_At, ctypes.c_int64]),
     "hone_run": (_Int, [_At, ctypes.POINTER(_NativePass)]),
     "hone_copy": (_Int, [_At, _At, _At, _Int]),
+    "hone_adapt": (_Int, [_At, _Int, ctypes.POINTER(NativeTensor), _Int]),
     "hone_error": (ctypes.c_char_p, [_At]),
     "hone_page_bytes": (ctypes.c_int64, [_At]),
 }
@@ -227,6 +229,12 @@ class NativeEngine:
             self._functions["hone_publish"](self._engine, (NativeTensor * len(tensors))(*tensors), len(tensors))
         )
 
+    def adapt(self, slot: int, factors: Sequence[NativeTensor]) -> None:
+        """Pack an adapter into a slot, its factors in the order of abi.h; without any the slot is freed."""
+        self._check(
+            self._functions["hone_adapt"](self._engine, slot, (NativeTensor * len(factors))(*factors), len(factors))
+        )
+
     def reserve(self, pages: int) -> None:
         """Allocate pages; old contents are lost."""
         self._check(self._functions["hone_reserve"](self._engine, pages))
@@ -242,8 +250,9 @@ class NativeEngine:
             raise ValueError(f"copy takes as many target pages as source pages, got {source.shape} and {target.shape}")
         self._check(self._functions["hone_copy"](self._engine, source.ctypes.data, target.ctypes.data, len(source)))
 
-    def run(self, work: ForwardBatch) -> SamplerOutput:
-        """Raises ValueError for a pass that does not hold together; nothing was run then."""
+    def run(self, work: ForwardBatch, slots: NDArray[np.int32] | None = None) -> SamplerOutput:
+        """`slots` `[B]`: of each sequence's adapter, -1 for none. Raises ValueError for a pass that does not hold
+        together; nothing was run then."""
         draws, count = work.draws, len(work.draws.token_index)
         cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0) | (draws.allowed is not None)
         truncates = bool((cut & ~draws.greedy).any())
@@ -276,7 +285,7 @@ class NativeEngine:
         allowed = draws.allowed
         if allowed is not None:
             allowed = _flat(allowed, np.uint8, count * ((self._vocab + 7) // 8), "allowed")
-        optional = (asked, allowed, kept, top_tokens, top_logp, routes)
+        optional = (asked, allowed, kept, top_tokens, top_logp, routes, slots)
         behind = [None if array is None else array.ctypes.data for array in optional]
         question = _NativePass(
             tokens, pages[0], pages[1], count, width, *pointers[:-3], *behind[:2], *pointers[-3:], *behind[2:]

@@ -12,7 +12,7 @@ from torch import Tensor
 from hone.core.errors import ConfigError
 from hone.engine.native import library
 from hone.engine.native.library import CacheKind, NativeEngine, NumberKind, RunnerLibrary, load_library
-from hone.engine.protocol import ModelShape
+from hone.engine.protocol import ModelShape, UnmergedAdapter
 from hone.engine.work import ForwardBatch, SamplerOutput
 
 # -------------------------------------------------------------------------------------------------------------- weights
@@ -179,6 +179,15 @@ class NativeRunner:
         if self._cache == "float32" != self._kind:
             raise ConfigError(f"a runner in {self._kind} keeps keys and values in bfloat16 or int8, not in float32")
         self._native: NativeEngine | None = None
+        self.adapters: dict[str, UnmergedAdapter] = {}
+        """Unmerged adapters by the names in `ForwardBatch.adapters`; see `takes_adapters`."""
+        self._slots: dict[str, tuple[int, UnmergedAdapter]] = {}
+        """Those that are packed, and where."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True for dense weights in float32."""
+        return self._kind == "float32" and not self._bits and self._model.config.experts is None
 
     @property
     def name(self) -> str:
@@ -216,10 +225,29 @@ class NativeRunner:
         if self._native is not None:
             self._native.close()
             self._native = None
+            self._slots.clear()
 
     def run(self, work: ForwardBatch) -> SamplerOutput:
         """Raises ValueError for a pass that does not hold together."""
-        return self._opened().run(work)
+        native = self._opened()
+        if work.adapters is None:
+            return native.run(work)
+        self._pack_adapters(native, {name for name in work.adapters if name})
+        slots = [self._slots[name][0] if name else -1 for name in work.adapters]
+        return native.run(work, np.array(slots, np.int32))
+
+    def _pack_adapters(self, native: NativeEngine, names: set[str]) -> None:
+        """Pack those that are named first, or again, and free what was removed."""
+        for name, (slot, packed) in list(self._slots.items()):
+            if self.adapters.get(name) is not packed:
+                native.adapt(slot, [])
+                del self._slots[name]
+        for name in sorted(names - self._slots.keys()):
+            taken = {slot for slot, _ in self._slots.values()}
+            slot = next(number for number in range(len(taken) + 1) if number not in taken)
+            factors = list(self.adapters[name].factors())
+            native.adapt(slot, [_pointer(factor) for factor in factors])
+            self._slots[name] = (slot, self.adapters[name])
 
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         self._opened().copy(source, target)

@@ -323,6 +323,25 @@ class LoraAdapter:
             parts.append(x.new_zeros(len(x), len(weight) - at))
         return torch.cat(parts, dim=1)
 
+    @torch.no_grad()
+    def stacked_factors(self) -> list[Tensor | None]:
+        """A `[R, in]` and B `[out, R]`, the scale in it, of each weight that an adapter may stand `beside`: as compiled
+        code reads them, layer after layer, and the output projection last. None twice: the weight is not adapted."""
+        products = ("qkv", "out", "gate_up", "down")
+        weights = [tensors[name] for tensors in self.decoder.layer_tensors() for name in products]
+        factors: list[Tensor | None] = []
+        for weight in [*weights, self.decoder.output_weight]:
+            assert weight is not None
+            updates = self._updates_of.get(id(weight))
+            if updates is None:
+                factors += [None, None]
+                continue
+            b = weight.new_zeros(len(weight), sum(len(one.a) for one in updates))
+            for one, columns in zip(updates, b.split(self.settings.rank, dim=1), strict=True):
+                columns[one.rows] = one.b * self.settings.scale
+            factors += [torch.cat([one.a for one in updates]), b]
+        return factors
+
     def _update_beside_codes(self, piece: CheckpointPiece) -> _LowRankUpdate:
         projection = self.decoder.get_submodule(piece.parameter_name.removesuffix(".weight"))
         assert isinstance(projection, QuantisedProjection)

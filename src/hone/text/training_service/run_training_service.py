@@ -22,7 +22,8 @@ import uvicorn
 from hone.config.resolve import load
 from hone.core.clock import Clock, SystemClock
 from hone.core.config import is_loopback
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, ResourceError
+from hone.engine.engine import EmbeddedEngine
 from hone.engine.open_engine import EngineSize, open_engine
 from hone.models.language.lora import weights_sha256
 from hone.models.language.token_policy import TokenPolicy
@@ -122,22 +123,37 @@ def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock:
     if not 2 <= context <= most:
         raise ConfigError(f"model.context must be 2 to {most}, the positions of the model, got {context}")
     base = _base(policy, path)
-    base.rows.prepare(context)
     folder = beside / config.folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    engine = _open_engine(config, policy, base.rows, context)
     lock = RunLock.acquire(folder / "lock", config.folder)
     lock.write_holder(str(clock.now_s()))
     ledger = Ledger(folder / "ledger.db")
     desk = RequestDesk(ledger, clock, Turns(weights={one.name: one.weight for one in config.tenants}))
     limits = config.limits
     trainer = TrainingWorker(base, desk, folder, context, limits.pass_tokens, limits.resident_models)
-    size = EngineSize(slots=limits.slots, sequence_tokens=context)
-    engine = open_engine(policy.decoder, tokenizer_rules(policy), size=size, seed=config.seed, runner="torch")
-    engine.publish(0)
     sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots)
     routes = TrainingRoutes(config, base, desk, trainer, sampler, keys, context)
     return TrainingService(config, routes, desk, trainer, sampler, lock, desk.restore())
+
+
+def _open_engine(config: TrainingServiceConfig, policy: TokenPolicy, rows: RowModel, context: int) -> EmbeddedEngine:
+    """The engine that samples, and the base ready for training. Raises ConfigError and ResourceError where `native`
+    cannot be had."""
+    size = EngineSize(slots=config.limits.slots, sequence_tokens=context)
+    rules = tokenizer_rules(policy)
+    engine = None
+    if config.runner != "torch":  # before `prepare`: compiled code has products of its own
+        try:
+            engine = open_engine(policy.decoder, rules, size=size, seed=config.seed, runner="native")
+        except (ConfigError, ResourceError):
+            if config.runner == "native":
+                raise
+    rows.prepare(context)
+    engine = engine or open_engine(policy.decoder, rules, size=size, seed=config.seed, runner="torch")
+    engine.publish(0)
+    return engine
 
 
 def _base(policy: TokenPolicy, path: str) -> ServedBase:

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hone.core.errors import DataError, HoneError
 from hone.core.generation import Completion, LikeliestTokens, Request, SamplingParams, ScoreRequest, ScoreResult
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.protocol import UnmergedAdapter
+from hone.models.language.lora import LoraAdapter
 from hone.text.training_service.desk import RequestDesk, failed
 from hone.text.training_service.learner import ServedBase
 from hone.text.training_service.ledger import RequestRecord, RequestResult, SamplerRecord
@@ -192,6 +194,10 @@ def _top(likeliest: LikeliestTokens | None) -> TopTokens | None:
     return None if likeliest is None else TopTokens(tokens=likeliest.tokens, logprobs=likeliest.logp)
 
 
+def _unmerged(adapter: LoraAdapter) -> UnmergedAdapter:
+    return UnmergedAdapter(product=adapter.added_product, factors=adapter.stacked_factors)
+
+
 @dataclass(slots=True, eq=False)
 class SamplingWorker:
     """Owner of the engine. `start` it once."""
@@ -345,11 +351,11 @@ class SamplingWorker:
         if record.model is not None:
             name, adapter = self.trainer.frozen_adapter(record.model)
             if name not in self._adapters:
-                self.engine.add_adapter(name, adapter.added_product)
+                self.engine.add_adapter(name, _unmerged(adapter))
         elif record.folder is not None:
             name = record.folder
             if name not in self._adapters:
-                self.engine.add_adapter(name, self.base.read_adapter(Path(name)).added_product)
+                self.engine.add_adapter(name, _unmerged(self.base.read_adapter(Path(name))))
         else:
             return ""
         self._adapters[name] = self._adapters.pop(name, 0) + 1

@@ -92,6 +92,9 @@ class TrainingServiceConfig(Config):
     """Seed of samples that name none."""
     threads: int = Field(default=1, ge=1)
     """Threads of a product."""
+    runner: Literal["auto", "native", "torch"] = "auto"
+    """What samples: compiled code, which packs the base a second time, or torch, which reads the trainer's weights and
+    whose log-probabilities are those of a forward pass to the bit; `auto`: compiled code where it can be built."""
     model: ServedBaseConfig
     """The base."""
     limits: ServiceLimitsConfig = ServiceLimitsConfig()

@@ -89,6 +89,7 @@ struct HonePass {
   int32_t* top_token;  // [draws, top_width]
   float* top_logp;
   void* routing;  // [tokens_count, layers, per_token] uint8, uint16 for more than 255 experts; null for a dense model
+  const int32_t* adapter;  // [sequences] slot of each one's adapter, -1: none; null: no sequence has one
 };
 
 typedef struct HoneEngine HoneEngine;
@@ -106,6 +107,9 @@ int32_t hone_publish(HoneEngine* engine, const HoneTensor* tensors, int32_t coun
 int32_t hone_reserve(HoneEngine* engine, int64_t pages);
 int32_t hone_run(HoneEngine* engine, const HonePass* pass);
 int32_t hone_copy(HoneEngine* engine, const int32_t* source, const int32_t* target, int32_t count);
+// A slot's adapter: A [rank, inputs] and B [outputs, rank] of qkv, out, gate_up and down of each layer, then of the
+// head (null: it leaves the layer alone); packed before this returns. `count` 0 frees the slot.
+int32_t hone_adapt(HoneEngine* engine, int32_t slot, const HoneTensor* tensors, int32_t count);
 const char* hone_error(const HoneEngine* engine);
 int64_t hone_page_bytes(const HoneEngine* engine);
 }

@@ -165,6 +165,10 @@ __attribute__((visibility("default"))) int32_t hone_copy(HoneEngine* e, const in
                                                          int32_t count) {
   return answer(e, [&](hone::Engine& engine) { return hone::copy(engine, source, target, count); });
 }
+__attribute__((visibility("default"))) int32_t hone_adapt(HoneEngine* e, int32_t slot, const HoneTensor* tensors,
+                                                          int32_t count) {
+  return answer(e, [&](hone::Engine& engine) { return hone::adapt(engine, slot, tensors, count); });
+}
 __attribute__((visibility("default"))) const char* hone_error(const HoneEngine* e) { return e->engine.error.c_str(); }
 __attribute__((visibility("default"))) int64_t hone_page_bytes(const HoneEngine* e) {
   return int64_t(e->engine.dims.page);

@@ -112,6 +112,13 @@ std::string fault_in_tokens(const Engine& e, const HonePass& pass) {
   return "";
 }
 
+std::string fault_in_adapters(const Engine& e, const HonePass& pass) {
+  for (int b = 0; pass.adapter && b < pass.sequences; ++b)
+    if (pass.adapter[b] != -1 && !e.adapters.count(pass.adapter[b]))
+      return "sequence " + number(b) + " of the pass: there is no adapter in slot " + number(pass.adapter[b]);
+  return "";
+}
+
 std::string fault_in_draws(const Engine& e, const HonePass& pass) {
   for (int r = 0; r < pass.draws; ++r) {
     const std::string where = "draw " + number(r) + " of the pass: ";
@@ -128,6 +135,24 @@ std::string fault_in_draws(const Engine& e, const HonePass& pass) {
       return where + number(top) + " likeliest tokens, of " + number(pass.top_width) + " that have a place";
   }
   return "";
+}
+
+// Rows of a product by their adapters; `token_of` gives each row's token.
+template <class TokenOf>
+std::vector<AdapterRows> adapted_rows(const Engine& e, const HonePass& pass, int rows, const TokenOf& token_of) {
+  std::vector<AdapterRows> parts;
+  for (int row = 0; pass.adapter && row < rows; ++row) {
+    const int32_t slot = pass.adapter[pass.sequence[token_of(row)]];
+    if (slot < 0) continue;
+    const Adapter* adapter = &e.adapters.at(slot);
+    const bool goes_on = !parts.empty() && parts.back().last == row && parts.back().adapter == adapter &&
+                         row - parts.back().first < MOST_TILE_ROWS;
+    if (goes_on)
+      ++parts.back().last;
+    else
+      parts.push_back({row, row + 1, adapter});
+  }
+  return parts;
 }
 
 // Which hidden states are wanted, each once, in chunks whose logits fit in memory.
@@ -156,8 +181,10 @@ void plan(Engine& e, const HonePass& pass) {
   const int rows = int(work.at.size()), most = int(LOGITS_BYTES / (size_t(e.dims.logits) * 4));
   for (int first = 0; first < rows; first += most > 0 ? most : 1) {
     const int last = first + most < rows && most > 0 ? first + most : (most > 0 ? rows : first + 1);
-    work.chunks.push_back({first, last, offsets[first], offsets[last]});
+    work.chunks.push_back({first, last, offsets[first], offsets[last], {}});
+    work.chunks.back().adapted = adapted_rows(e, pass, last - first, [&](int row) { return work.at[first + row]; });
   }
+  work.adapted = adapted_rows(e, pass, pass.tokens_count, [](int row) { return row; });
 }
 
 bool know_turns(Engine& e, int positions) {
@@ -216,6 +243,7 @@ bool make_room(Engine& e, const HonePass& pass) {
                 e.mixed.ensure(rows * d.mixed * act) && e.branch.ensure(rows * d.hidden * 4) &&
                 (d.shape.experts || e.inner.ensure(rows * d.inner * act)) &&
                 e.logits.ensure(size_t(wanted) * d.logits * 4) && make_room_for_codes(e, rows) &&
+                (!pass.adapter || e.low.ensure(rows * e.adapter_low * 4)) &&
                 make_room_for_experts(e, pass.tokens_count);
   for (Scratch& scratch : e.scratch) {
     enough = enough && scratch.scores.ensure(size_t(4) * round_up(longest + 1, 256) * sizeof(float)) &&
@@ -258,6 +286,7 @@ std::string run(Engine& e, const HonePass& pass) {
   if (pass.tokens_count == 0) return pass.draws ? "draws of a pass without tokens" : "";
   if (e.dims.shape.experts && !pass.routing) return "a pass of a mixture of experts without a place for its routes";
   std::string fault = fault_in_tokens(e, pass);
+  if (fault.empty()) fault = fault_in_adapters(e, pass);
   if (fault.empty()) fault = fault_in_draws(e, pass);
   if (!fault.empty()) return fault;
   plan(e, pass);

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,7 @@ struct Linear {
   std::vector<Range> ranges;        // [panels] of a layer that ends a low-rank update
 };
 
-// y = x A^T B^T: an update beside a weight in blocks.
+// y = x A^T B^T: an update beside a weight.
 struct LowRank {
   bool present = false;
   Linear in, out;
@@ -87,6 +88,20 @@ struct Layer {
   Buffer attention_after, mlp_after;
   int window = 0;  // tokens that a token sees, itself among them; 0: all
   int table = 0;   // of rotary positions
+};
+
+// Updates of one adapter: of qkv, out, gate_up and down of each layer, and of the head.
+struct Adapter {
+  std::vector<LowRank> updates;
+};
+
+enum { QKV_UPDATE, OUT_UPDATE, GATE_UP_UPDATE, DOWN_UPDATE, LAYER_UPDATES };
+constexpr int MOST_ADAPTERS = 1 << 16;
+
+// Neighbouring rows of a product that have the same adapter.
+struct AdapterRows {
+  int first, last;
+  const Adapter* adapter;
 };
 
 struct Dims {
@@ -123,6 +138,7 @@ struct Scratch {
 struct HiddenRows {           // a chunk of hidden states whose logits are in memory together
   int first, last;            // of `at`
   int first_draw, last_draw;  // of `draws`
+  std::vector<AdapterRows> adapted;
 };
 
 struct Engine;
@@ -134,6 +150,7 @@ struct Work {
   std::vector<int32_t> row;    // [R] draw -> its place in `at`
   std::vector<int32_t> draws;  // [R] draws in the order of `row`
   std::vector<HiddenRows> chunks;
+  std::vector<AdapterRows> adapted;  // of the pass's tokens
   // Of the layer with experts that runs; a pair is a token and one of its choices, [tokens, per_token].
   std::vector<int32_t> chosen;   // expert of each pair
   std::vector<float> gate;       // its weight
@@ -208,6 +225,8 @@ struct Engine {
   int tables = 1;
   std::vector<Layer> layers;
   Linear head;
+  std::map<int32_t, Adapter> adapters;  // by slot
+  int adapter_low = 0;                  // row stride of the middle of their updates
 
   int64_t pages = 0;
   Buffer kv;

@@ -132,7 +132,8 @@ static void run_layer(Engine& e, int number, int thread) {
         encode_at(e, to, d.hidden, t, rows, false);
     });
   };
-  const auto product = [&](const Linear& linear, const LowRank& update, const A* a, int width, const auto& finish) {
+  const auto product = [&](const Linear& linear, const LowRank& update, int own, const A* a, int width,
+                           const auto& finish) {
     if constexpr (MAY_BE_CODED<A>)
       if (d.shape.bits) {
         if (a != normed) for_rows(e, rows, [&](int t) { encode_blocks_at(e, a + int64_t(t) * width, width, t, rows, planes); });
@@ -142,14 +143,15 @@ static void run_layer(Engine& e, int number, int thread) {
     if constexpr (MAY_BE_CODED<A>)
       if (d.shape.int8)
         return multiply(e, linear, a == normed ? codes_of(e, rows) : encoded(e, a, width, rows), rows, finish);
-    multiply(e, linear, Rows<A>{a, width}, rows, finish);
+    multiply_adapted(e, linear, e.work.adapted, number * LAYER_UPDATES + own, Rows<A>{a, width}, rows, finish);
   };
   // What attention and MLP add to the stream: normalised before, where they have a norm for it.
-  const auto leave = [&](const Linear& linear, const LowRank& update, const A* a, int width, const Buffer& after) {
+  const auto leave = [&](const Linear& linear, const LowRank& update, int own, const A* a, int width,
+                         const Buffer& after) {
     const float factor = d.shape.residual_factor;
-    if (!after.data) return product(linear, update, a, width, Add{x, d.hidden, factor});
+    if (!after.data) return product(linear, update, own, a, width, Add{x, d.hidden, factor});
     float* branch = e.branch.as<float>();
-    product(linear, update, a, width, Store{branch, d.hidden});
+    product(linear, update, own, a, width, Store{branch, d.hidden});
     for_rows(e, rows, [&](int t) {
       float *from = branch + int64_t(t) * d.hidden, *to = x + int64_t(t) * d.hidden;
       normalise(e, from, after, thread, from);
@@ -158,13 +160,15 @@ static void run_layer(Engine& e, int number, int thread) {
   };
   const auto mlp = [&] {
     if (d.shape.gelu)
-      product(layer.gate_up, layer.gate_up_low, normed, d.hidden, GatedGelu<A>{e.inner.as<A>(), d.inner});
+      product(layer.gate_up, layer.gate_up_low, GATE_UP_UPDATE, normed, d.hidden,
+              GatedGelu<A>{e.inner.as<A>(), d.inner});
     else
-      product(layer.gate_up, layer.gate_up_low, normed, d.hidden, GatedSilu<A>{e.inner.as<A>(), d.inner});
-    leave(layer.down, layer.down_low, e.inner.as<A>(), d.inner, layer.mlp_after);
+      product(layer.gate_up, layer.gate_up_low, GATE_UP_UPDATE, normed, d.hidden,
+              GatedSilu<A>{e.inner.as<A>(), d.inner});
+    leave(layer.down, layer.down_low, DOWN_UPDATE, e.inner.as<A>(), d.inner, layer.mlp_after);
   };
   norm(layer.attention_norm);
-  product(layer.qkv, layer.qkv_low, normed, d.hidden, Store{e.qkv.as<float>(), d.qkv});
+  product(layer.qkv, layer.qkv_low, QKV_UPDATE, normed, d.hidden, Store{e.qkv.as<float>(), d.qkv});
   if (d.shape.parallel) mlp();
   for_rows(e, rows, [&](int t) { place<KV>(e, layer, number, t); });
   const int heads = d.shape.kv_heads, tasks = rows * heads;
@@ -172,7 +176,7 @@ static void run_layer(Engine& e, int number, int thread) {
   for (int task = pool_take(e.pool, taken); task < tasks; task = pool_take(e.pool, taken))
     for (int i = task; i < task + taken; ++i) attend_one<A, KV>(e, number, i / heads, i % heads, thread);
   pool_barrier(e.pool);
-  leave(layer.out, layer.out_low, e.mixed.as<A>(), d.mixed, layer.attention_after);
+  leave(layer.out, layer.out_low, OUT_UPDATE, e.mixed.as<A>(), d.mixed, layer.attention_after);
   if (d.shape.parallel) return;
   norm(layer.mlp_norm);
   if (d.shape.experts)
@@ -203,7 +207,7 @@ static void run_draws(Engine& e, int thread) {
     else if (MAY_BE_CODED<A> && d.shape.int8)
       multiply(e, e.head, codes_of(e, rows), rows, finish);
     else
-      multiply(e, e.head, Rows<A>{normed, d.hidden}, rows, finish);
+      multiply_adapted(e, e.head, chunk.adapted, d.shape.layers * LAYER_UPDATES, Rows<A>{normed, d.hidden}, rows, finish);
     for_rows(e, chunk.last_draw - chunk.first_draw, [&](int i) {
       const int draw = work.draws[chunk.first_draw + i];
       const float* logits = e.logits.as<float>() + int64_t(work.row[draw] - chunk.first) * d.logits;

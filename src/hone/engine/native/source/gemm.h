@@ -180,6 +180,35 @@ struct Rows {
   }
 };
 
+// The same, and to the sums of each row those of its adapter's update: `low` [rows][low_stride] is its middle.
+struct AdaptedRows {
+  Rows<float> rows;
+  const std::vector<AdapterRows>& adapted;
+  int update;
+  const float* low;
+  int64_t low_stride;
+
+  static int64_t panel_bytes(const Engine& e, const Linear& linear) { return Rows<float>::panel_bytes(e, linear); }
+  static const char* weights(const Linear& linear) { return Rows<float>::weights(linear); }
+  static int64_t asks(const Linear& linear) { return Rows<float>::asks(linear); }
+  int tile_rows(const Engine& e) const { return rows.tile_rows(e); }
+
+  void sums(const Engine& e, const Linear& linear, int panel, int from, int count, float* c, const Ahead& ahead) const {
+    rows.sums(e, linear, panel, from, count, c, ahead);
+    const Ahead nothing = {reinterpret_cast<const char*>(c), 0};
+    for (const AdapterRows& part : adapted) {
+      const int first = part.first > from ? part.first : from;
+      const int last = part.last < from + count ? part.last : from + count;
+      const LowRank& own = part.adapter->updates[update];
+      if (first >= last || !own.present) continue;
+      const Range& range = own.out.ranges[panel];
+      const float* b = own.out.weight.as<float>() + (size_t(panel) * own.out.k + range.first) * PANEL;
+      add_rows<TILE_ROWS>(low + first * low_stride + range.first, low_stride, last - first, b,
+                          range.last - range.first, c + (first - from) * PANEL, nothing);
+    }
+  }
+};
+
 struct Codes {
   const uint8_t* at;
   const float* scale;  // what a code of each row counts
@@ -379,6 +408,37 @@ static void multiply(Engine& e, const Linear& linear, const Left& left, int rows
   for (int task = pool_take(e.pool, 1); task < tasks; task = pool_take(e.pool, 1))
     multiply_task(e, linear, left, rows, blocks, task, finish);
   pool_barrier(e.pool);
+}
+
+// The middles of the updates of rows that have an adapter. Tasks are panels of parts of rows.
+HONE_INLINE void multiply_low(Engine& e, const std::vector<AdapterRows>& adapted, int update, const Rows<float>& rows) {
+  const int most = rows.tile_rows(e), parts = int(adapted.size());
+  alignas(64) float c[MOST_ROWS * PANEL];
+  const Ahead nothing = {reinterpret_cast<const char*>(c), 0};
+  for (int task = pool_take(e.pool, 1); task < parts; task = pool_take(e.pool, 1)) {
+    const AdapterRows& part = adapted[task];
+    const LowRank& own = part.adapter->updates[update];
+    const Store finish = {e.low.as<float>(), e.adapter_low};
+    for (int panel = 0; own.present && panel < own.in.panels; ++panel)
+      for (int from = part.first; from < part.last; from += most) {
+        const int count = part.last - from < most ? part.last - from : most;
+        rows.sums(e, own.in, panel, from, count, c, nothing);
+        for (int row = 0; row < count; ++row) finish(c + row * PANEL, from + row, panel);
+      }
+  }
+  pool_barrier(e.pool);
+}
+
+// A product of numbers, each row with its adapter's update, if it has one. Those of bfloat16 have none.
+template <class A, class Finish>
+static void multiply_adapted(Engine& e, const Linear& linear, const std::vector<AdapterRows>& adapted, int update,
+                             const Rows<A>& rows, int count, const Finish& finish) {
+  if constexpr (MAY_BE_CODED<A>)
+    if (!adapted.empty()) {
+      multiply_low(e, adapted, update, rows);
+      return multiply(e, linear, AdaptedRows{rows, adapted, update, e.low.as<float>(), e.adapter_low}, count, finish);
+    }
+  multiply(e, linear, rows, count, finish);
 }
 
 }  // namespace HONE_ISA

@@ -76,7 +76,8 @@ void pack_on_thread(void* context, int) {
   constexpr int ROWS = 16;
   Packing& packing = *static_cast<Packing*>(context);
   Engine& e = *packing.engine;
-  const int panels = int(packing.panels.size()), rows = e.dims.shape.bits ? 0 : e.dims.shape.vocab;
+  const bool whole = packing.embedding.data && !e.dims.shape.bits;
+  const int panels = int(packing.panels.size()), rows = whole ? e.dims.shape.vocab : 0;
   for (int i = pool_take(e.pool, 1); i < panels; i = pool_take(e.pool, 1))
     e.kernels->pack(e, *packing.panels[i].linear, *packing.panels[i].source, packing.panels[i].number);
   pool_barrier(e.pool);
@@ -138,48 +139,94 @@ class Plan {
     packing_.sources.push_back(source);
   }
 
-  // The update of a layer with `outputs` from `columns` inputs: `low` is its A, and B lies after it.
-  void add_low_rank(LowRank& update, const HoneTensor* low, int outputs, int columns, bool gated) {
-    update.present = low->data;
+  // The update of a layer with the weight `source`, `outputs` x `inputs` once packed: `pair` is its A, then B.
+  void add_low_rank(LowRank& update, const HoneTensor* pair, const Source& source, int outputs, int inputs) {
+    update.present = pair->data;
     if (!update.present) return;
-    const int rank = int(low[0].size / columns), width = round_up(rank, PANEL);
-    if (low[0].size != int64_t(rank) * columns || low[1].size != int64_t(outputs) * rank || !low[1].data) {
-      fault = "a low-rank update has " + std::to_string(low[0].size) + " and " + std::to_string(low[1].size) +
+    const int rank = int(pair[0].size / source.columns), width = round_up(rank, PANEL);
+    if (pair[0].size != int64_t(rank) * source.columns || pair[1].size != int64_t(source.rows) * rank ||
+        !pair[1].data || !rank) {
+      fault = "a low-rank update has " + std::to_string(pair[0].size) + " and " + std::to_string(pair[1].size) +
               " elements";
       return;
     }
-    if (width > e_.dims.low) e_.dims.low = width;
-    Source out = plain(low[1], none_, outputs, rank);
-    out.gated = gated;
-    add(update.in, padded(plain(low[0], none_, rank, columns)), width, columns, 0);
+    if (width > low) low = width;
+    Source in = source, out = source;
+    in.weight = &pair[0];
+    in.rows = in.row_chunk = in.row_pad = rank;
+    in.gated = false;
+    out.weight = &pair[1];
+    out.columns = out.column_chunk = out.column_pad = rank;
+    in.bias = out.bias = &none_;
+    add(update.in, padded(in), width, inputs, 0);
     add(update.out, padded(out), outputs, round_up(rank, 16), 0);
     update.out.ranges.assign(size_t(update.out.panels), {0, 0});
+  }
+
+  // Weights of a layer and of the head, as the trainer stores them.
+  Source qkv(const HoneTensor& weight, const HoneTensor& bias) const {
+    const HoneShape& s = e_.dims.shape;
+    Source source = plain(weight, bias, (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden);
+    if (e_.dims.head != s.head_dim) {
+      source.row_chunk = s.head_dim;
+      source.row_pad = e_.dims.head;
+    }
+    return source;
+  }
+
+  Source attention_out(const HoneTensor& weight, const HoneTensor& bias) const {
+    const HoneShape& s = e_.dims.shape;
+    Source source = plain(weight, bias, s.hidden, s.heads * s.head_dim);
+    if (e_.dims.head != s.head_dim) {
+      source.column_chunk = s.head_dim;
+      source.column_pad = e_.dims.head;
+    }
+    return source;
+  }
+
+  Source gate_up(const HoneTensor& weight, const HoneTensor& bias) const {
+    const HoneShape& s = e_.dims.shape;
+    Source source = plain(weight, bias, 2 * s.intermediate, s.hidden);
+    source.gated = true;
+    return source;
+  }
+
+  Source down(const HoneTensor& weight, const HoneTensor& bias) const {
+    return plain(weight, bias, e_.dims.shape.hidden, e_.dims.shape.intermediate);
+  }
+
+  Source head(const HoneTensor& weight) const { return plain(weight, none_, e_.dims.shape.vocab_used, e_.dims.shape.hidden); }
+
+  // The head's B has rows for the whole vocabulary, as its weight has: those in use are read.
+  void add_head_update(LowRank& update, const HoneTensor* pair) {
+    const HoneShape& s = e_.dims.shape;
+    const int64_t rank = pair[0].size / s.hidden;
+    head_[0] = pair[0];
+    head_[1] = pair[1];
+    if (pair[1].data && pair[1].size == s.vocab * rank) head_[1].size = s.vocab_used * rank;
+    add_low_rank(update, head_, head(none_), e_.dims.logits, e_.dims.hidden);
+  }
+
+  // The updates of a layer: pairs of its qkv, attention's output, gate and up, and down.
+  void add_updates(LowRank* const* updates, const HoneTensor* pairs) {
+    const Dims& d = e_.dims;
+    add_low_rank(*updates[QKV_UPDATE], pairs, qkv(none_, none_), d.qkv, d.hidden);
+    add_low_rank(*updates[OUT_UPDATE], pairs + 2, attention_out(none_, none_), d.hidden, d.mixed);
+    add_low_rank(*updates[GATE_UP_UPDATE], pairs + 4, gate_up(none_, none_), 2 * d.inner, d.hidden);
+    add_low_rank(*updates[DOWN_UPDATE], pairs + 6, down(none_, none_), d.hidden, d.inner);
   }
 
   void add_layer(Layer& layer, const HoneTensor* t) {
     const Dims& d = e_.dims;
     const HoneShape& s = d.shape;
-    Source qkv = plain(t[QKV], t[QKV_BIAS], (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden);
-    if (d.head != s.head_dim) {
-      qkv.row_chunk = s.head_dim;
-      qkv.row_pad = d.head;
-    }
-    Source out = plain(t[OUT], t[OUT_BIAS], s.hidden, s.heads * s.head_dim);
-    if (d.head != s.head_dim) {
-      out.column_chunk = s.head_dim;
-      out.column_pad = d.head;
-    }
-    add(layer.qkv, padded(qkv), d.qkv, d.hidden);
-    add(layer.out, padded(out), d.hidden, d.mixed);
+    add(layer.qkv, padded(qkv(t[QKV], t[QKV_BIAS])), d.qkv, d.hidden);
+    add(layer.out, padded(attention_out(t[OUT], t[OUT_BIAS])), d.hidden, d.mixed);
     if (s.experts)
       add_experts(layer, t);
     else
       add_mlp(layer.gate_up, layer.down, t[GATE_UP], t[DOWN], t);
-    const int width = s.heads * s.head_dim, joint = width + 2 * s.kv_heads * s.head_dim;
-    add_low_rank(layer.qkv_low, t + QKV_LOW, joint, s.hidden, false);
-    add_low_rank(layer.out_low, t + OUT_LOW, s.hidden, width, false);
-    add_low_rank(layer.gate_up_low, t + GATE_UP_LOW, 2 * s.intermediate, s.hidden, true);
-    add_low_rank(layer.down_low, t + DOWN_LOW, s.hidden, s.intermediate, false);
+    LowRank* const updates[] = {&layer.qkv_low, &layer.out_low, &layer.gate_up_low, &layer.down_low};
+    add_updates(updates, t + QKV_LOW);
     const bool taken = take_vector(layer.attention_norm, t[ATTENTION_NORM], s.hidden, d.hidden) &&
                        take_vector(layer.mlp_norm, t[MLP_NORM], s.hidden, d.hidden) &&
                        take_vector(layer.attention_after, t[ATTENTION_AFTER], s.hidden, d.hidden) &&
@@ -189,13 +236,10 @@ class Plan {
     if (!taken) fault = "a norm of a layer has the wrong size, or there is no memory";
   }
 
-  void add_mlp(Linear& gate_up, Linear& down, const HoneTensor& both, const HoneTensor& last, const HoneTensor* t) {
+  void add_mlp(Linear& both, Linear& last, const HoneTensor& wide, const HoneTensor& narrow, const HoneTensor* t) {
     const Dims& d = e_.dims;
-    const HoneShape& s = d.shape;
-    Source gated = plain(both, t[GATE_UP_BIAS], 2 * s.intermediate, s.hidden);
-    gated.gated = true;
-    add(gate_up, padded(gated), 2 * d.inner, d.hidden);
-    add(down, padded(plain(last, t[DOWN_BIAS], s.hidden, s.intermediate)), d.hidden, d.inner);
+    add(both, padded(gate_up(wide, t[GATE_UP_BIAS])), 2 * d.inner, d.hidden);
+    add(last, padded(down(narrow, t[DOWN_BIAS])), d.hidden, d.inner);
   }
 
   void add_experts(Layer& layer, const HoneTensor* t) {
@@ -229,12 +273,22 @@ class Plan {
     return source;
   }
 
+  // A thread packs a panel: of all layers that were added. Nothing is packed where there was a fault.
+  void pack() {
+    for (size_t i = 0; i < packing_.linears.size(); ++i)
+      for (int panel = 0; panel < packing_.linears[i]->panels; ++panel)
+        packing_.panels.push_back({packing_.linears[i], &packing_.sources[i], panel});
+    pool_run(e_.pool, pack_on_thread, &packing_);
+  }
+
   std::string fault;
+  int low = 0;  // row stride of the middle of the widest update
 
  private:
   Engine& e_;
   Packing& packing_;
   const HoneTensor none_ = {nullptr, 0, 0};
+  HoneTensor head_[2] = {};
 };
 
 }  // namespace
@@ -249,14 +303,12 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
   if (s.bits && (s.experts || s.head_dim % PANEL))
     return "blocks of codes are for dense models whose heads have a multiple of 32 features, got " +
            std::to_string(s.head_dim);
-  e.dims.low = 0;
   Packing packing = {&e, tensors[EMBEDDING], {}, {}, {}, {}};
   Plan plan(e, packing);
   const HoneTensor& head = tensors[HEAD].data ? tensors[HEAD] : tensors[EMBEDDING];
-  const HoneTensor none = {nullptr, 0, 0};
   HoneTensor used = head;
   if (!s.bits) used.size = int64_t(s.vocab_used) * s.hidden;
-  plan.add(e.head, plan.padded(plan.plain(used, none, s.vocab_used, s.hidden)), e.dims.logits, e.dims.hidden, 2);
+  plan.add(e.head, plan.padded(plan.head(used)), e.dims.logits, e.dims.hidden, 2);
   e.layers.resize(size_t(s.layers));
   for (int layer = 0; layer < s.layers; ++layer)
     plan.add_layer(e.layers[layer], tensors + MODEL_TENSORS + layer * LAYER_TENSORS);
@@ -270,9 +322,7 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
   e.embedding_blocks = s.bits ? static_cast<const uint8_t*>(tensors[EMBEDDING].data) : nullptr;
   if (!s.bits && !e.embedding.ensure(size_t(s.vocab) * e.dims.hidden * element)) plan.fault = "out of memory for the embedding";
   if (!plan.fault.empty()) return plan.fault;
-  for (size_t i = 0; i < packing.linears.size(); ++i)
-    for (int panel = 0; panel < packing.linears[i]->panels; ++panel)
-      packing.panels.push_back({packing.linears[i], &packing.sources[i], panel});
+  e.dims.low = plan.low;
   e.frequencies = numbers_of(tensors[FREQUENCIES]);
   e.turn_lengths = numbers_of(tensors[TURN_LENGTHS]);
   const size_t known = e.frequencies.size(), pairs = size_t(s.head_dim / 2);
@@ -287,8 +337,34 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
       return "publish: layer " + std::to_string(layer) + " has a table or a window that is not there";
   }
   e.turns_known = 0;
-  pool_run(e.pool, pack_on_thread, &packing);
+  plan.pack();
   e.published = true;
+  return "";
+}
+
+std::string adapt(Engine& e, int slot, const HoneTensor* tensors, int count) {
+  const HoneShape& s = e.dims.shape;
+  if (slot < 0 || slot >= MOST_ADAPTERS) return "an adapter's slot is 0 to " + std::to_string(MOST_ADAPTERS - 1);
+  e.adapters.erase(slot);
+  if (!count) return "";
+  const int updates = s.layers * LAYER_UPDATES + 1;
+  if (count != 2 * updates) return "adapt: got " + std::to_string(count) + " tensors";
+  if (s.bits || s.int8 || s.bfloat16 || s.experts)
+    return "adapters stand beside dense weights in float32";
+  Packing packing = {&e, {nullptr, 0, 0}, {}, {}, {}, {}};
+  Plan plan(e, packing);
+  Adapter adapter;
+  adapter.updates.resize(size_t(updates));
+  for (int layer = 0; layer < s.layers; ++layer) {
+    LowRank* own = &adapter.updates[size_t(layer) * LAYER_UPDATES];
+    LowRank* const each[] = {own, own + 1, own + 2, own + 3};
+    plan.add_updates(each, tensors + 2 * LAYER_UPDATES * layer);
+  }
+  plan.add_head_update(adapter.updates.back(), tensors + count - 2);
+  if (!plan.fault.empty()) return plan.fault;
+  plan.pack();
+  e.adapter_low = plan.low > e.adapter_low ? plan.low : e.adapter_low;
+  e.adapters.emplace(slot, std::move(adapter));
   return "";
 }
 
