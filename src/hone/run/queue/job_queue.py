@@ -8,15 +8,16 @@ week is worth something, and last year's is not. Use is written in whole microse
 
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
 from hone.core.clock import Clock
-from hone.core.errors import DataError, HoneError, ResourceError
+from hone.core.errors import DataError, HoneError
 from hone.run.store.durable import from_json, to_json
+from hone.run.store.sqlite import open_database, transaction
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 Wish: TypeAlias = Literal["", "yield", "cancel"]
@@ -101,14 +102,9 @@ class RunQueue:
     _db: sqlite3.Connection = field(init=False)
 
     def __post_init__(self) -> None:
-        try:
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = normal")  # whole after a kill; a power cut may take back the last
-            self._db.executescript(_SCHEMA)
+        self._db = open_database(self.path, _SCHEMA, durable="kill")
+        with self._transaction():
             self._db.execute("insert into counter select 0 where not exists (select 1 from counter)")
-        except sqlite3.Error as error:
-            raise ResourceError(f"cannot open the queue {self.path}: {error}") from None
 
     def close(self) -> None:
         """Close the file."""
@@ -296,17 +292,5 @@ class RunQueue:
     def _now_us(self) -> int:
         return round(self.clock.now_s() * _MICRO)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        try:
-            self._db.execute("begin immediate")
-            yield
-            self._db.execute("commit")
-        except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("rollback")
-            raise ResourceError(f"the queue {self.path} cannot be written: {error}") from None
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("rollback")
-            raise
+    def _transaction(self) -> AbstractContextManager[None]:
+        return transaction(self._db, f"the queue {self.path}")

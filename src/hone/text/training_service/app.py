@@ -6,52 +6,50 @@ its content, since the client counts on: the refusal is the result. Source: trai
 
 import hashlib
 import json
-import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import zstandard
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from hone.core.errors import DataError
 from hone.run.http.requests import BODY_S, ApiError, BodyReader
 from hone.text.serving.completions.app import error_response
+from hone.text.training_service.catalogue import (
+    NO_ACCESS_TOKENS,
+    Body,
+    Catalogue,
+    RecordHandler,
+    absent,
+    owned,
+    readable,
+)
 from hone.text.training_service.desk import JSON, RequestDesk
 from hone.text.training_service.learner import AdapterShape, ServedBase
 from hone.text.training_service.ledger import (
-    CheckpointRecord,
     ModelRecord,
     RequestRecord,
     SamplerRecord,
     SessionRecord,
-    from_text,
 )
 from hone.text.training_service.messages import read_call
 from hone.text.training_service.sampler import SamplingWorker, read_sample
 from hone.text.training_service.service_config import Caller, Scope, TenantKeys, TrainingServiceConfig
-from hone.text.training_service.worker import SEGMENTS, TrainingWorker
+from hone.text.training_service.worker import TrainingWorker
 
 PREFIX: Final = "/api/v1"
 _CLIENT_FLAGS: Final = {"use_pyqwest_transport": False, "proto_compress_fwdbwd": False, "parallel_fwdbwd_chunks": True}
 _DYNAMIC_FLAGS: Final = {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
-_PAGE: Final = 100
 _CHANGING: Final = ("forward_backward", "optim_step", "load_weights")
-Body = dict[str, Any]
 Handler = Callable[[Request], Awaitable[Response]]
-OwnedT = TypeVar("OwnedT", SessionRecord, ModelRecord, SamplerRecord, RequestRecord)
-
-
-def _absent(what: str, id: object) -> ApiError:
-    return ApiError(404, f"there is no {what} {str(id)!r:.200}", code="not_found")
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +63,7 @@ class TrainingRoutes:
     sampler: SamplingWorker
     keys: TenantKeys
     context: int
+    catalogue: Catalogue
     bodies: BodyReader = field(init=False)
     _draining: bool = False
 
@@ -72,14 +71,13 @@ class TrainingRoutes:
         self.bodies = BodyReader(most_bytes=self.config.limits.max_body, within_s=BODY_S)
 
     def app(self) -> Starlette:
-        posts: dict[str, tuple[Scope | None, Callable[[Caller, Body, Request], Response]]] = {
+        posts: dict[str, tuple[Scope | None, RecordHandler]] = {
             "client/config": (None, lambda *_: JSONResponse(_CLIENT_FLAGS)),
             "client/dynamic_config": (None, lambda *_: JSONResponse(_DYNAMIC_FLAGS)),
             "telemetry": (None, lambda *_: JSONResponse({"status": "accepted"})),
             "create_session": ("read", self._create_session),
             "session_heartbeat": ("read", self._heartbeat),
             "sessions/{session}/finish": ("read", self._finish_session),
-            "sessions/search": ("read", self._list_sessions),
             "create_model": ("train", self._create_model),
             "get_info": ("read", self._model_info),
             "optim_step": ("train", partial(self._submit_step, "optim_step")),
@@ -91,29 +89,15 @@ class TrainingRoutes:
             "join_sampling_session": ("sample", self._join_sampler),
             "asample": ("sample", self._submit_sample),
             "cancel_future": ("sample", self._cancel),
-            "weights_info": ("read", self._weights_info),
         }
-        gets: dict[str, tuple[Scope | None, Callable[[Caller, Body, Request], Response]]] = {
+        gets: dict[str, tuple[Scope | None, RecordHandler]] = {
             "get_server_capabilities": ("read", self._capabilities),
             "samplers/{sampler}": ("read", self._sampler),
-            "training_runs": ("read", self._list_runs),
-            "training_runs/{run}": ("read", self._run),
-            "training_runs/{run}/checkpoints": ("read", self._run_checkpoints),
-            "checkpoints": ("read", self._list_checkpoints),
-            "sessions": ("read", self._list_sessions),
-            "sessions/{session}": ("read", self._session),
         }
-        checkpoint = "training_runs/{run}/checkpoints/{segment}/{name}"
         routes = [self._route(path, "POST", *one) for path, one in posts.items()]
         routes += [self._route(path, "GET", *one) for path, one in gets.items()]
+        routes += [self._route(*one) for one in self.catalogue.routes()]
         routes += [
-            self._route("sessions/{session}/project", "PUT", "read", self._assign_project),
-            self._route(checkpoint, "DELETE", "publish", self._delete_checkpoint),
-            self._route(f"{checkpoint}/publish", "POST", "publish", partial(self._publish, public=1)),
-            self._route(f"{checkpoint}/publish", "DELETE", "publish", partial(self._publish, public=0)),
-            self._route(f"{checkpoint}/ttl", "PUT", "publish", self._set_ttl),
-            self._route(f"{checkpoint}/external_weights_urls", "GET", "read", self._external_urls),
-            self._route(f"{checkpoint}/files/{{file}}", "GET", "read", self._file),
             Route(f"{PREFIX}/forward_backward", self._guarded("train", self._forward_backward), methods=["POST"]),
             Route(f"{PREFIX}/retrieve_future", self._guarded(None, self._retrieve), methods=["POST"]),
             Route(f"{PREFIX}/healthz", self._health),
@@ -127,9 +111,7 @@ class TrainingRoutes:
 
     # -------------------------------------------------------------------------------------------- guards
 
-    def _route(
-        self, path: str, method: str, scope: Scope | None, handler: Callable[[Caller, Body, Request], Response]
-    ) -> Route:
+    def _route(self, path: str, method: str, scope: Scope | None, handler: RecordHandler) -> Route:
         """A route whose body, if any, is a JSON object; handlers run beside the event loop."""
 
         async def answer(call: Request, caller: Caller) -> Response:
@@ -186,42 +168,17 @@ class TrainingRoutes:
 
     def _heartbeat(self, caller: Caller, body: Body, call: Request) -> Response:
         del call
-        session = self._owned(SessionRecord, body["session_id"], caller, "session")
+        session = owned(self.desk.ledger, SessionRecord, body["session_id"], caller, "session")
         if session.finished is not None:
             raise ApiError(410, f"the session {session.id} is finished", code="finished")
         self.desk.ledger.change(SessionRecord, session.id, {"beat_s": self.desk.clock.now_s()})
         return JSONResponse({"type": "session_heartbeat"})
 
     def _finish_session(self, caller: Caller, body: Body, call: Request) -> Response:
-        session = self._owned(SessionRecord, call.path_params["session"], caller, "session")
+        session = owned(self.desk.ledger, SessionRecord, call.path_params["session"], caller, "session")
         if session.finished is None:
             self.desk.ledger.change(SessionRecord, session.id, {"finished": json.dumps(body.get("reason") or {})})
         return Response(status_code=204)
-
-    def _session(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        session = self._owned(SessionRecord, call.path_params["session"], caller, "session")
-        models = self.desk.ledger.records(ModelRecord, {"session": session.id})
-        samplers = self.desk.ledger.records(SamplerRecord, {"session": session.id})
-        return JSONResponse(
-            {
-                "training_run_ids": [one.id for one in models],
-                "sampler_ids": [one.id for one in samplers],
-                "user_metadata": from_text(session.metadata),
-                "display_name": session.display_name,
-            }
-        )
-
-    def _assign_project(self, caller: Caller, body: Body, call: Request) -> Response:
-        session = self._owned(SessionRecord, call.path_params["session"], caller, "session")
-        self.desk.ledger.change(SessionRecord, session.id, {"project": str(body["project_id"])})
-        return Response(status_code=204)
-
-    def _list_sessions(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        limit, offset = _window(call)
-        sessions, _ = self.desk.ledger.page(SessionRecord, caller.tenant, limit=limit, offset=offset)
-        return JSONResponse({"sessions": [one.id for one in sessions]})
 
     def _capabilities(self, caller: Caller, body: Body, call: Request) -> Response:
         del caller, body, call
@@ -279,10 +236,13 @@ class TrainingRoutes:
     def _load_weights(self, caller: Caller, body: Body, call: Request) -> Response:
         if body.get("model_id"):
             return self._submit_step("load_weights", caller, body, call)
-        session, saved = self._open_session(body["session_id"], caller), self._readable(body["path"], caller)
+        if body.get("weights_access_token"):
+            raise ApiError(400, NO_ACCESS_TOKENS)
+        session = self._open_session(body["session_id"], caller)
+        saved = readable(self.desk.ledger, body["path"], caller)
         first = self.desk.ledger.find(ModelRecord, saved.model)
         if first is None:
-            raise _absent("model of", saved.path)
+            raise absent("model of", saved.path)
         shape = AdapterShape(
             rank=first.rank, attention=bool(first.attention), mlp=bool(first.mlp), output=bool(first.output)
         )
@@ -291,7 +251,7 @@ class TrainingRoutes:
 
     def _model_info(self, caller: Caller, body: Body, call: Request) -> Response:
         del call
-        model = self._owned(ModelRecord, body["model_id"], caller, "model")
+        model = owned(self.desk.ledger, ModelRecord, body["model_id"], caller, "model")
         data = {"arch": self.base.rows.decoder.config.family, "model_name": model.base, "tokenizer_id": self.base.name}
         return JSONResponse(
             {
@@ -307,7 +267,7 @@ class TrainingRoutes:
 
     def _submit_step(self, kind: str, caller: Caller, body: Body, call: Request) -> Response:
         del call
-        model = self._owned(ModelRecord, body["model_id"], caller, "model")
+        model = self._trainable(body["model_id"], caller)
         seq = int(body["seq_id"])
         if seq < 1:
             raise ApiError(400, f"seq_id must be 1 or more, got {seq}", code="invalid_value")
@@ -317,7 +277,7 @@ class TrainingRoutes:
         def prepare(raw: bytes) -> Response:
             body = raw if call.headers.get("content-encoding") != "zstd" else _unpacked(raw, self.bodies.most_bytes)
             asked = read_call(body)
-            model = self._owned(ModelRecord, asked.model_id, caller, "model")
+            model = self._trainable(asked.model_id, caller)
             record = self._request(caller, model.id, asked.seq_id, "forward_backward", body)
             return self._submitted(replace(record, changes=int(not asked.forward_only)))
 
@@ -355,7 +315,7 @@ class TrainingRoutes:
         session = self._open_session(body["session_id"], caller)
         path, folder = body.get("model_path"), None
         if path:
-            saved = self._readable(path, caller)
+            saved = readable(self.desk.ledger, path, caller)
             folder = str(Path(saved.folder) / "policy")
         else:
             self._base_name(body.get("base_model"))
@@ -371,19 +331,20 @@ class TrainingRoutes:
 
     def _sampler(self, caller: Caller, body: Body, call: Request) -> Response:
         del body
-        sampler = self._owned(SamplerRecord, call.path_params["sampler"], caller, "sampler")
+        sampler = owned(self.desk.ledger, SamplerRecord, call.path_params["sampler"], caller, "sampler")
         name = self.config.names[0]
         return JSONResponse({"sampler_id": sampler.id, "base_model": name, "model_path": sampler.path})
 
     def _join_sampler(self, caller: Caller, body: Body, call: Request) -> Response:
         del call
-        self._owned(SamplerRecord, body["sampling_session_id"], caller, "sampler")
+        owned(self.desk.ledger, SamplerRecord, body["sampling_session_id"], caller, "sampler")
         return JSONResponse({"type": "join_sampling_session", "client_counter": int(time.time_ns() % (1 << 31))})
 
     def _submit_sample(self, caller: Caller, body: Body, call: Request) -> Response:
         del call
         raw = json.dumps(body).encode()
-        sampler, asked = self._owned(SamplerRecord, body["sampling_session_id"], caller, "sampler"), read_sample(raw)
+        sampler = owned(self.desk.ledger, SamplerRecord, body["sampling_session_id"], caller, "sampler")
+        asked = read_sample(raw)
         with self.desk.wake:
             waiting = self.desk.turns.counts().get(caller.tenant, 0)
         if waiting >= caller.max_waiting:
@@ -395,7 +356,7 @@ class TrainingRoutes:
 
     def _cancel(self, caller: Caller, body: Body, call: Request) -> Response:
         del call
-        record = self._owned(RequestRecord, body["request_id"], caller, "request")
+        record = owned(self.desk.ledger, RequestRecord, body["request_id"], caller, "request")
         if record.kind == "sample":
             self.sampler.cancel(record.id)
         return Response(status_code=204)
@@ -425,109 +386,12 @@ class TrainingRoutes:
             return JSONResponse({"status": "complete_metadata", "response_payload_size": len(record.result)})
         return Response(record.result, media_type=record.media)
 
-    # --------------------------------------------------------------------------------- runs, checkpoints
-
-    def _list_runs(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        limit, offset = _window(call)
-        models, count = self.desk.ledger.page(ModelRecord, caller.tenant, limit=limit, offset=offset)
-        cursor = {"offset": offset, "limit": limit, "total_count": count}
-        return JSONResponse({"training_runs": [self._described(one) for one in models], "cursor": cursor})
-
-    def _run(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        return JSONResponse(self._described(self._owned(ModelRecord, call.path_params["run"], caller, "training run")))
-
-    def _described(self, model: ModelRecord) -> dict[str, object]:
-        saved = self.desk.ledger.records(CheckpointRecord, {"model": model.id})
-
-        def last(kind: str) -> dict[str, object] | None:
-            return next((_checkpoint_fields(one) for one in reversed(saved) if one.kind == kind), None)
-
-        return {
-            "training_run_id": model.id,
-            "base_model": model.base,
-            "model_owner": model.tenant,
-            "is_lora": True,
-            "lora_rank": model.rank,
-            "corrupted": False,
-            "last_request_time": _timestamp(model.used_s),
-            "last_checkpoint": last("training"),
-            "last_sampler_checkpoint": last("sampler"),
-            "user_metadata": from_text(model.metadata),
-        }
-
-    def _run_checkpoints(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        model = self._owned(ModelRecord, call.path_params["run"], caller, "training run")
-        saved = self.desk.ledger.records(CheckpointRecord, {"model": model.id})
-        return JSONResponse({"checkpoints": [_checkpoint_fields(one) for one in saved]})
-
-    def _list_checkpoints(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        limit, offset = _window(call)
-        saved, count = self.desk.ledger.page(CheckpointRecord, caller.tenant, limit=limit, offset=offset)
-        cursor = {"offset": offset, "limit": limit, "total_count": count}
-        return JSONResponse({"checkpoints": [_checkpoint_fields(one) for one in saved], "cursor": cursor})
-
-    def _weights_info(self, caller: Caller, body: Body, call: Request) -> Response:
-        del call
-        saved = self._readable(body["tinker_path"], caller)
-        model = self.desk.ledger.find(ModelRecord, saved.model)
-        if model is None:
-            raise _absent("model of", saved.path)
-        return JSONResponse(
-            {
-                "base_model": model.base,
-                "is_lora": True,
-                "lora_rank": model.rank,
-                "train_unembed": bool(model.output),
-                "train_mlp": bool(model.mlp),
-                "train_attn": bool(model.attention),
-                "optimizer_config": {"type": "adamw"},
-            }
-        )
-
-    def _delete_checkpoint(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        saved = self._own_checkpoint(call, caller)
-        self.desk.ledger.delete(CheckpointRecord, saved.path)
-        remove_checkpoint(saved)
-        return Response(status_code=204)
-
-    def _publish(self, caller: Caller, body: Body, call: Request, *, public: int) -> Response:
-        del body
-        self.desk.ledger.change(CheckpointRecord, self._own_checkpoint(call, caller).path, {"public": public})
-        return Response(status_code=204)
-
-    def _set_ttl(self, caller: Caller, body: Body, call: Request) -> Response:
-        saved, ttl = self._own_checkpoint(call, caller), body.get("ttl_seconds")
-        expires = None if ttl is None else self.desk.clock.now_s() + float(ttl)
-        self.desk.ledger.change(CheckpointRecord, saved.path, {"expires_s": expires})
-        return Response(status_code=204)
-
-    def _external_urls(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        saved = self._own_checkpoint(call, caller)
-        place = str(call.url).rpartition("/")[0]
-        names = sorted(one.name for one in (Path(saved.folder) / "policy").iterdir())
-        urls = {name: f"{place}/files/{name}" for name in names}
-        return JSONResponse({"urls": urls, "expires": _timestamp(self.desk.clock.now_s() + 3600)})
-
-    def _file(self, caller: Caller, body: Body, call: Request) -> Response:
-        del body
-        folder = Path(self._own_checkpoint(call, caller).folder) / "policy"
-        file = next((one for one in folder.iterdir() if one.name == call.path_params["file"]), None)
-        if file is None:
-            raise _absent("file", call.path_params["file"])
-        return FileResponse(file)
-
     # ------------------------------------------------------------------------------------------- service
 
     async def _health(self, call: Request) -> Response:
         del call
         fault = "draining" if self._draining else ""
-        fault = fault or ("" if self.trainer.alive and self.sampler.alive else "a worker has ended")
+        fault = fault or ("" if self.trainer.thread.alive and self.sampler.thread.alive else "a worker has ended")
         return JSONResponse({"status": fault or "ok"}, status_code=503 if fault else 200)
 
     async def _metrics(self, call: Request, caller: Caller) -> Response:
@@ -547,43 +411,24 @@ class TrainingRoutes:
 
     # --------------------------------------------------------------------------------------------- parts
 
-    def _owned(self, kind: type[OwnedT], id: object, caller: Caller, what: str) -> OwnedT:
-        """A record of the caller's tenant. Raises ApiError (404), the same whether there is none or it is another's."""
-        record = self.desk.ledger.find(kind, str(id))
-        if record is None or record.tenant != caller.tenant:
-            raise _absent(what, id)
-        return record
+    def _trainable(self, id: object, caller: Caller) -> ModelRecord:
+        """A model that takes requests. Raises ApiError."""
+        model = owned(self.desk.ledger, ModelRecord, id, caller, "model")
+        if model.copied:
+            raise ApiError(400, f"{model.id} holds a copy of weights: load the copy into a new model to train it")
+        return model
 
     def _open_session(self, id: object, caller: Caller) -> SessionRecord:
-        session = self._owned(SessionRecord, id, caller, "session")
+        session = owned(self.desk.ledger, SessionRecord, id, caller, "session")
         if session.finished is not None:
             raise ApiError(400, f"the session {session.id} is finished; open another", code="finished")
         return session
-
-    def _readable(self, path: object, caller: Caller) -> CheckpointRecord:
-        saved = self.desk.ledger.find(CheckpointRecord, str(path))
-        if saved is None or not (saved.public or saved.tenant == caller.tenant):
-            raise _absent("checkpoint", path)
-        return saved
-
-    def _own_checkpoint(self, call: Request, caller: Caller) -> CheckpointRecord:
-        parts = call.path_params
-        path = f"tinker://{parts['run']}/{parts['segment']}/{parts['name']}"
-        saved = self.desk.ledger.find(CheckpointRecord, path)
-        if saved is None or saved.tenant != caller.tenant:
-            raise _absent("checkpoint", path)
-        return saved
 
     def _base_name(self, name: object) -> str:
         if name not in self.config.names:
             served = ", ".join(self.config.names)
             raise ApiError(400, f"base_model {str(name)!r:.120} is not served here; served: {served}")
         return str(name)
-
-
-def remove_checkpoint(saved: CheckpointRecord) -> None:
-    """Remove a checkpoint's files."""
-    shutil.rmtree(Path(saved.folder).parent, ignore_errors=True)
 
 
 def _unpacked(raw: bytes, most: int) -> bytes:
@@ -596,31 +441,6 @@ def _unpacked(raw: bytes, most: int) -> bytes:
     if len(body) > most:
         raise ApiError(413, f"the body unpacks to more than {most} bytes", code="too_large")
     return body
-
-
-def _window(call: Request) -> tuple[int, int]:
-    """Limit and offset of a list."""
-    limit, offset = int(call.query_params.get("limit", 20)), int(call.query_params.get("offset", 0))
-    if limit < 0 or offset < 0:
-        raise ApiError(400, f"limit and offset must be 0 or more, got {limit} and {offset}", code="invalid_value")
-    return min(limit, _PAGE), offset
-
-
-def _checkpoint_fields(saved: CheckpointRecord) -> dict[str, object]:
-    return {
-        "checkpoint_id": f"{SEGMENTS[saved.kind]}/{saved.name}",
-        "checkpoint_type": saved.kind,
-        "time": _timestamp(saved.created_s),
-        "tinker_path": saved.path,
-        "size_bytes": saved.size_bytes,
-        "public": bool(saved.public),
-        "user_metadata": from_text(saved.metadata),
-        "expires_at": None if saved.expires_s is None else _timestamp(saved.expires_s),
-    }
-
-
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 async def _unknown(call: Request, error: Exception) -> Response:

@@ -29,6 +29,25 @@ def failed(error: Exception) -> RequestResult:
     return RequestResult(result=text.encode(), media="text/plain", category=category)
 
 
+class DeskThread:
+    """A thread that works for a desk: it ends after its turn once the desk closes. `start` it once."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for its end."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+
 @dataclass(slots=True, eq=False)
 class RequestDesk:
     """What handlers, the learner's thread and the sampler's share."""

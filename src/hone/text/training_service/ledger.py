@@ -5,7 +5,6 @@ request that was acknowledged survives the process, and (owner, seq) is unique: 
 """
 
 import json
-import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar, cast
 
-from hone.core.errors import DataError, ResourceError
+from hone.core.errors import DataError
 from hone.core.strict_json import Json
+from hone.run.store.sqlite import open_database, transaction
 
 _SCHEMA: Final = """
 create table if not exists sessions (
@@ -23,7 +23,8 @@ create table if not exists sessions (
 create table if not exists models (
     id text primary key, session text not null, tenant text not null, base text not null, rank integer not null,
     seed integer not null, attention integer not null, mlp integer not null, output integer not null, metadata text,
-    created_s real not null, used_s real not null, snapshot_seq integer not null default -1);
+    created_s real not null, used_s real not null, snapshot_seq integer not null default -1,
+    copied integer not null default 0);
 create table if not exists samplers (
     id text primary key, session text not null, tenant text not null, path text, folder text, model text,
     created_s real not null);
@@ -36,10 +37,12 @@ create table if not exists requests (
     digest text not null, body blob not null, state text not null, result blob, media text, category text,
     came_s real not null, done_s real, changes integer not null, unique (owner, seq));
 create index if not exists waiting on requests (state, owner, seq);
-create table if not exists usage (tenant text not null, what text not null, amount real not null,
-    primary key (tenant, what));
+create table if not exists hourly (tenant text not null, owner text not null, hour_s integer not null,
+    what text not null, amount real not null, primary key (tenant, owner, hour_s, what));
 """
+_ADDED: Final = {"models": {"copied": "integer not null default 0"}}
 CheckpointKind: TypeAlias = Literal["training", "sampler", "external"]
+_HOUR_S: Final = 3600
 RequestState: TypeAlias = Literal["queued", "done", "failed"]
 
 
@@ -76,6 +79,8 @@ class ModelRecord:
     used_s: float
     snapshot_seq: int = -1
     """Number of the last request whose effect the newest snapshot on the disk holds; -1: there is none."""
+    copied: int = 0
+    """Whether it only holds a copy of another model's checkpoint, and takes no requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +147,17 @@ class RequestResult:
     usage: Mapping[str, float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HourlyUsage:
+    """An amount that a model or sampler of a tenant used in an hour: tokens, or core-seconds."""
+
+    tenant: str
+    owner: str
+    hour_s: int
+    what: str
+    amount: float
+
+
 RecordT = TypeVar("RecordT", SessionRecord, ModelRecord, SamplerRecord, CheckpointRecord, RequestRecord)
 _TABLES: Final[Mapping[type, str]] = {
     SessionRecord: "sessions",
@@ -158,13 +174,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         """Raises ResourceError where the file cannot be opened."""
         self._lock = threading.RLock()
-        try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = full")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise ResourceError(f"cannot open {path}: {error}") from None
+        self._db = open_database(path, _SCHEMA, durable="power cut", added=_ADDED)
 
     def close(self) -> None:
         """Close the file."""
@@ -243,8 +253,9 @@ class Ledger:
                     self._insert(record)
             for what, amount in (outcome.usage or {}).items():
                 self._db.execute(
-                    "insert into usage values (?, ?, ?) on conflict do update set amount = amount + excluded.amount",
-                    (request.tenant, what, amount),
+                    "insert into hourly values (?, ?, ?, ?, ?) "
+                    "on conflict do update set amount = amount + excluded.amount",
+                    (request.tenant, request.owner, int(now_s // _HOUR_S * _HOUR_S), what, amount),
                 )
 
     def queued(self) -> list[RequestRecord]:
@@ -278,7 +289,15 @@ class Ledger:
     def usage(self) -> dict[tuple[str, str], float]:
         """Amounts by tenant and kind: tokens and core-seconds."""
         with self._lock:
-            return {(tenant, what): amount for tenant, what, amount in self._db.execute("select * from usage")}
+            rows = self._db.execute("select tenant, what, sum(amount) from hourly group by 1, 2")
+            return {(tenant, what): amount for tenant, what, amount in rows}
+
+    def hourly_usage(self, begin_s: float, end_s: float) -> list[HourlyUsage]:
+        """Amounts of hours that begin in a span, in their order."""
+        columns = "tenant, owner, hour_s, what, amount"
+        query = f"select {columns} from hourly where hour_s >= ? and hour_s < ? order by hour_s, tenant, owner, what"
+        with self._lock:
+            return [HourlyUsage(*row) for row in self._db.execute(query, (begin_s, end_s))]
 
     # ---------------------------------------------------------------------------------------------- parts
 
@@ -299,19 +318,8 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
-            try:
-                self._db.execute("begin immediate")
-                yield
-                self._db.execute("commit")
-            except sqlite3.Error as error:
-                if self._db.in_transaction:
-                    self._db.execute("rollback")
-                raise ResourceError(f"the service's ledger cannot be written: {error}") from None
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("rollback")
-                raise
+        with self._lock, transaction(self._db, "the service's ledger"):
+            yield
 
 
 def from_text(text: str | None) -> Json:

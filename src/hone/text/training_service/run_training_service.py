@@ -35,7 +35,8 @@ from hone.run.store.durable import writing
 from hone.run.store.folder import RunLock
 from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.training_service.app import TrainingRoutes, remove_checkpoint
+from hone.text.training_service.app import TrainingRoutes
+from hone.text.training_service.catalogue import Catalogue, remove_checkpoint
 from hone.text.training_service.desk import RequestDesk
 from hone.text.training_service.learner import ServedBase
 from hone.text.training_service.ledger import CheckpointRecord, Ledger
@@ -74,21 +75,21 @@ class TrainingService:
     _ticks: int = 0
 
     def start(self) -> None:
-        self.trainer.start()
-        self.sampler.start()
+        self.trainer.thread.start()
+        self.sampler.thread.start()
 
     def close(self) -> None:
         """End after the turns in progress; what waits is done by the next process."""
         self.desk.close()
-        self.trainer.join()
-        self.sampler.join()
+        self.trainer.thread.join()
+        self.sampler.thread.join()
         self.desk.ledger.close()
         self.lock.release()
 
     def tick(self) -> None:
         """Called once a second: remove what has expired, now and then; end where a thread has ended, so that the next
         process goes on."""
-        if not (self.trainer.alive and self.sampler.alive):
+        if not (self.trainer.thread.alive and self.sampler.thread.alive):
             os.kill(os.getpid(), signal.SIGTERM)
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 1:
@@ -134,7 +135,7 @@ def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock:
     limits = config.limits
     trainer = TrainingWorker(base, desk, folder, context, limits.pass_tokens, limits.resident_models)
     sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots)
-    routes = TrainingRoutes(config, base, desk, trainer, sampler, keys, context)
+    routes = TrainingRoutes(config, base, desk, trainer, sampler, keys, context, Catalogue(desk, folder))
     return TrainingService(config, routes, desk, trainer, sampler, lock, desk.restore())
 
 

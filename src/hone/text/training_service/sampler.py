@@ -5,7 +5,6 @@ trainer's needs them.
 """
 
 import json
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from hone.core.generation import Completion, LikeliestTokens, Request, SamplingP
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.protocol import UnmergedAdapter
 from hone.models.language.lora import LoraAdapter
-from hone.text.training_service.desk import RequestDesk, failed
+from hone.text.training_service.desk import DeskThread, RequestDesk, failed
 from hone.text.training_service.learner import ServedBase
 from hone.text.training_service.ledger import RequestRecord, RequestResult, SamplerRecord
 from hone.text.training_service.messages import PROTOBUF, SampledSequence, TopTokens, sample_response
@@ -214,20 +213,10 @@ class SamplingWorker:
     _adapters: dict[str, int] = field(default_factory=dict[str, int])
     """Uses of each adapter that the engine holds, by its name; the one that was used last at the end."""
     _cancelled: set[str] = field(default_factory=set[str])
-    _thread: threading.Thread | None = None
+    thread: DeskThread = field(init=False)
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="hone-sampling", daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait for the thread, which ends after its pass once the desk closes."""
-        if self._thread is not None:
-            self._thread.join()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def __post_init__(self) -> None:
+        self.thread = DeskThread("hone-sampling", self._run)
 
     def cancel(self, id: str) -> None:
         """End a request whose client does not want it any more."""

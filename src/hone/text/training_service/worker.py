@@ -22,7 +22,7 @@ from hone.core.errors import DataError, HoneError, ResourceError
 from hone.core.state import State
 from hone.models.language.lora import LoraAdapter
 from hone.run.store.checkpoints import Checkpoint, CheckpointFolder
-from hone.text.training_service.desk import RequestDesk, failed, json_outcome
+from hone.text.training_service.desk import DeskThread, RequestDesk, failed, json_outcome
 from hone.text.training_service.learner import AdamStep, AdapterShape, ServedBase, TrainedModel
 from hone.text.training_service.ledger import (
     CheckpointRecord,
@@ -127,20 +127,10 @@ class TrainingWorker:
     _work_s: dict[str, float] = field(default_factory=dict[str, float])
     """Work on each model since its snapshot, and the seconds that the snapshot took."""
     _snapshot_s: dict[str, float] = field(default_factory=dict[str, float])
-    _thread: threading.Thread | None = None
+    thread: DeskThread = field(init=False)
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="hone-training", daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait for the thread, which ends after its turn once the desk closes."""
-        if self._thread is not None:
-            self._thread.join()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def __post_init__(self) -> None:
+        self.thread = DeskThread("hone-training", self._run)
 
     def frozen_adapter(self, model: str) -> tuple[str, LoraAdapter]:
         """A name and a copy of a model's adapter as it is now; of one version the same name."""
