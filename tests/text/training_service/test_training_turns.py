@@ -3,10 +3,10 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.text.training_service.turns import HOLE_S, Turns, Waiting
+from hone.text.training_service.turns import HOLE_S, RowOffer, Turns, Waiting, share_pass
 
 
 def waiting(tenant: str, owner: str, seq: int, *, came_s: float = 0.0, kind: str = "forward_backward") -> Waiting:
@@ -107,3 +107,50 @@ def test_samples_go_by_the_same_accounts() -> None:
     assert second is not None and second.tenant == "b"
     assert turns.drop_sample("a:sample/2") and not turns.drop_sample("a:sample/2")
     assert turns.next_sample() is None
+
+
+def offer(tenant: str, tokens: list[int], *, weight: float = 1.0, spent_s: float = 0.0) -> RowOffer:
+    return RowOffer(tenant=tenant, weight=weight, spent_s=spent_s, tokens=tokens)
+
+
+def test_a_pass_is_shared_by_weight_and_full() -> None:
+    double = [offer("a", [10] * 9, weight=2.0), offer("b", [10] * 9)]
+    assert share_pass(double, 60, 1.0) == [0, 1, 0, 0, 1, 0], "twice the weight, twice the rows; 60 tokens fit exactly"
+    assert share_pass(double, 59, 1.0) == [0, 1, 0, 0, 1]
+    assert share_pass([offer("a", [500, 1])], 60, 1.0) == [0], "a longer row has a pass of its own"
+    assert share_pass([offer("a", [60, 1])], 60, 1.0) == [0]
+    assert share_pass([offer("a", [1, 1], spent_s=9.0), offer("b", [1])], 60, 1.0)[0] == 1, "the least work first"
+    assert share_pass([offer("a", [7, 7]), offer("a", [7])], 60, 1.0) == [0, 0, 1], "two models of a tenant"
+
+
+def test_others_fill_a_pass_up_to_one_pass_ahead_of_who_has_no_more_rows() -> None:
+    def beside(spent_s: float, weight: float = 1.0) -> list[int]:
+        return share_pass([offer("few", [10]), offer("many", [10] * 9, spent_s=spent_s, weight=weight)], 60, 0.5)
+
+    assert beside(0.0) == [0, 1, 1, 1, 1, 1], "a full pass is 30 s of work"
+    assert beside(35.0) == [0, 1], "30 s ahead of the 5 of `few`, and no row more"
+    assert beside(35.5) == [0]
+    assert beside(20.0, weight=2.0) == [0, 1] and beside(20.5, weight=2.0) == [0]
+
+
+@settings(max_examples=50)
+@given(
+    weights=st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=2, max_size=8),
+    sizes=st.lists(st.integers(1, 40), min_size=8, max_size=8),
+    rows=st.lists(st.integers(1, 4), min_size=8, max_size=8),
+)
+def test_shares_of_many_passes_follow_the_weights(weights: list[float], sizes: list[int], rows: list[int]) -> None:
+    """Whatever rows a call has, and however long they are."""
+    work = [0.0] * len(weights)
+    for _ in range(400):
+        offers = [
+            offer(str(place), [sizes[place]] * rows[place], weight=weight, spent_s=work[place] / weight)
+            for place, weight in enumerate(weights)
+        ]
+        chosen = share_pass(offers, 64, 1.0)
+        assert all(chosen.count(place) <= rows[place] for place in range(len(weights)))
+        assert len(chosen) == 1 or sum(sizes[place] for place in chosen) <= 64
+        for place in chosen:
+            work[place] += sizes[place]
+    for place, weight in enumerate(weights):
+        assert abs(work[place] - sum(work) * weight / sum(weights)) <= 3 * 64 + 40

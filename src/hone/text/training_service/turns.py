@@ -7,7 +7,7 @@ wait, so that nobody saves turns up.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,40 @@ class Waiting:
     seq: int
     kind: str
     came_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOffer:
+    """Rows of one call that could be in the next pass."""
+
+    tenant: str
+    weight: float
+    spent_s: float
+    """Work of the tenant so far, divided by its weight."""
+    tokens: Sequence[int]
+    """Of each row, in order."""
+
+
+def share_pass(offers: Sequence[RowOffer], most_tokens: int, token_s: float) -> list[int]:
+    """Which offers the rows of a pass are of, one number a row, each offer's rows in order.
+
+    The row of the tenant with the least work goes next, its own rows of this pass counted at `token_s` a token, until
+    the pass is full. So a tenant of twice the weight has twice the tokens in it. Where one has no more rows, others
+    fill the pass up to the work of a full pass ahead of it. The first row is taken whatever its size.
+    """
+    spent = {one.tenant: one.spent_s for one in offers}
+    left = {place: list(one.tokens) for place, one in enumerate(offers)}
+    chosen, room, lead_s = list[int](), most_tokens, most_tokens * token_s
+    while waiting := [place for place, rows in left.items() if rows]:
+        place = min(waiting, key=lambda one: (spent[offers[one].tenant], one))
+        one, size = offers[place], left[place].pop(0)
+        ahead = spent[one.tenant] - min(spent.values())
+        if chosen and (size > room or ahead > lead_s / one.weight):
+            break
+        chosen.append(place)
+        room -= size
+        spent[one.tenant] += size * token_s / one.weight
+    return chosen
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from hone.text.training_service.ledger import (
 from hone.text.training_service.losses import ServedLoss, find_loss
 from hone.text.training_service.messages import PROTOBUF, Datum, forward_backward_output, read_call
 from hone.text.training_service.rows import RowResult, TrainedRow
-from hone.text.training_service.turns import Waiting
+from hone.text.training_service.turns import RowOffer, Waiting, share_pass
 
 SEGMENTS: Final = {"training": "weights", "sampler": "sampler_weights", "external": "external_weights"}
 """Part of a path for each kind of checkpoint."""
@@ -73,9 +73,9 @@ class _Pass:
     results: list[RowResult] = field(default_factory=list[RowResult])
     seconds: float = 0.0
 
-    def row(self) -> TrainedRow:
-        """The next row."""
-        datum = self.data[len(self.results)]
+    def row(self, place: int) -> TrainedRow:
+        """A row."""
+        datum = self.data[place]
         return TrainedRow(
             adapter=self.model.adapter,
             tokens=datum.tokens,
@@ -124,6 +124,8 @@ class TrainingWorker:
     computing: threading.Lock = field(default_factory=threading.Lock)
     """Held while weights may change."""
     _passes: dict[str, _Pass] = field(default_factory=dict[str, _Pass])
+    _token_s: float = 0.0
+    """Core-seconds of a token in the last pass."""
     _work_s: dict[str, float] = field(default_factory=dict[str, float])
     """Work on each model since its snapshot, and the seconds that the snapshot took."""
     _snapshot_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -223,28 +225,43 @@ class TrainingWorker:
         return _Pass(record, one, model, call.forward_only, data, loss, options, before)
 
     def _compute(self, passes: Sequence[_Pass]) -> None:
-        """One pass over rows of several calls; the first has rows in it, others as far as there is room."""
-        first, taken, room = passes[0], list[_Pass](), self.pass_tokens
-        for one in passes:
-            if one.forward_only != first.forward_only:
-                continue
-            size = len(one.data[len(one.results)].tokens)
-            if taken and (size > room or not self.base.rows.shares_passes):
-                break
-            taken.append(one)
-            room -= size
+        """One pass over rows of several calls, the tenant's first that had least work."""
+        forward_only = passes[0].forward_only
+        with self.desk.wake:
+            spent, weights = dict(self.desk.turns.spent_s), self.desk.turns.weights
+        offers = [
+            RowOffer(
+                tenant=one.waiting.tenant,
+                weight=weights.get(one.waiting.tenant, 1.0),
+                spent_s=spent.get(one.waiting.tenant, 0.0),
+                tokens=[len(datum.tokens) for datum in one.data[len(one.results) :]],
+            )
+            for one in passes
+        ]
+        able = [place for place, one in enumerate(passes) if one.forward_only == forward_only]
+        room = self.pass_tokens if self.base.rows.shares_passes else 1
+        chosen = [able[one] for one in share_pass([offers[place] for place in able], room, self._token_s)]
+        next_row = {place: len(passes[place].results) for place in able}
+        rows, sizes = list[TrainedRow](), list[int]()
+        for place in chosen:
+            rows.append(passes[place].row(next_row[place]))
+            sizes.append(len(rows[-1].tokens))
+            next_row[place] += 1
         began = time.thread_time()
         try:
-            results = self.base.rows.compute([one.row() for one in taken], gradients=not first.forward_only)
+            results = self.base.rows.compute(rows, gradients=not forward_only)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of any failure
-            for one in taken:
-                self._close_pass(one, failed(error))
+            for place in sorted({*chosen}):
+                self._close_pass(passes[place], failed(error))
             return
-        spent, tokens = time.thread_time() - began, sum(len(one.data[len(one.results)].tokens) for one in taken)
-        for one, result in zip(taken, results, strict=True):
-            share = spent * len(one.data[len(one.results)].tokens) / tokens
-            one.seconds += share
-            self._charge(one.waiting, share)
+        spent_s, tokens = time.thread_time() - began, sum(sizes)
+        self._token_s = spent_s * torch.get_num_threads() / tokens
+        for place, size, result in zip(chosen, sizes, results, strict=True):
+            one = passes[place]
+            one.seconds += spent_s * size / tokens
+            self._charge(one.waiting, spent_s * size / tokens)
+            if self._passes.get(one.waiting.owner) is not one:
+                continue  # an earlier row of its call was not finite
             try:
                 one.take(result)
             except HoneError as error:
@@ -395,7 +412,7 @@ class TrainingWorker:
             )  # fmt: skip
             again = _Pass(request, turn, trained, call.forward_only, call.data(), loss, options)
             while len(again.results) < len(again.data):
-                again.take(self.base.rows.compute([again.row()], gradients=True)[0])
+                again.take(self.base.rows.compute([again.row(len(again.results))], gradients=True)[0])
 
     def _snapshots(self, id: str) -> CheckpointFolder:
         return CheckpointFolder(folder=self.folder / "models" / folder_name(id), keep_best=0)
