@@ -449,7 +449,12 @@ COMMANDS: tuple[CommandSpec, ...] = (
         positionals=(("action", "submit FILE, work, status, cancel JOB, or tenant NAME"),),
         optional=(("what", "the config to submit, the job to cancel, or the tenant"),),
         options=(
-            CommandOption(flag="--queue", metavar="FILE", default="queue.db", help="the queue (default: queue.db)"),
+            CommandOption(
+                flag="--queue",
+                metavar="WHERE",
+                default="queue.db",
+                help="file, or postgresql://user:password@host/database (default: queue.db)",
+            ),
             CommandOption(flag="--tenant", metavar="NAME", default="local", help="submit: its team (default: local)"),
             CommandOption(flag="--priority", metavar="N", default="0", help="submit: within its team (default: 0)"),
             CommandOption(flag="--weight", metavar="X", default="1", help="tenant: share of the work (default: 1)"),

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_servers import MissingServerError, postgres_server
 from manual_clock import ManualClock
 
 from hone.core.errors import DataError
+from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import LostLeaseError, RunQueue, faded
 
 
@@ -18,11 +20,49 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
+OpenQueue = Callable[..., RunQueue]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """Address of a server of this machine."""
+    pytest.importorskip("psycopg", reason="needs the extra `postgres`")
+    try:
+        server = postgres_server()
+    except MissingServerError as missing:
+        pytest.skip(str(missing))
+    try:
+        server.start()
+        yield server.address
+    finally:
+        server.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def open_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenQueue]:
+    """Opens the same empty queue, as often as it is called; every test runs on both kinds of database."""
+    address = str(tmp_path / "queue.db")
+    if request.param == "postgres":
+        import psycopg
+
+        address = request.getfixturevalue("postgres")
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("set client_min_messages to warning")
+            connection.execute("drop schema if exists hone_queue cascade")
+    opened: list[RunQueue] = []
+
+    def make(clock: ManualClock, **settings: float) -> RunQueue:
+        opened.append(RunQueue(open_queue_database(address), clock, **settings))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
 @pytest.fixture
-def queue(tmp_path: Path, clock: ManualClock) -> Iterator[RunQueue]:
-    made = RunQueue(tmp_path / "queue.db", clock, lease_s=10.0)
-    yield made
-    made.close()
+def queue(open_queue: OpenQueue, clock: ManualClock) -> RunQueue:
+    return open_queue(clock, lease_s=10.0)
 
 
 def test_jobs_of_a_tenant_go_by_priority_then_by_age(queue: RunQueue) -> None:
@@ -84,8 +124,8 @@ def serve(
     return {name: used[name] for name in names}
 
 
-def test_shares_follow_weights_though_jobs_differ_in_length(tmp_path: Path, clock: ManualClock) -> None:
-    queue = RunQueue(tmp_path / "queue.db", clock, lease_s=1e6)
+def test_shares_follow_weights_though_jobs_differ_in_length(open_queue: OpenQueue, clock: ManualClock) -> None:
+    queue = open_queue(clock, lease_s=1e6)
     weights = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}
     for name, weight in weights.items():
         queue.set_tenant(name, weight=weight)
@@ -93,15 +133,14 @@ def test_shares_follow_weights_though_jobs_differ_in_length(tmp_path: Path, cloc
     used = serve(queue, clock, 4, clock.now_s() + 6_000, length.__getitem__)
     for name, weight in weights.items():
         assert used[name] / sum(used.values()) == pytest.approx(weight / 8, abs=0.015), used
-    queue.close()
 
 
-def test_use_fades_by_half_in_a_half_life(tmp_path: Path, clock: ManualClock) -> None:
+def test_use_fades_by_half_in_a_half_life(open_queue: OpenQueue, clock: ManualClock) -> None:
     assert faded(0, 10, 10, 1e12) == pytest.approx(10, rel=1e-6)
     assert faded(0, 1, 1 + 3600, 3600) == pytest.approx(0.5, rel=1e-3)
     by_steps = sum(2 ** -((500 - (place + 0.5) / 100) / 100) / 100 for place in range(100 * 100))
     assert faded(0, 100, 500, 100) == pytest.approx(by_steps, rel=1e-6)
-    queue = RunQueue(tmp_path / "queue.db", clock, half_life_s=100.0, lease_s=1e6)
+    queue = open_queue(clock, half_life_s=100.0, lease_s=1e6)
     for name in ("early", "late"):
         queue.submit(name, "x", ["x.toml"])
     queue.submit("early", "y", ["y.toml"])
@@ -115,7 +154,6 @@ def test_use_fades_by_half_in_a_half_life(tmp_path: Path, clock: ManualClock) ->
     queue.finish(second.id, second.token, "done")
     queue.submit("late", "z", ["z.toml"])
     assert second.tenant == "late" and queue.claim("w").tenant == "early", "60 s of long ago weigh less than one of now"
-    queue.close()
 
 
 def test_a_job_is_asked_to_yield_where_another_tenant_waits_and_cancelled_on_wish(
@@ -127,12 +165,12 @@ def test_a_job_is_asked_to_yield_where_another_tenant_waits_and_cancelled_on_wis
         clock.advance(9.0)
         assert queue.heartbeat(job.id, job.token) == "", "nobody waits: it may use more than its share"
     queue.submit("blue", "b", ["b.toml"])
-    assert "next of its tenant's" in queue.why_waiting(queue.jobs()[1])
+    assert "next of its tenant's" in queue.admissions()[2].why
     clock.advance(1.0)
     assert queue.heartbeat(job.id, job.token) == "yield"
     queue.finish(job.id, job.token, "queued", "gave way at a checkpoint")
     assert queue.claim("w").tenant == "blue"
-    assert "before it" not in queue.why_waiting(queue.jobs()[0])
+    assert "before it" not in queue.admissions()[1].why
     assert queue.cancel(job.id) == "cancelled"
     with pytest.raises(DataError, match=r"job 1 is cancelled already"):
         queue.cancel(job.id)
@@ -146,7 +184,7 @@ def test_a_bound_of_jobs_at_the_same_time(queue: RunQueue) -> None:
     for name in ("a", "b"):
         queue.submit("red", name, ["x.toml"])
     assert queue.claim("w").name == "a" and queue.claim("w") is None
-    assert queue.why_waiting(queue.jobs()[1]) == "red runs 1 jobs, the most that it may"
+    assert queue.admissions()[2].why == "red runs 1 jobs, the most that it may"
     with pytest.raises(DataError, match=r"weight must be above 0"):
         queue.set_tenant("red", weight=0.0)
 
@@ -160,7 +198,7 @@ def test_the_ledger_conserves_whatever_happens(
 ) -> None:
     """Claims of one job never overlap, and use in all is the time that claims were alive, to the microsecond."""
     clock = ManualClock()
-    queue = RunQueue(tmp_path_factory.mktemp("q") / "queue.db", clock, lease_s=10.0)
+    queue = RunQueue(open_queue_database(str(tmp_path_factory.mktemp("q") / "queue.db")), clock, lease_s=10.0)
     for number in range(3):
         queue.submit("ab"[number % 2], f"j{number}", ["x.toml"])
     claims = []
@@ -177,9 +215,63 @@ def test_the_ledger_conserves_whatever_happens(
                 queue.finish(held.id, held.token, "done" if what == "finish" else "queued")
         except LostLeaseError:
             continue
-    spans = queue._db.execute("select job, from_us, to_us from used order by job, from_us").fetchall()
-    for (job, _, end), (other, start, _) in pairwise(spans):
-        assert job != other or end <= start
-    assert sum(end - start for _, start, end in spans) == sum(one.used_us for one in queue.shares())
-    assert all(end - start >= 0 for _, start, end in spans)
+    check_conserved(queue)
     queue.close()
+
+
+def check_conserved(queue: RunQueue) -> None:
+    """Spans of a job do not overlap, their sum is what tenants used, and tenants count their jobs."""
+    spans = sorted(queue.claims(), key=lambda one: (one.job, one.from_us))
+    for one, two in pairwise(spans):
+        assert one.job != two.job or one.to_us <= two.from_us
+    assert sum(one.to_us - one.from_us for one in spans) == sum(one.used_us for one in queue.shares())
+    assert all(one.to_us >= one.from_us for one in spans)
+    states = [(job.tenant, job.state) for job in queue.jobs()]
+    for share in queue.shares():
+        counted = states.count((share.name, "queued")), states.count((share.name, "running"))
+        assert (share.queued, share.running) == counted
+
+
+def test_an_admission_is_what_then_happens(open_queue: OpenQueue, clock: ManualClock) -> None:
+    """Every job's forecast, of one slot and jobs of one length, is when it starts."""
+    queue = open_queue(clock, lease_s=1e6)
+    queue.set_tenant("b", weight=1.7)
+    for number in range(9):
+        queue.submit("ab"[number % 2], f"j{number}", ["x.toml"], priority=number % 3)
+    job = queue.claim("w")
+    assert job is not None
+    assert all(one.wait_s is None for one in queue.admissions().values()), "nothing ended yet"
+    clock.advance(10.0)
+    queue.finish(job.id, job.token, "done")
+    job = queue.claim("w")
+    now, expected = clock.now_s(), queue.admissions()
+    assert sorted(one.before for one in expected.values()) == list(range(7))
+    for place in range(7):
+        clock.advance(10.0)
+        queue.finish(job.id, job.token, "done")
+        job = queue.claim("w")
+        assert job is not None and expected[job.id].before == place
+        assert expected[job.id].wait_s == pytest.approx(clock.now_s() - now)
+
+
+def test_another_half_life_orders_tenants_anew(open_queue: OpenQueue, clock: ManualClock) -> None:
+    queue = open_queue(clock, half_life_s=1e9, lease_s=1e6)
+    for tenant, seconds in (("old", 50.0), ("new", 5.0)):
+        queue.submit(tenant, "x", ["x.toml"])
+        job = queue.claim("w")
+        clock.advance(seconds)
+        queue.finish(job.id, job.token, "done")
+        clock.advance(1000.0 if tenant == "old" else 0.0)
+        queue.submit(tenant, "y", ["x.toml"])
+    short = open_queue(clock, half_life_s=100.0, lease_s=1e6)
+    assert [one.faded_s < 1 for one in short.shares()] == [False, True]
+    assert short.claim("w").tenant == "old", "its 50 s have faded to 0.05"
+    again = open_queue(clock, half_life_s=1e9, lease_s=1e6)
+    assert again.claim("w").tenant == "new"
+
+
+def test_slots_that_are_free_at_once_go_to_several_tenants(queue: RunQueue) -> None:
+    for number in range(4):
+        queue.submit("red", f"r{number}", ["x.toml"])
+        queue.submit("blue", f"b{number}", ["x.toml"])
+    assert [queue.claim("w").tenant for _ in range(4)] == ["blue", "red", "blue", "red"]

@@ -12,7 +12,8 @@ from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError
-from hone.run.queue.job_queue import RunQueue
+from hone.run.queue.database import open_queue_database
+from hone.run.queue.job_queue import Admission, RunQueue
 from hone.run.queue.local_worker import LocalWorker
 
 _ACTIONS = ("submit", "work", "status", "cancel", "tenant")
@@ -29,7 +30,7 @@ def run(call: CommandCall) -> int:
         raise ConfigError(f"{call.overrides[0]}: keys of a config are for hone queue submit FILE")
     half_life_s = 86_400 * parse_number(call.text("half_life"), "--half-life", least=1e-6, whole=False)
     lease_s = parse_number(call.text("lease"), "--lease", least=0.1, whole=False)
-    queue = RunQueue(Path(call.text("queue")), SystemClock(), half_life_s, lease_s)
+    queue = RunQueue(open_queue_database(call.text("queue")), SystemClock(), half_life_s, lease_s)
     try:
         match action:
             case "submit":
@@ -93,7 +94,14 @@ def _status(queue: RunQueue) -> None:
             f"tenant {one.name}: {used:.1%} of {one.weight / weights:.1%}, {one.used_us / 1e6:.1f} slot-seconds, "
             f"{one.running} running, {one.queued} queued"
         )
+    admissions = queue.admissions()
     for job in queue.jobs():
-        why = queue.why_waiting(job) if job.state == "queued" else job.why
+        why = _when(admissions[job.id]) if job.state == "queued" else job.why
         held = f" by {job.worker}" if job.worker else ""
         screen.line(f"job {job.id} of {job.tenant}: {job.name}, {job.state}{held}{f' ({why})' if why else ''}")
+
+
+def _when(admission: Admission) -> str:
+    """Why a job waits, and how long it will."""
+    wait = "" if admission.wait_s is None else f", in about {admission.wait_s:.0f} s"
+    return f"{admission.why}; {admission.before} jobs go first{wait}"

@@ -7,17 +7,14 @@ week is worth something, and last year's is not. Use is written in whole microse
 """
 
 import math
-import sqlite3
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from hone.core.clock import Clock
 from hone.core.errors import DataError, HoneError
+from hone.run.queue.database import QueueDatabase
 from hone.run.store.durable import from_json, to_json
-from hone.run.store.sqlite import open_database, transaction
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 Wish: TypeAlias = Literal["", "yield", "cancel"]
@@ -25,21 +22,9 @@ Wish: TypeAlias = Literal["", "yield", "cancel"]
 HALF_LIFE_S: Final = 7 * 86_400.0
 LEASE_S: Final = 60.0
 _MICRO: Final = 1_000_000
-_SCHEMA: Final = """
-create table if not exists tenants (
-    name text primary key, weight real not null default 1, slots integer not null default 0,
-    used_us integer not null default 0, faded_s real not null default 0, faded_us integer not null default 0);
-create table if not exists jobs (
-    id integer primary key, tenant text not null, name text not null, command text not null,
-    priority integer not null, state text not null, submitted_us integer not null, token integer not null default 0,
-    worker text not null default '', until_us integer not null default 0, charged_us integer not null default 0,
-    attempts integer not null default 0, cancel integer not null default 0, why text not null default '');
-create index if not exists by_state on jobs (state, tenant, priority desc, id);
-create table if not exists used (
-    job integer not null, tenant text not null, token integer not null, from_us integer not null,
-    to_us integer not null, primary key (token));
-create table if not exists counter (token integer not null);
-"""
+_NEVER: Final = -1e300
+"""Debt of a tenant that has used nothing."""
+_COLUMNS: Final = "id, tenant, name, command, priority, state, token, worker, attempts, why"
 
 
 class LostLeaseError(HoneError):
@@ -85,30 +70,58 @@ class TenantShare:
         return self.faded_s / self.weight
 
 
+@dataclass(frozen=True, slots=True)
+class UsedSpan:
+    """A claim in the ledger, with its time in microseconds."""
+
+    token: int
+    job: int
+    tenant: str
+    from_us: int
+    to_us: int
+
+
 def faded(from_s: float, to_s: float, now_s: float, half_life_s: float) -> float:
     """Seconds from `from_s` to `to_s`, each worth 2^-(age / half-life) now: an integral in closed form."""
     rate = math.log(2) / half_life_s
     return math.exp(-rate * (now_s - to_s)) * -math.expm1(-rate * (to_s - from_s)) / rate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """When a queued job will start, and why not now."""
+
+    why: str
+    before: int
+    """Jobs that go first."""
+    wait_s: float | None
+    """Seconds until it starts, if claims go on as they went; None: no job has ended yet, or none runs."""
+
+
 @dataclass(slots=True, eq=False)
 class RunQueue:
-    """The queue in a SQLite file. Any number of processes may open it; one object is for one thread."""
+    """The queue. Any number of processes may open it; one object is for one thread."""
 
-    path: Path
+    database: QueueDatabase
     clock: Clock
     half_life_s: float = HALF_LIFE_S
     lease_s: float = LEASE_S
-    _db: sqlite3.Connection = field(init=False)
 
     def __post_init__(self) -> None:
-        self._db = open_database(self.path, _SCHEMA, durable="kill")
-        with self._transaction():
-            self._db.execute("insert into counter select 0 where not exists (select 1 from counter)")
+        """Raises ResourceError for a database that cannot be written."""
+        with self.database.transaction():
+            known = self._rows("select value from settings where name = 'half_life_s'")
+            if known and known[0][0] == self.half_life_s:
+                return
+            setting = "insert into settings values ('half_life_s', ?) on conflict (name) do update set value = ?"
+            self._rows(setting, self.half_life_s, self.half_life_s)
+            for name, weight, faded_s, faded_us in self._rows("select name, weight, faded_s, faded_us from tenants"):
+                debt = self._debt(faded_s, faded_us, weight)
+                self._rows("update tenants set debt = ? where name = ?", debt, name)
 
     def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+        """Close the database."""
+        self.database.close()
 
     # ------------------------------------------------------------------------------------------- clients
 
@@ -116,35 +129,40 @@ class RunQueue:
         """Give a tenant a weight, and a bound of jobs at the same time. Raises DataError."""
         if not (math.isfinite(weight) and weight > 0) or slots < 0:
             raise DataError(f"tenant {name!r}: weight must be above 0 and slots 0 or more, got {weight} and {slots}")
-        with self._transaction():
-            self._db.execute(
+        with self.database.transaction():
+            self._rows(
                 "insert into tenants (name, weight, slots) values (?, ?, ?) "
                 "on conflict (name) do update set weight = excluded.weight, slots = excluded.slots",
-                (name, weight, slots),
-            )
+                name, weight, slots,
+            )  # fmt: skip
+            ((faded_s, faded_us),) = self._rows("select faded_s, faded_us from tenants where name = ?", name)
+            debt = self._debt(faded_s, faded_us, weight)
+            self._rows("update tenants set debt = ? where name = ?", debt, name)
 
     def submit(self, tenant: str, name: str, command: Sequence[str], *, priority: int = 0) -> int:
         """Queue a job; returns its number. A tenant that is not known has weight 1."""
-        with self._transaction():
-            self._db.execute("insert or ignore into tenants (name) values (?)", (tenant,))
-            row = self._db.execute(
+        with self.database.transaction():
+            self._rows("insert into tenants (name) values (?) on conflict (name) do nothing", tenant)
+            self._move(tenant, queued=1)
+            ((job,),) = self._rows(
                 "insert into jobs (tenant, name, command, priority, state, submitted_us) "
                 "values (?, ?, ?, ?, 'queued', ?) returning id",
-                (tenant, name, to_json(list(command)).decode(), priority, self._now_us()),
-            ).fetchone()
-            return int(row[0])
+                tenant, name, to_json(list(command)).decode(), priority, self._now_us(),
+            )  # fmt: skip
+            return int(job)
 
     def cancel(self, job: int) -> JobState:
         """End a job: at once if it is queued, by its worker's next heartbeat if it runs. Returns its state. Raises
         DataError for one that is not there, or over."""
-        with self._transaction():
-            state = self._job(job).state
-            if state == "queued":
-                self._db.execute("update jobs set state = 'cancelled', why = 'cancelled' where id = ?", (job,))
+        with self.database.transaction():
+            known = self._job(job)
+            if known.state == "queued":
+                self._rows("update jobs set state = 'cancelled', why = 'cancelled' where id = ?", job)
+                self._move(known.tenant, queued=-1)
                 return "cancelled"
-            if state != "running":
-                raise DataError(f"job {job} is {state} already")
-            self._db.execute("update jobs set cancel = 1 where id = ?", (job,))
+            if known.state != "running":
+                raise DataError(f"job {job} is {known.state} already")
+            self._rows("update jobs set cancel = 1 where id = ?", job)
             return "running"
 
     def jobs(self) -> list[QueuedRun]:
@@ -154,73 +172,91 @@ class RunQueue:
     def shares(self) -> list[TenantShare]:
         """All tenants with what they used."""
         now_us = self._now_us()
-        counts = {
-            (tenant, state): count
-            for tenant, state, count in self._db.execute(
-                "select tenant, state, count(*) from jobs where state in ('queued', 'running') group by 1, 2"
-            )
-        }
         return [
             TenantShare(
-                name=name,
-                weight=weight,
-                slots=slots,
-                used_us=used_us,
-                faded_s=faded_s * self._fading(now_us - faded_us),
-                running=counts.get((name, "running"), 0),
-                queued=counts.get((name, "queued"), 0),
+                name=name, weight=weight, slots=slots, used_us=used_us,
+                faded_s=faded_s * self._fading(now_us - faded_us), running=running, queued=queued,
             )
-            for name, weight, slots, used_us, faded_s, faded_us in self._db.execute(
-                "select name, weight, slots, used_us, faded_s, faded_us from tenants order by name"
+            for name, weight, slots, used_us, faded_s, faded_us, running, queued in self._rows(
+                "select name, weight, slots, used_us, faded_s, faded_us, running, queued from tenants order by name"
             )
-        ]
+        ]  # fmt: skip
 
-    def why_waiting(self, job: QueuedRun) -> str:
-        """A sentence on a queued job."""
+    def claims(self) -> list[UsedSpan]:
+        """The ledger: every claim with its time, in the order in which they began."""
+        query = "select token, job, tenant, from_us, to_us from used order by token"
+        return [UsedSpan(*row) for row in self._rows(query)]
+
+    def admissions(self) -> dict[int, Admission]:
+        """When each queued job starts, by its number: if as many slots go on to be used as now, and jobs last as long
+        as those that ended did on the average. Claims are made in the order that this brings."""
         shares = {one.name: one for one in self.shares()}
-        own = shares[job.tenant]
-        if own.slots and own.running >= own.slots:
-            return f"{job.tenant} runs {own.running} jobs, the most that it may"
-        before = [one.name for one in shares.values() if one.queued and one.debt < own.debt]
-        return f"before it: {', '.join(before)}, with less use per weight" if before else "next of its tenant's"
+        ((ended, lasted_us),) = self._rows(
+            "select count(distinct jobs.id), coalesce(sum(to_us - from_us), 0) from jobs "
+            "join used on used.job = jobs.id where state in ('done', 'failed')"
+        )
+        slots, mean_s = sum(one.running for one in shares.values()), float(lasted_us) / _MICRO / ended if ended else 1.0
+        debts = {name: one.debt + one.running * mean_s / one.weight for name, one in shares.items()}
+        waiting: dict[str, list[int]] = {}
+        for id, tenant in self._rows("select id, tenant from jobs where state = 'queued' order by priority, id desc"):
+            waiting.setdefault(tenant, []).append(id)
+        result: dict[int, Admission] = {}
+        while waiting:
+            tenant = min(waiting, key=lambda name: (debts[name], name))
+            before, job = len(result), waiting[tenant].pop()
+            wait_s = (before + 1) * mean_s / slots if ended and slots else None
+            result[job] = Admission(why=_why(shares, tenant), before=before, wait_s=wait_s)
+            debts[tenant] += mean_s / shares[tenant].weight
+            if not waiting[tenant]:
+                del waiting[tenant]
+        return result
 
     # ------------------------------------------------------------------------------------------- workers
 
     def claim(self, worker: str) -> QueuedRun | None:
         """Take the next job for a lease; None where none may run. Jobs whose lease is over are queued again before."""
-        with self._transaction():
+        with self.database.transaction():
             now_us = self._now_us()
             self._expire(now_us)
-            waiting = [one for one in self.shares() if one.queued and not (one.slots and one.running >= one.slots)]
-            if not waiting:
+            chosen = self._rows(
+                "select id, tenant from jobs where state = 'queued' and tenant = (select name from tenants "
+                "where queued > 0 and (slots = 0 or running < slots) order by debt, running / weight, name limit 1) "
+                "order by priority desc, id limit 1"
+            )
+            if not chosen:
                 return None
-            tenant = min(waiting, key=lambda one: (one.debt, one.name)).name
-            (token,) = self._db.execute("update counter set token = token + 1 returning token").fetchone()
-            (job,) = self._db.execute(
-                "update jobs set state = 'running', token = ?, worker = ?, until_us = ?, charged_us = ?, "
-                "attempts = attempts + 1, why = '' where id = (select id from jobs where state = 'queued' and "
-                "tenant = ? order by priority desc, id limit 1) returning id",
-                (token, worker, now_us + self._lease_us, now_us, tenant),
-            ).fetchone()
-            self._db.execute("insert into used values (?, ?, ?, ?, ?)", (job, tenant, token, now_us, now_us))
-            return self._job(job)
+            ((job, tenant),) = chosen
+            ((token,),) = self._rows(
+                "insert into used (job, tenant, from_us, to_us) values (?, ?, ?, ?) returning token",
+                job, tenant, now_us, now_us,
+            )  # fmt: skip
+            self._move(tenant, queued=-1, running=1)
+            ((*row,),) = self._rows(
+                "update jobs set state = 'running', token = ?, worker = ?, until_us = ?, attempts = attempts + 1, "
+                f"why = '' where id = ? returning {_COLUMNS}",
+                token, worker, now_us + self._lease_us, job,
+            )  # fmt: skip
+            return _read_job(row)
 
     def heartbeat(self, job: int, token: int) -> Wish:
         """Prolong a lease, charge the time since the last sign, and ask for wishes. Raises LostLeaseError for an old
         token: end the work at once, nothing of it counts any more."""
-        with self._transaction():
+        with self.database.transaction():
             now_us = self._now_us()
             self._charge(job, token, now_us)
-            self._db.execute("update jobs set until_us = ? where id = ?", (now_us + self._lease_us, job))
-            if self._db.execute("select cancel from jobs where id = ?", (job,)).fetchone()[0]:
+            ((cancel,),) = self._rows(
+                "update jobs set until_us = ? where id = ? returning cancel", now_us + self._lease_us, job
+            )
+            if cancel:
                 return "cancel"
             return "yield" if self._should_yield(self._job(job)) else ""
 
     def finish(self, job: int, token: int, state: JobState, why: str = "") -> None:
         """End a job, or give it back (`queued`). Raises LostLeaseError for an old token: nothing is written."""
-        with self._transaction():
-            self._charge(job, token, self._now_us())
-            self._db.execute("update jobs set state = ?, why = ?, worker = '' where id = ?", (state, why, job))
+        with self.database.transaction():
+            tenant = self._charge(job, token, self._now_us())
+            self._rows("update jobs set state = ?, why = ?, worker = '' where id = ?", state, why, job)
+            self._move(tenant, queued=int(state == "queued"), running=-1)
 
     # --------------------------------------------------------------------------------------------- parts
 
@@ -236,33 +272,47 @@ class RunQueue:
         )  # fmt: skip
 
     def _expire(self, now_us: int) -> None:
-        late = self._db.execute(
-            "select id, token, until_us from jobs where state = 'running' and until_us < ?", (now_us,)
-        ).fetchall()
-        for job, token, until_us in late:
-            self._charge(job, token, until_us)
-            why = "its worker gave no sign of life"
-            state = "case when cancel then 'cancelled' else 'queued' end"
-            self._db.execute(f"update jobs set state = {state}, worker = '', why = ? where id = ?", (why, job))
+        late = self._rows(
+            "select id, token, until_us, cancel from jobs where state = 'running' and until_us < ?", now_us
+        )
+        for job, token, until_us, cancel in late:
+            tenant = self._charge(job, token, until_us)
+            state, why = "cancelled" if cancel else "queued", "its worker gave no sign of life"
+            self._rows("update jobs set state = ?, worker = '', why = ? where id = ?", state, why, job)
+            self._move(tenant, queued=int(not cancel), running=-1)
 
-    def _charge(self, job: int, token: int, until_us: int) -> None:
-        """Charge a claim's time up to a moment, to the claim and to its tenant."""
-        row = self._db.execute(
-            "select to_us, used.tenant, faded_s, faded_us from used join tenants on tenants.name = used.tenant "
+    def _charge(self, job: int, token: int, until_us: int) -> str:
+        """Charge a claim's time up to a moment, to the claim and to its tenant, whose name it returns."""
+        rows = self._rows(
+            "select to_us, used.tenant, weight, faded_s, faded_us from used join tenants on tenants.name = used.tenant "
             "join jobs on jobs.id = used.job and jobs.token = used.token "
             "where used.token = ? and jobs.id = ? and state = 'running'",
-            (token, job),
-        ).fetchone()
-        if row is None:
+            token, job,
+        )  # fmt: skip
+        if not rows:
             raise LostLeaseError(f"job {job} is not held by claim {token} any more")
-        from_us, tenant, faded_s, faded_us = row
+        ((from_us, tenant, weight, faded_s, faded_us),) = rows
         until_us, now_us = max(until_us, from_us), max(until_us, faded_us)
         fresh = faded(from_us / _MICRO, until_us / _MICRO, now_us / _MICRO, self.half_life_s)
-        self._db.execute("update used set to_us = ? where token = ?", (until_us, token))
-        self._db.execute(
-            "update tenants set used_us = used_us + ?, faded_s = ?, faded_us = ? where name = ?",
-            (until_us - from_us, faded_s * self._fading(now_us - faded_us) + fresh, now_us, tenant),
-        )
+        total = faded_s * self._fading(now_us - faded_us) + fresh
+        self._rows("update used set to_us = ? where token = ?", until_us, token)
+        self._rows(
+            "update tenants set used_us = used_us + ?, faded_s = ?, faded_us = ?, debt = ? where name = ?",
+            until_us - from_us, total, now_us, self._debt(total, now_us, weight), tenant,
+        )  # fmt: skip
+        return str(tenant)
+
+    def _move(self, tenant: str, *, queued: int = 0, running: int = 0) -> None:
+        """Count jobs of a tenant."""
+        statement = "update tenants set queued = queued + ?, running = running + ? where name = ?"
+        self._rows(statement, queued, running, tenant)
+
+    def _debt(self, faded_s: float, faded_us: int, weight: float) -> float:
+        """A number by which tenants are ordered as by `TenantShare.debt`, at every moment: log2 of it, less the
+        half-lives since the epoch, which are the same for all."""
+        if not faded_s > 0:
+            return _NEVER
+        return math.log2(faded_s / weight) + faded_us / _MICRO / self.half_life_s
 
     def _fading(self, age_us: int) -> float:
         return 2.0 ** (-age_us / _MICRO / self.half_life_s)
@@ -270,20 +320,14 @@ class RunQueue:
     def _job(self, job: int) -> QueuedRun:
         jobs = self._select("where id = ?", job)
         if not jobs:
-            raise DataError(f"there is no job {job} in {self.path}")
+            raise DataError(f"there is no job {job} in {self.database.name}")
         return jobs[0]
 
-    def _select(self, where: str, *values: int) -> list[QueuedRun]:
-        rows = self._db.execute(
-            f"select id, tenant, name, command, priority, state, token, worker, attempts, why from jobs {where}", values
-        )
-        return [
-            QueuedRun(
-                id=id, tenant=tenant, name=name, command=tuple(cast("list[str]", from_json(command.encode(), name))),
-                priority=priority, state=state, token=token, worker=worker, attempts=attempts, why=why,
-            )
-            for id, tenant, name, command, priority, state, token, worker, attempts, why in rows
-        ]  # fmt: skip
+    def _select(self, where: str, *values: object) -> list[QueuedRun]:
+        return [_read_job(row) for row in self._rows(f"select {_COLUMNS} from jobs {where}", *values)]
+
+    def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        return self.database.rows(statement, values)
 
     @property
     def _lease_us(self) -> int:
@@ -292,5 +336,20 @@ class RunQueue:
     def _now_us(self) -> int:
         return round(self.clock.now_s() * _MICRO)
 
-    def _transaction(self) -> AbstractContextManager[None]:
-        return transaction(self._db, f"the queue {self.path}")
+
+def _why(shares: Mapping[str, TenantShare], tenant: str) -> str:
+    """A sentence on a job that waits."""
+    own = shares[tenant]
+    if own.slots and own.running >= own.slots:
+        return f"{tenant} runs {own.running} jobs, the most that it may"
+    ahead = [name for name, one in shares.items() if one.queued and one.debt < own.debt]
+    return f"before it: {', '.join(ahead)}, with less use per weight" if ahead else "next of its tenant's"
+
+
+def _read_job(row: Sequence[Any]) -> QueuedRun:
+    id, tenant, name, command, *rest = row
+    priority, state, token, worker, attempts, why = rest
+    return QueuedRun(
+        id=id, tenant=tenant, name=name, command=tuple(cast("list[str]", from_json(command.encode(), name))),
+        priority=priority, state=state, token=token, worker=worker, attempts=attempts, why=why,
+    )  # fmt: skip
