@@ -27,7 +27,7 @@ from hone.control.predict import SavedPolicy, mask_bits, open_saved_policy
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, HoneError, did_you_mean
 from hone.core.strict_json import strict_json
-from hone.run.http.listening import SecondsHistogram, listening, signals_end_quietly
+from hone.run.http.listening import METRICS_TYPE, SecondsHistogram, listening, metric_lines, signals_end_quietly
 from hone.run.http.requests import BODY_S, MOST_BODY_BYTES, ApiError, BodyReader, check_key, read_key, require_key
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.store.folder import open_run
@@ -177,20 +177,14 @@ class PolicyRoutes:
     async def metrics(self, call: Request) -> Response:
         """Counts in Prometheus's text format."""
         del call
+        responses, labels = sorted(self.responses.items()), ("path", "status")
         lines = [
-            "# TYPE hone_decisions_total counter",
-            f"hone_decisions_total {self.decisions}",
-            "# TYPE hone_policy_step gauge",
-            f"hone_policy_step {self.served.step}",
-            "# TYPE hone_responses_total counter",
-            *(
-                f'hone_responses_total{{path="{path}",status="{status}"}} {count}'
-                for (path, status), count in sorted(self.responses.items())
-            ),
-            "# TYPE hone_prediction_seconds histogram",
-            *self.seconds.lines("hone_prediction_seconds"),
+            *metric_lines("hone_decisions_total", "counter", "Decisions.", (), [((), self.decisions)]),
+            *metric_lines("hone_policy_step", "gauge", "Step of the policy.", (), [((), self.served.step)]),
+            *metric_lines("hone_responses_total", "counter", "Responses by path and status.", labels, responses),
+            *self.seconds.lines("hone_prediction_seconds", "Seconds of a prediction."),
         ]
-        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        return PlainTextResponse("\n".join(lines) + "\n", media_type=METRICS_TYPE)
 
     def drain(self) -> None:
         """Note that the server stops."""

@@ -41,6 +41,7 @@ from hone.decide.gateway.requests import (
     shown,
 )
 from hone.decide.gateway.service import DecisionService, ServiceAnswer, ServiceRequest
+from hone.run.http.listening import METRICS_TYPE
 
 # --------------------------------------------------------------------------------------------------------------- bodies
 
@@ -304,7 +305,7 @@ class GatewayRoutes:
             self.access.caller(call.headers.get("authorization", "")).require_scope("read")
         except RequestError as fault:
             return Response(_to_json(_answer_body(fault)), fault.status, media_type="application/json")
-        return Response(self.service.counters_text(), media_type="text/plain; version=0.0.4")
+        return Response(self.service.counters_text(), media_type=METRICS_TYPE)
 
     async def schema(self, call: Request) -> Response:
         """The description of the routes."""

@@ -49,7 +49,7 @@ from hone.decide.gateway.requests import (
 from hone.decide.joins.view import JoinConfig
 from hone.decide.log.codec import MAX_SEQ
 from hone.decide.log.protocol import NameTakenError, RecordClaim
-from hone.run.http.listening import SecondsHistogram
+from hone.run.http.listening import SecondsHistogram, metric_lines
 
 # ------------------------------------------------------------------------------------------------------------- counters
 
@@ -113,10 +113,7 @@ class _GatewayCounters:
             ("hone_shadow_total", "Requests shown to versions in the shadow.", ("version", "result"), self.shadows),
         )
         for name, words, labels, counter in families:
-            yield from _head(name, "counter", words)
-            for values, count in sorted(counter.copy().items()):
-                pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
-                yield f"{name}{{{pairs}}} {count}"
+            yield from metric_lines(name, "counter", words, labels, sorted(counter.copy().items()))
         for name, words, label, counted in (
             (
                 "hone_fallbacks_total",
@@ -127,13 +124,11 @@ class _GatewayCounters:
             ("hone_refused_total", "Refused requests by code.", "code", self.faults),
             ("hone_faults_total", "Log lines of faults by code, those left out included.", "code", lines),
         ):
-            yield from _head(name, "counter", words)
-            yield from (f'{name}{{{label}="{_escaped(key)}"}} {count}' for key, count in sorted(counted.items()))
+            values = [((key,), count) for key, count in sorted(counted.items())]
+            yield from metric_lines(name, "counter", words, (label,), values)
         for name, words, value in gauges:
-            yield from _head(name, "gauge", words)
-            yield f"{name} {value:g}"
-        yield from _head("hone_gateway_seconds", "histogram", "Seconds from a request's first byte to its answer.")
-        yield from self.latency.lines("hone_gateway_seconds")
+            yield from metric_lines(name, "gauge", words, (), [((), value)])
+        yield from self.latency.lines("hone_gateway_seconds", "Seconds from a request's first byte to its answer.")
 
 
 @dataclass(slots=True)
@@ -168,14 +163,6 @@ class FaultLines:
             if suppressed:
                 line["suppressed"] = suppressed
             self.tell(json.dumps(line, ensure_ascii=False))
-
-
-def _head(name: str, kind: str, told: str) -> list[str]:
-    return [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
-
-
-def _escaped(value: object) -> str:
-    return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 # -------------------------------------------------------------------------------------------------------------- service

@@ -1,14 +1,14 @@
-"""Servers of hone: socket and signals, the same for completions and for decisions, and histograms of durations."""
+"""Servers of hone: socket and signals, the same for completions and decisions, and metrics in Prometheus's text."""
 
 import signal
 import socket
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Final
+from typing import Final, Literal
 
 from hone.core.errors import ResourceError
 
@@ -74,6 +74,33 @@ def signals_end_quietly() -> Iterator[QuietSignals]:
 # ------------------------------------------------------------------------------------------------------------ histogram
 
 
+METRICS_TYPE: Final = "text/plain; version=0.0.4"
+"""Content type of Prometheus's text format."""
+
+
+def metric_lines(
+    name: str,
+    kind: Literal["counter", "gauge"],
+    meaning: str,
+    labels: Sequence[str],
+    values: Iterable[tuple[Sequence[object], float]],
+) -> Iterator[str]:
+    """Lines of Prometheus's text format: a metric's values, each with the values of its `labels`."""
+    yield from _metric_head(name, kind, meaning)
+    for of, value in values:
+        pairs = ",".join(f'{label}="{_escaped(one)}"' for label, one in zip(labels, of, strict=True))
+        yield f"{name}{{{pairs}}} {value:.12g}" if pairs else f"{name} {value:.12g}"
+
+
+def _metric_head(name: str, kind: str, meaning: str) -> Iterator[str]:
+    yield f"# HELP {name} {meaning}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _escaped(value: object) -> str:
+    return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
 class SecondsHistogram:
     """Histogram of durations, seconds."""
 
@@ -97,8 +124,9 @@ class SecondsHistogram:
         self._counts[bisect_left(self._bounds_s, seconds)] += count
         self._total_s += seconds * count
 
-    def lines(self, name: str) -> Iterator[str]:
+    def lines(self, name: str, meaning: str) -> Iterator[str]:
         """Lines of Prometheus's text format."""
+        yield from _metric_head(name, "histogram", meaning)
         below = 0
         for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self._counts, strict=True):
             below += count

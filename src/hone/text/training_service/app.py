@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from hone.core.errors import DataError
+from hone.run.http.listening import METRICS_TYPE, metric_lines
 from hone.run.http.requests import BODY_S, ApiError, BodyReader
 from hone.text.serving.completions.app import error_response
 from hone.text.training_service.catalogue import (
@@ -400,14 +401,18 @@ class TrainingRoutes:
         usage = await self.bodies.beside(0, self.desk.ledger.usage)
         with self.desk.wake:
             waiting = self.desk.turns.counts()
-        lines = ["# TYPE hone_training_usage_total counter"]
-        lines += [
-            f'hone_training_usage_total{{tenant="{tenant}",what="{what}"}} {amount:.6f}'
-            for (tenant, what), amount in sorted(usage.items())
+            spent, weights = dict(self.desk.turns.spent_s), self.desk.turns.weights
+        labels, total = ("tenant",), sum(weights.values())
+        counts, work = ([((one,), value) for one, value in sorted(of.items())] for of in (waiting, spent))
+        due = [((one,), weight / total) for one, weight in sorted(weights.items())]
+        name = "hone_training_usage_total"
+        lines = [
+            *metric_lines(name, "counter", "Tokens and core-seconds.", ("tenant", "what"), sorted(usage.items())),
+            *metric_lines("hone_training_waiting", "gauge", "Requests that wait.", labels, counts),
+            *metric_lines("hone_training_spent_seconds", "gauge", "Work by weight: the least is next.", labels, work),
+            *metric_lines("hone_training_entitlement", "gauge", "Share of the work under load.", labels, due),
         ]
-        lines += ["# TYPE hone_training_waiting gauge"]
-        lines += [f'hone_training_waiting{{tenant="{one}"}} {count}' for one, count in sorted(waiting.items())]
-        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        return PlainTextResponse("\n".join(lines) + "\n", media_type=METRICS_TYPE)
 
     # --------------------------------------------------------------------------------------------- parts
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hone.core.clock import Clock
+from hone.run.http.listening import METRICS_TYPE
 from hone.run.http.requests import BODY_S, CLOSED, MOST_BODY_BYTES, ApiError, BodyReader, check_key, client_of
 from hone.text.serving.completions.asked import (
     AskedAnswers,
@@ -188,7 +189,7 @@ class CompletionRoutes:
             ("hone_kv_pages_held", "Pages of the KV cache that answers in progress hold.", held),
             ("hone_model_version", "Version of the weights: the step of the checkpoint.", engine.version),
         ]
-        return PlainTextResponse(self.desk.counters.text(gauges), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.desk.counters.text(gauges), media_type=METRICS_TYPE)
 
     # ------------------------------------------------------------------------------------------ parts
 

@@ -19,7 +19,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import DivergedError, HoneError
 from hone.core.generation import Completion, Request, ScoreRequest, ScoreResult
 from hone.engine.engine import DrawnToken, EmbeddedEngine
-from hone.run.http.listening import SecondsHistogram
+from hone.run.http.listening import SecondsHistogram, metric_lines
 from hone.run.http.requests import ApiError, ClientShares
 from hone.text.serving.completions.asked import AskedAnswers
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter, StreamedChoice
@@ -306,27 +306,18 @@ class _ServingCounters:
             return "\n".join(self._lines(gauges)) + "\n"
 
     def _lines(self, gauges: Sequence[tuple[str, str, float]]) -> Iterator[str]:
-        yield from _head("hone_requests_total", "counter", "Responses by path and status.")
-        for (path, status), count in sorted(self.responses.items()):
-            yield f'hone_requests_total{{path="{path}",status="{status}"}} {count}'
+        responses, labels = sorted(self.responses.items()), ("path", "status")
+        yield from metric_lines("hone_requests_total", "counter", "Responses by path and status.", labels, responses)
         totals: Mapping[str, tuple[str, int]] = {
             "hone_prompt_tokens_total": ("Tokens of answered prompts.", self.prompt_tokens),
             "hone_generated_tokens_total": ("Tokens sampled for answers.", self.drawn_tokens),
         }
         for name, (meaning, value) in totals.items():
-            yield from _head(name, "counter", meaning)
-            yield f"{name} {value}"
+            yield from metric_lines(name, "counter", meaning, (), [((), value)])
         for name, meaning, value in gauges:
-            yield from _head(name, "gauge", meaning)
-            yield f"{name} {value:g}"
-        yield from _head("hone_time_to_first_token_seconds", "histogram", "Until the first token of a stream.")
-        yield from self.first_token.lines("hone_time_to_first_token_seconds")
-        yield from _head("hone_request_seconds", "histogram", "Until the reply, or the first event of a stream.")
-        yield from self.request.lines("hone_request_seconds")
-
-
-def _head(name: str, kind: str, told: str) -> list[str]:
-    return [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
+            yield from metric_lines(name, "gauge", meaning, (), [((), value)])
+        yield from self.first_token.lines("hone_time_to_first_token_seconds", "Until the first token of a stream.")
+        yield from self.request.lines("hone_request_seconds", "Until the reply, or the first event of a stream.")
 
 
 # ------------------------------------------------------------------------------------------------------------ answering
