@@ -15,7 +15,7 @@ from hone.estimators.ratings import Elo, Floats, Glicko2, Rating, RatingSystem, 
 Exact: TypeAlias = Any
 """A number of mpmath."""
 LOGISTIC, NORMAL = WengLin(drift=0.0), WengLin(form="normal", drift=0.0, draw_margin=0.0)
-SYSTEMS: list[RatingSystem] = [WengLin(), WengLin(form="normal"), Elo(), Glicko2()]
+SYSTEMS: list[RatingSystem] = [WengLin(), WengLin(form="normal", damped=False), Elo(), Glicko2()]
 V, C2 = (25 / 3) ** 2, 2 * (25 / 3) ** 2 + 2 * (25 / 6) ** 2
 
 
@@ -52,6 +52,14 @@ def test_a_draw_pulls_the_stronger_one_down() -> None:
         strong = system.initial._replace(mean=system.initial.mean * 1.2)
         (after,), (weak,) = system.rate([[strong], [system.initial]], [5, 5])
         assert after.mean < strong.mean and weak.mean > system.initial.mean
+
+
+def test_without_damping_a_result_shrinks_the_variance_as_a_kalman_filter_does() -> None:
+    system = WengLin(drift=0.0, damped=False, beta=0.0)
+    (won,), (lost,) = system.rate([[Rating(0, 3)], [Rating(0, 4)]], [1, 2])
+    # c = 5, p = 1/2: variances 9 and 16 shrink by 9 / 25 / 4 and 16 / 25 / 4
+    assert won.deviation == pytest.approx(3 * math.sqrt(1 - 9 / 100), rel=1e-14)
+    assert lost.deviation == pytest.approx(4 * math.sqrt(1 - 16 / 100), rel=1e-14)
 
 
 def test_elo_of_equals_and_of_400_points() -> None:
@@ -110,7 +118,8 @@ def slow_weng_lin(system: WengLin, teams: Sequence[Sequence[Rating]], ranks: Seq
 
                 place = (means[i] - means[q]) / c
                 omega += variances[i] / c * mpmath.diff(log, place)
-                delta -= mpmath.sqrt(variances[i]) / c * variances[i] / c**2 * mpmath.diff(log, place, 2)
+                damping = mpmath.sqrt(variances[i]) / c if system.damped else 1
+                delta -= damping * variances[i] / c**2 * mpmath.diff(log, place, 2)
             after.append([])
             for player in team:
                 variance = mpmath.mpf(player.deviation) ** 2 + tau**2
@@ -132,7 +141,8 @@ def drawn_ratings(system: RatingSystem, count: int, *ids: int) -> list[Rating]:
 @pytest.mark.parametrize("form", ["logistic", "normal"])
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (1, 1), (1, 2, 3), (2, 1, 1), (1, 3, 2, 3)])
 def test_weng_lin_equals_the_derivatives_of_the_likelihood(form: str, ranks: tuple[int, ...]) -> None:
-    system = WengLin(form="logistic" if form == "logistic" else "normal", draw_margin=0.7)
+    logistic = form == "logistic"
+    system = WengLin(form="logistic" if logistic else "normal", draw_margin=0.7, damped=ranks != (2, 1, 1))
     players = iter(drawn_ratings(system, 12, len(ranks)))
     teams = [[next(players) for _ in range(1 + number % 3)] for number in range(len(ranks))]
     for team, slow in zip(system.rate(teams, ranks), slow_weng_lin(system, teams, ranks), strict=True):
@@ -210,6 +220,23 @@ def test_winners_rise_losers_fall_and_results_tell(system: RatingSystem) -> None
         expected = system.expected_score([one], [other])
         assert expected + system.expected_score([other], [one]) == pytest.approx(1, abs=1e-12)
         assert (expected > 0.5) == (one.mean > other.mean)
+
+
+def test_expected_scores_by_hand() -> None:
+    # c^2 = 3^2 + 4^2 + 2 beta^2 with beta^2 = 12: c = 7, x = 1 for teams of 27 and 20
+    one, other = [Rating(15, 0.0), Rating(12, 3.0)], [Rating(20, 4.0)]
+    beta = math.sqrt(12)
+    logistic = WengLin(beta=beta).expected_scores([one, other])
+    np.testing.assert_allclose(logistic, [[0.5, 1 / (1 + math.exp(-1))], [1 / (1 + math.exp(1)), 0.5]], rtol=1e-14)
+    normal = WengLin(form="normal", beta=beta).expected_scores([one, other])
+    np.testing.assert_allclose(normal[0, 1], 0.8413447460685429, rtol=1e-14)
+    # Glickman's example: E of 1500 against 1400 with deviation 30 and a certain player is .639
+    assert Glicko2().expected_score([Rating(1500)], [Rating(1400, 30)]) == pytest.approx(0.639, abs=5e-4)
+    for system in SYSTEMS:
+        players = [[player] for player in drawn_ratings(system, 5)]
+        table = system.expected_scores(players)
+        slow = [[system.expected_score(one, other) for other in players] for one in players]
+        np.testing.assert_allclose(table, slow, rtol=1e-13)
 
 
 @pytest.mark.parametrize("system", [WengLin(), WengLin(form="normal"), Glicko2()])

@@ -66,8 +66,12 @@ class RatingSystem(Protocol):
         """Ratings `[n, 2, 3]` after n duels of disjoint pairs, by the first ones' scores `[n]` -> `[n, 2, 3]`."""
         ...
 
+    def expected_scores(self, teams: Sequence[Sequence[Rating]]) -> Floats:
+        """Expected score `[n, n]` of each of n teams against each, the deviations of both taken into account."""
+        ...
+
     def expected_score(self, one: Sequence[Rating], other: Sequence[Rating]) -> float:
-        """Expected score of one team against another, the deviations of both taken into account."""
+        """Expected score of one team against another: an entry of `expected_scores`."""
         ...
 
     def after_absence(self, rating: Rating, periods: float) -> Rating:
@@ -135,6 +139,9 @@ class WengLin:
     """Normal form: performances that differ by less than this draw."""
     floor: float = 1e-4
     """Least factor by which a variance shrinks in one game."""
+    damped: bool = True
+    """Damp the shrinking by sqrt(v_i) / c, as the paper does; False: h without this factor, the step of a Kalman
+    filter, for skills that stand still."""
 
     @property
     def initial(self) -> Rating:
@@ -152,8 +159,8 @@ class WengLin:
                 step, shrink = self._pair((means[i] - means[q]) / c, self.draw_margin / c, _score(ranks[i], ranks[q]))
                 steps[i] += step / c
                 steps[q] -= step / c
-                shrinks[i] += math.sqrt(variances[i]) * shrink / c**3
-                shrinks[q] += math.sqrt(variances[q]) * shrink / c**3
+                shrinks[i] += (math.sqrt(variances[i]) / c if self.damped else 1.0) * shrink / c**2
+                shrinks[q] += (math.sqrt(variances[q]) / c if self.damped else 1.0) * shrink / c**2
         after: list[list[Rating]] = []
         for team, step, shrink in zip(teams, steps, shrinks, strict=True):
             after.append([])
@@ -187,17 +194,21 @@ class WengLin:
             step, shrink = np.array(list(pairs), np.float64).reshape(-1, 2).T
         after = ratings.copy()
         after[..., 0] += variances * np.stack([step, -step], axis=1) / c[:, None]
-        factor = 1 - variances * np.sqrt(variances) * (shrink / c**3)[:, None]
+        damping = np.sqrt(variances) / c[:, None] if self.damped else 1.0
+        factor = 1 - variances * damping * (shrink / c**2)[:, None]
         after[..., 1] = np.sqrt(variances * np.maximum(factor, self.floor))
         return after
 
-    def expected_score(self, one: Sequence[Rating], other: Sequence[Rating]) -> float:
-        variance = sum(player.deviation**2 for team in (one, other) for player in team)
-        x = sum(player.mean for player in one) - sum(player.mean for player in other)
-        x /= math.sqrt(variance + 2 * self.beta**2)
+    def expected_scores(self, teams: Sequence[Sequence[Rating]]) -> Floats:
+        means = np.array([sum(player.mean for player in team) for team in teams])
+        variances = np.array([sum(player.deviation**2 for player in team) for team in teams])
+        x = np.subtract.outer(means, means) / np.sqrt(np.add.outer(variances, variances) + 2 * self.beta**2)
         if self.form == "logistic":
-            return 1 / (1 + math.exp(min(-x, _LARGEST_EXPONENT)))
-        return 0.5 * math.erfc(-x * _SQRT_HALF)
+            return 1 / (1 + np.exp(np.minimum(-x, _LARGEST_EXPONENT)))
+        return 0.5 * np.array([list(map(math.erfc, row)) for row in (-x * _SQRT_HALF).tolist()])
+
+    def expected_score(self, one: Sequence[Rating], other: Sequence[Rating]) -> float:
+        return float(self.expected_scores([one, other])[0, 1])
 
     def after_absence(self, rating: Rating, periods: float) -> Rating:
         grown = math.sqrt(rating.deviation**2 + self.drift**2 * max(periods, 0.0))
@@ -258,6 +269,11 @@ class Elo:
         surplus = scores - 1 / (1 + 10 ** ((ratings[:, 1, 0] - ratings[:, 0, 0]) / 400))
         after[..., 0] += self.k * np.stack([surplus, -surplus], axis=1)
         return after
+
+    def expected_scores(self, teams: Sequence[Sequence[Rating]]) -> Floats:
+        _check_game(teams, range(len(teams)), largest_team=1)
+        means = np.array([player.mean for (player,) in teams])
+        return 1 / (1 + 10 ** (np.subtract.outer(means, means).T / 400))
 
     def expected_score(self, one: Sequence[Rating], other: Sequence[Rating]) -> float:
         _check_game([one, other], (0, 1), largest_team=1)
@@ -354,11 +370,14 @@ class Glicko2:
             after[row] = self.rate_period(one, [other], [score]), self.rate_period(other, [one], [1 - score])
         return after
 
+    def expected_scores(self, teams: Sequence[Sequence[Rating]]) -> Floats:
+        _check_game(teams, range(len(teams)), largest_team=1)
+        means, deviations = np.array([player[:2] for (player,) in teams]).T / _GLICKO_SCALE
+        x = np.subtract.outer(means, means) / np.sqrt(1 + 3 * np.add.outer(deviations**2, deviations**2) / math.pi**2)
+        return 1 / (1 + np.exp(np.minimum(-x, _LARGEST_EXPONENT)))
+
     def expected_score(self, one: Sequence[Rating], other: Sequence[Rating]) -> float:
-        _check_game([one, other], (0, 1), largest_team=1)
-        phi = math.hypot(one[0].deviation, other[0].deviation) / _GLICKO_SCALE
-        x = _glicko_weight(phi) * (other[0].mean - one[0].mean) / _GLICKO_SCALE
-        return 1 / (1 + math.exp(min(x, _LARGEST_EXPONENT)))
+        return float(self.expected_scores([one, other])[0, 1])
 
     def after_absence(self, rating: Rating, periods: float) -> Rating:
         moved = (_GLICKO_SCALE * rating.volatility) ** 2 * max(periods, 0.0)

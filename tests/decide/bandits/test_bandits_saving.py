@@ -65,7 +65,7 @@ def test_every_kind_is_saved_and_read(tmp_path: Path) -> None:
         saved["policy"].append(again.kind)
         assert describe_policy(again)[0] == describe_policy(policy)[0]
     wrappers = {"epsilon_floor", "masked", "clipped", "fallback", "routed"}  # drawn by the stacks above
-    rules = {"linucb", "epsilon_greedy", "boltzmann", "squarecb"}  # as well
+    rules = {"linucb", "epsilon_greedy", "boltzmann", "squarecb", "target_rate"}  # as well; the last in its own tests
     assert {*saved["model"], *saved["policy"], *wrappers, *rules} == set(KINDS)
 
 

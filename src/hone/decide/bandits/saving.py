@@ -48,6 +48,7 @@ from hone.decide.bandits.models import (
     LinearGaussianPosterior,
 )
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents, Saveable
+from hone.decide.bandits.target_rate import TargetRatePolicy
 from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed
 from hone.run.saved_config import policy_folder
 from hone.run.store.codec import state_bytes, state_from_bytes
@@ -65,7 +66,7 @@ KINDS: Final[Mapping[str, type[Saveable]]] = {
     one.kind: one
     for one in (
         EpsilonGreedyPolicy, BoltzmannPolicy, SquareCbPolicy, Ucb1Policy, LinUcbPolicy, BetaThompsonPolicy,
-        GaussianThompsonPolicy, EpsilonFloor, Masked, Clipped, Fallback, Routed,
+        GaussianThompsonPolicy, TargetRatePolicy, EpsilonFloor, Masked, Clipped, Fallback, Routed,
         ArmMeans, BetaBernoulliPosterior, GaussianPosterior, LinearGaussianPosterior, JointLinearPosterior,
     )
 }  # fmt: skip
