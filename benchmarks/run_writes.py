@@ -19,7 +19,7 @@ from digest_runs import REWARDS
 import hone.api
 from hone.run.reporter import RunReporter
 from hone.run.store.events import EventLog
-from hone.run.store.rollouts import AnswerTable, write_rollouts
+from hone.run.store.rollouts import AnswerRollouts, write_rollouts
 from hone.text.update_trace import UpdateTrace
 
 SPENT: dict[str, float] = defaultdict(float)
@@ -80,7 +80,7 @@ def main() -> None:
     UpdateTrace.see = timed("trace", UpdateTrace.see)  # type: ignore[method-assign]
     UpdateTrace.see_clipped = timed("trace", UpdateTrace.see_clipped)  # type: ignore[method-assign]
     # At its first table pyarrow looks for pandas, which takes 0.2 s, once in a process.
-    write_rollouts(Path("warm.parquet"), AnswerTable(rows=[]))
+    write_rollouts(Path("warm.parquet"), AnswerRollouts(rows=[]))
     for name, settings in runs(options.steps).items():
         SPENT.clear()
         whole: list[float] = []

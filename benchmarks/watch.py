@@ -31,7 +31,7 @@ from tables import Row, grow, tell
 from watched_runs import append_line, begin_run, text_metrics, text_rollouts, write_text_run
 
 from hone.core.clock import SystemClock
-from hone.run.store.rollouts import AnswerTable, TokenColumns, write_rollouts
+from hone.run.store.rollouts import AnswerRollouts, TokenColumns, write_rollouts
 from hone.web.columns import RunColumns
 from hone.web.rollouts import RolloutReader
 from hone.web.runs import RunListing
@@ -107,7 +107,7 @@ def write_many_answers(run: Path, answers: int) -> None:
         logp_last=known, entropy=nothing, clipped=np.where(mask, random.random(total) < 0.01, -1).astype(np.int8),
         versions=np.where(mask, 1, -1).astype(np.int32), advantages=nothing, values=nothing,
     )  # fmt: skip
-    write_rollouts(run / "rollouts" / "step_00000001.parquet", AnswerTable(rows=small.rows, tokens=tokens))
+    write_rollouts(run / "rollouts" / "step_00000001.parquet", AnswerRollouts(rows=small.rows, tokens=tokens))
 
 
 # -------------------------------------------------------------------------------------------------------------- server

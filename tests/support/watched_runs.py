@@ -254,7 +254,7 @@ def write_text_run(
         path, clock = folder.path, watched_clock()
         events = EventLog(path / "events.jsonl", clock)
         events.append(0, "start", f"{steps} steps of grpo begin", {"steps": steps, "recipe": "grpo", "seed": seed})
-        histograms = HistogramLog(path=path / "histograms.jsonl")
+        histograms = HistogramLog(path=path / "histograms.jsonl", clock=clock)
         with folder.metrics_path.open("w", encoding="utf-8") as file:
             for step in range(1, done + 1):
                 clock.advance(2.0)

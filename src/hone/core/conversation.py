@@ -149,10 +149,17 @@ def text_after_prompt(
 def split_turns(tokens: NDArray[np.int32], at: Ints, decode: Callable[[NDArray[np.int32]], str]) -> tuple[Turn, ...]:
     """Turns after the prompt of one conversation: `tokens` `[T]`, of which those `at` `[n]` were sampled. What follows
     the last sampled token is a turn of the environment."""
+    first, last = int(at[0]), int(at[-1])
+    if last - first == len(at) - 1:  # one answer, as most episodes are
+        cuts = [first] if last + 1 == len(tokens) else [first, last + 1]
+        return tuple(
+            (who, decode(tokens[begin:end]))
+            for who, begin, end in zip(("policy", "environment"), cuts, [*cuts[1:], len(tokens)], strict=False)
+        )
     gaps = np.flatnonzero(np.diff(at) > 1)
     # Answers and environment tokens alternate: an answer ends before a gap, and the next begins after it.
-    cuts = [int(at[0]), *np.stack([at[gaps] + 1, at[gaps + 1]], axis=1).reshape(-1).tolist()]
-    cuts += [int(at[-1]) + 1] * (int(at[-1]) + 1 < len(tokens))
+    cuts = [first, *np.stack([at[gaps] + 1, at[gaps + 1]], axis=1).reshape(-1).tolist()]
+    cuts += [last + 1] * (last + 1 < len(tokens))
     pieces = np.split(tokens, cuts)[1:]
     return tuple(("environment" if n % 2 else "policy", decode(piece)) for n, piece in enumerate(pieces))
 

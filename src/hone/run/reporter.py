@@ -434,6 +434,7 @@ class RunReporter:
 
     def __post_init__(self) -> None:
         self._began_s = self.clock.monotonic_s()
+        self.histograms = HistogramLog(path=self.folder.path / HISTOGRAMS, clock=self.clock)
         self._stopped_by = ""
         self._callback_fault: UserCodeError | None = None
 
@@ -500,8 +501,7 @@ class RunReporter:
                 "advantage": credits.advantage,
             }
             columns |= {} if trace is None else {"ratio": trace.ratio, "entropy": trace.entropy}
-            log = HistogramLog(path=self.folder.path / HISTOGRAMS)
-            self._timed_write(lambda: log.append(step, columns))
+            self._timed_write(lambda: self.histograms.append(step, columns))
         every = self.settings.rollouts_every
         if every > 0 and (step == 1 or self._is_due(step, every)):
             values = self.stopwatch.values
@@ -576,6 +576,7 @@ class RunReporter:
         """A whole checkpoint of this step, once."""
         if self.saved_step == step:
             return
+        self._timed_write(self.histograms.write)
         self.metrics.sync()
         recipe = self.job.recipe
         state: State = {

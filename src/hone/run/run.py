@@ -402,6 +402,8 @@ def _train(
         return how
     finally:
         progress.close()
+        with contextlib.suppress(ResourceError):  # the failure of the run itself is what counts
+            reporter.histograms.write()
         metrics.close()
         for note in reporter.tracking.close(ending) if reporter.tracking is not None else []:
             folder.log(note, level="WARNING")
@@ -474,7 +476,7 @@ def _open_records(
     if order.resume:
         changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
         folder.events.cut_after(done)
-        HistogramLog(path=folder.path / HISTOGRAMS).cut_after(done)
+        HistogramLog(path=folder.path / HISTOGRAMS, clock=folder.events.clock).cut_after(done)
         remove_after(folder.path, done)
         lines = [f"from step {done + 1} on: {change}" for change in changes]
         notes = [*notes, *lines, *ranks_note(changes, order.config)]

@@ -17,6 +17,8 @@ from hone.run.job import StepRecord
 from hone.run.store.rollouts import AnswerRollouts, SampleRow, TokenColumns
 from hone.text.open_text import TextDataConfig
 
+_STATUS = {int(status): status.name.lower() for status in ScoreStatus}
+
 
 def answer_metrics(episodes: Episodes) -> Metrics:
     """Lengths of the answers, and an estimate of the policy's entropy.
@@ -50,38 +52,41 @@ def answer_table(
     given the group of an answer and returns the reference answer of its prompt."""
     episodes = record.episodes
     seen = episodes.transcript
-    prompt_ends = seen.at[episodes.offsets[:-1]]
+    starts = episodes.offsets[:-1]
+    prompt_ends = seen.at[starts]
     asked: Counter[int] = Counter()
     texts = text_after_prompt(episodes, tokenizer.decode)
     parts = episodes.components if len(rewards) > 1 else None
     prompts: dict[bytes, str] = {}
+    references: dict[int, str | None] = {}
+    statuses = [_STATUS[status] for status in episodes.status.tolist()]
+    finishes = ["length" if cut else "stop" for cut in episodes.truncated.tolist()]
+    if episodes.stop is not None:
+        finishes = [STOP_REASONS[reason] for reason in episodes.stop.tolist()]
+    scores, tokens = episodes.score.tolist(), episodes.lengths.tolist()
+    advantages, versions = record.credits.advantage[starts].tolist(), episodes.version[starts].tolist()
     rows: list[SampleRow] = []
-    for place in range(len(episodes)):
-        start, stop = int(episodes.offsets[place]), int(episodes.offsets[place + 1])
-        scored = episodes.status[place] == ScoreStatus.SCORED
-        group = int(episodes.group[place])
-        finish = "length" if episodes.truncated[place] else "stop"
-        if episodes.stop is not None:
-            finish = STOP_REASONS[int(episodes.stop[place])]
+    for place, group in enumerate(episodes.group.tolist()):
         question = seen.tokens[seen.offsets[place] : prompt_ends[place]]
         if (key := question.tobytes()) not in prompts:
             prompts[key] = tokenizer.decode(question)
-        asked[group] += 1
+        if reference is not None and group not in references:
+            references[group] = reference(group)
         rows.append(
             SampleRow(
                 step=record.step,
                 group=group,
-                sample=asked[group] - 1,
+                sample=asked[group],
                 prompt=prompts[key],
                 completion=texts[place][0],
                 turns=texts[place][1],
-                score=float(episodes.score[place]) if scored else None,
-                status=ScoreStatus(int(episodes.status[place])).name.lower(),
-                advantage=float(record.credits.advantage[start]),
-                tokens=stop - start,
-                finish=finish,
-                version=int(episodes.version[start]),
-                reference=None if reference is None else reference(group),
+                score=scores[place] if statuses[place] == "scored" else None,
+                status=statuses[place],
+                advantage=advantages[place],
+                tokens=tokens[place],
+                finish=finishes[place],
+                version=versions[place],
+                reference=references.get(group),
                 components={}
                 if parts is None
                 else {
@@ -90,6 +95,7 @@ def answer_table(
                 },
             )
         )
+        asked[group] += 1
     return AnswerRollouts(rows=rows, tokens=_token_columns(record))
 
 

@@ -88,8 +88,10 @@ def test_a_histogram_by_hand() -> None:
 
 
 def test_histograms_come_back_and_are_cut(tmp_path: Path) -> None:
-    log = HistogramLog(path=tmp_path / HISTOGRAMS)
+    clock = ManualClock()
+    log = HistogramLog(path=tmp_path / HISTOGRAMS, clock=clock)
     for step in (1, 2, 3):
+        clock.advance(1.0)
         log.append(step, {"reward": np.arange(step + 1), "ratio": np.full(3, np.nan)})
     with log.path.open("ab") as file:
         file.write(b'{"step": 4, "rew')
@@ -100,3 +102,20 @@ def test_histograms_come_back_and_are_cut(tmp_path: Path) -> None:
     steps, made = read["reward"]
     assert (steps.tolist(), made[1].high, made[1].counts.sum()) == ([1, 2], 2.0, 3)
     assert read_histograms(tmp_path / "elsewhere") == {}
+
+
+def test_histograms_are_written_once_a_second_and_as_they_were(tmp_path: Path) -> None:
+    clock = ManualClock()
+    log = HistogramLog(path=tmp_path / HISTOGRAMS, clock=clock)
+    scores, sizes = np.zeros(2), list[int]()
+    for step, pause_s in enumerate((0.0, 0.5, 0.5, 0.999), start=1):
+        clock.advance(pause_s)
+        scores[:] = step
+        log.append(step, {"reward": scores})
+        scores[:] = -1  # a buffer that is used again
+        sizes.append(log.path.read_bytes().count(b"\n"))
+    assert sizes == [1, 1, 3, 3], "at once, then after exactly a second"
+    log.write()
+    log.write()
+    steps, made = read_histograms(tmp_path)["reward"]
+    assert (steps.tolist(), [one.low for one in made]) == ([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])

@@ -111,6 +111,21 @@ def test_columns_are_those_of_the_contract() -> None:
     assert list(COLUMNS) == [*text.split(), "reference", "components", "tool_calls", "seconds"]
 
 
+def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
+    path, written = tmp_path / "step_00000001.parquet", tokens([3, 4])
+    nothing = np.full(7, np.nan, np.float32)
+    for entropy, known in ((nothing, False), (written.entropy, True)):
+        write_rollouts(path, AnswerRollouts(rows=[row()] * 2, tokens=replace(written, entropy=entropy)))
+        names = pq.read_schema(path).names
+        assert ("entropy" in names) is known
+        assert not {"turns", "reference", "components", "tool_calls", "seconds", "values"} & {*names}
+        read = read_tokens(path)
+        assert read is not None
+        np.testing.assert_array_equal(read.entropy, entropy)
+    write_rollouts(path, AnswerRollouts(rows=[row(), row(seconds=0.5, reference="4")]))
+    assert [(one.seconds, one.reference) for one in read_samples(path)] == [(None, None), (0.5, "4")]
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 7), max_size=6), st.integers(0, 99))
 def test_tokens_come_back(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seed: int) -> None:

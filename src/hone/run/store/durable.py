@@ -256,13 +256,14 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write and fsync a file. Raises ResourceError."""
+def write_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write and fsync a file; without `sync` a power cut may lose it. Raises ResourceError."""
     with writing(path, len(data)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             write_all(descriptor, data)
-            os.fsync(descriptor)
+            if sync:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -277,14 +278,16 @@ def sync_path(path: Path) -> None:
             os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` atomically: a reader sees the old file or the new one. Raises ResourceError."""
+def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Replace `path` by `data` atomically: a reader sees the old file or the new one; without `sync` a power cut may
+    lose both. Raises ResourceError."""
     temporary = path.with_name(f".{path.name}.tmp")
-    write_file(temporary, data)
+    write_file(temporary, data, sync=sync)
     failpoint(f"replace.{path.name}")
     with writing(path, len(data)):
         temporary.replace(path)
-    sync_path(path.parent)
+    if sync:
+        sync_path(path.parent)
 
 
 def remove_tree(path: Path) -> None:

@@ -13,14 +13,16 @@ values are one bucket: `low == high`, and the first of the counts is their numbe
 | `entropy` | the same | nats; only where the loss needs entropies |
 """
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.clock import Clock
 from hone.core.errors import DataError
 from hone.core.strict_json import Json
 from hone.run.store.durable import from_json, to_json, writing
@@ -28,6 +30,8 @@ from hone.run.store.metrics import repair_last_line, truncate_after
 
 HISTOGRAMS: Final = "histograms.jsonl"
 BUCKETS: Final = 32
+EVERY_S: Final = 1.0
+"""Between two writes."""
 NAMES: Final = ("reward", "length", "advantage", "ratio", "entropy")
 
 
@@ -58,22 +62,41 @@ def histogram(values: NDArray[np.generic]) -> Histogram | None:
     return Histogram(low, high, np.bincount(places, minlength=BUCKETS))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class HistogramLog:
-    """The histograms of a run that is under way."""
+    """The histograms of a run that is under way, written once a second at most: a line by itself costs twice the
+    time."""
 
     path: Path
+    clock: Clock
+    _waiting: list[tuple[int, Mapping[str, NDArray[np.generic]]]] = field(
+        default_factory=list[tuple[int, Mapping[str, NDArray[np.generic]]]]
+    )
+    _written_s: float = -math.inf
 
     def append(self, step: int, values: Mapping[str, NDArray[np.generic]]) -> None:
-        """Write a line with the histogram of each of `values` `[n]`. Raises ResourceError."""
-        line: dict[str, Json] = {"step": step}
-        for name, column in values.items():
-            if (made := histogram(column)) is not None:
-                line[name] = [made.low, made.high, made.counts.tolist()]
-        data = to_json(line)
+        """Add a line with the histogram of each of `values` `[n]`, of which it keeps copies. Raises ResourceError."""
+        self._waiting.append((step, {name: column.copy() for name, column in values.items()}))
+        if self.clock.monotonic_s() - self._written_s >= EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the lines that wait. Raises ResourceError, and then keeps them."""
+        if not self._waiting:
+            return
+        lines: list[bytes] = []
+        for step, values in self._waiting:
+            line: dict[str, Json] = {"step": step}
+            for name, column in values.items():
+                if (made := histogram(column)) is not None:
+                    line[name] = [made.low, made.high, made.counts.tolist()]
+            lines.append(to_json(line))
+        data = b"".join(lines)
         with writing(self.path, len(data)), self.path.open("ab") as file:
             file.write(data)
             file.flush()
+        self._waiting.clear()
+        self._written_s = self.clock.monotonic_s()
 
     def cut_after(self, step: int) -> None:
         """Take the lines of later steps than `step` away, and an incomplete last one. Raises ResourceError."""
