@@ -1,11 +1,12 @@
-"""Small networks of control: what the compiled ReLU networks and PPO's written-out gradient are worth in whole runs.
+"""Small networks of control: what compiled networks and PPO's written-out gradient are worth in whole runs.
 
     python benchmarks/control_kernels.py             about two minutes on one core
     python benchmarks/control_kernels.py --quick     half a minute: decides nothing
-    python benchmarks/control_kernels.py --only ppo  one part: ppo, compiled
+    python benchmarks/control_kernels.py --only ppo  one part: ppo, one_call, compiled
 
 Both sides are the same recipe with the same seed in one process, in float32 on one thread: with the part, and in plain
-torch with autograd. They take turns in slices of a few iterations; a ratio is the CPU time of the plain side over that
+torch with autograd; `one_call` compares PPO's minibatch in one compiled call with compiled networks around torch's
+loss. They take turns in slices of a few iterations; a ratio is the CPU time of the plain side over that
 of the other, the median over pairs of slices, with a 95% bootstrap interval. A part stays in hone where a whole recipe
 is at least 1.3 times as fast with it. The compiled networks need a processor with AVX2, and their rows are left out
 elsewhere. For a lesser processor's figures on a better one, lower hone and torch alike, as CONTRIBUTING.md says.
@@ -29,6 +30,7 @@ from offline import built as built_offline
 from tables import Row, grow, tell
 
 from control import run
+from hone.control import ppo_backward
 from hone.models.native import perceptron
 from hone.native.build import SWITCH
 from hone.run.job import TrainingJob
@@ -92,6 +94,49 @@ def ppo_rows(*, quick: bool) -> Iterator[Row]:
         plain.close()
 
 
+ONE_CALL_RUNS = {
+    **PPO_RUNS,
+    "PPO, hone/CartPole-v1, 64 x 32, 4 epochs of 4 minibatches": (
+        {
+            "recipe": "ppo", "env": {"id": "hone/CartPole-v1", "num_envs": 64}, "rollout_steps": 32,
+            "learner": {"lr": 1e-3, "epochs": 4, "minibatches": 4},
+        },
+        8,
+    ),
+    "PPO, hone/CartPole-v1, 16 x 128, 4 epochs of 32 minibatches": (
+        {
+            "recipe": "ppo", "env": {"id": "hone/CartPole-v1", "num_envs": 16}, "rollout_steps": 128,
+            "learner": {"lr": 1e-3, "epochs": 4, "minibatches": 32},
+        },
+        3,
+    ),
+}  # fmt: skip
+
+
+def one_call_rows(*, quick: bool) -> Iterator[Row]:
+    """PPO's minibatch in one compiled call, and as compiled networks around a loss in torch."""
+    if not perceptron.available_functions():
+        print("no AVX2 here: the rows of the compiled minibatch are left out")
+        return
+    compiled = ppo_backward.loss_in_one_call
+
+    def in_turns(job: TrainingJob[Any], iterations: int, *, one_call: bool) -> float:
+        ppo_backward.loss_in_one_call = compiled if one_call else lambda *_: None
+        return taken(job, iterations)
+
+    for name, (settings, iterations) in ONE_CALL_RUNS.items():
+        one, apart = (built(settings, seed=0, steps=10_000) for _ in range(2))
+        yield paired_row(
+            name,
+            lambda job=one, count=iterations: in_turns(job, count, one_call=True),
+            lambda job=apart, count=iterations: in_turns(job, count, one_call=False),
+            quick=quick,
+        )
+        one.close()
+        apart.close()
+    ppo_backward.loss_in_one_call = compiled
+
+
 def switched(job: TrainingJob[Any], iterations: int, *, on: bool) -> float:
     os.environ[SWITCH] = "1" if on else "0"
     return taken(job, iterations)
@@ -137,7 +182,7 @@ def offline_job(race: Race, log: Path) -> TrainingJob[Any]:
     return built_offline(race.recipe, tables | {"algorithm": SAME.get(race.recipe, {})})
 
 
-PARTS = {"compiled": compiled_rows, "ppo": ppo_rows}
+PARTS = {"compiled": compiled_rows, "ppo": ppo_rows, "one_call": one_call_rows}
 
 
 def main() -> None:

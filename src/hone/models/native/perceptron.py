@@ -1,5 +1,5 @@
 """Both passes of a small ReLU or tanh network by compiled kernels, on processors with AVX2, AVX-512 or AMX: a torch
-function with gradients.
+function with gradients; and PPO's loss of two such networks with its gradient, in one call.
 
 The C interface of perceptron/perceptron.h, and the networks that it serves. `Mlp` asks here first and runs in plain
 torch everywhere else. Products are those of float32 numbers in vector registers. With AMX, numbers of a ReLU network
@@ -9,6 +9,7 @@ exact as float32 (perceptron/digits.h). benchmarks/RESULTS.md has what they are 
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,8 @@ MAX_INPUTS: Final = 128
 MAX_OUTPUTS: Final = 32
 UNITS: Final = range(32, 1025)
 """Units of a hidden layer."""
+MAX_SMALL: Final = 128
+"""Units of the hidden layers of a small network."""
 MIN_ROWS: Final = 32
 """With fewer rows, packing the weights costs more than the products."""
 
@@ -59,6 +62,7 @@ _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
     "hone_forward": (None, [ctypes.c_int32, _At, _Long, _At, _At, _At]),
     "hone_backward": (None, [ctypes.c_int32, _At, _Long, _At, _At, _At, _At, ctypes.c_int32]),
+    "hone_clipped": (None, [ctypes.c_int32, _At, _At, _At]),
 }
 
 
@@ -91,7 +95,7 @@ def open_functions(path: Path, isa: str | None = None, *, relu: bool = True) -> 
     if not runs:
         return {}
     number = ISA_NAMES.index(isa or runs[-1])
-    return {name: partial(functions[name], number) for name in ("hone_forward", "hone_backward")}
+    return {name: partial(functions[name], number) for name in _SIGNATURES if name != "hone_instruction_sets"}
 
 
 @cache
@@ -159,6 +163,12 @@ class PerceptronKernels:
         _loaded(relu=self.relu)["hone_forward"](self._network(), rows, x.data_ptr(), kept, y.data_ptr())
         return y
 
+    @property
+    def is_small(self) -> bool:
+        """True if one call of PPO's whole minibatch is the fastest: products of wider ReLU layers are, by AMX, faster
+        one by one."""
+        return not self.relu or max(self.sizes[1:-1]) <= MAX_SMALL
+
     def new_tape(self, rows: int) -> Tensor:
         """Memory for the outputs of the hidden layers: panels of 32 rows, `[panels, units, 32]` flattened."""
         return torch.empty(-(-rows // 32) * 32 * self._tape_units)
@@ -185,6 +195,11 @@ class PerceptronKernels:
         )
         return by_inputs, gradients if returned else ()
 
+    def with_gradients(self) -> int:
+        """Address of the C struct, whose gradients are those of the parameters, which must be allocated."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        return self._network([gradient for gradient in gradients if gradient is not None])
+
     def _network(self, gradients: Sequence[Tensor] = ()) -> int:
         """Address of the C struct, with the parameters and their `gradients`, if any, where they lie now."""
         addresses = tuple(map(Tensor.data_ptr, self.parameters))
@@ -201,6 +216,100 @@ class PerceptronKernels:
         layers = len(self.sizes) - 1
         parts = self._struct[2 + _MAX_LAYERS : -1].reshape(2, 2, _MAX_LAYERS)
         parts[part, :, :layers] = np.array(addresses).reshape(2, layers)
+
+
+class _Clipped(ctypes.Structure):
+    """`Clipped` in perceptron/perceptron.h."""
+
+    _fields_ = (
+        ("rows", _Long),
+        *((name, _At) for name in ("x", "choice", "legal", "sample", "log_std", "precision", "d_log_std", "logp")),
+        *((name, _At) for name in ("advantage", "target", "weight", "loss", "now", "nats", "value")),
+        ("start", _Long),
+        *((name, ctypes.c_float) for name in ("low", "high", "value_weight", "entropy_weight", "volume")),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedWeights:
+    """Constants of PPO's loss."""
+
+    low: float
+    """The ratio is clipped at 1 - low."""
+    high: float
+    """And at 1 + high."""
+    value: float
+    """Weight of the critic's squared error."""
+    entropy: float
+    """Weight of the entropy bonus."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenNumbers:
+    """Actions of a categorical policy."""
+
+    chosen: Tensor
+    """`[n]` int64."""
+    start: int
+    """Number of the first choice."""
+    mask: Tensor | None
+    """`[n, choices]` legal choices; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianSamples:
+    """Actions of a Gaussian policy."""
+
+    samples: Tensor
+    """`[n, a]`"""
+    log_std: Tensor
+    """`[a]`, with an allocated gradient."""
+    log_volume: float
+    """log |d action / d sample|."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedOutput:
+    """Parts of PPO's loss by row, each `[n]`."""
+
+    loss: Tensor
+    logp: Tensor
+    """Log-probability now, nats."""
+    entropy: Tensor
+    """Nats."""
+    value: Tensor
+
+
+def clipped_with_backward(
+    actor: PerceptronKernels,
+    critic: PerceptronKernels,
+    x: Tensor,
+    actions: ChosenNumbers | GaussianSamples,
+    columns: tuple[Tensor, Tensor, Tensor, Tensor],
+    weights: ClippedWeights,
+) -> ClippedOutput:
+    """PPO's loss of rows `x` `[n, in]`, and its gradient, added to those of both networks' parameters.
+
+    `columns` `[n]`: log-probabilities under the behaviour policy, advantages, targets of the critic, and weights of the
+    rows, which are equal.
+    """
+    a, parts, held = _Clipped(), torch.empty(4, len(x)), [x.contiguous(), *columns]
+    a.rows, (a.x, a.logp, a.advantage, a.target, a.weight) = len(x), map(Tensor.data_ptr, held)
+    a.loss, a.now, a.nats, a.value = map(Tensor.data_ptr, parts)
+    a.low, a.high, a.value_weight, a.entropy_weight = weights.low, weights.high, weights.value, weights.entropy
+    if isinstance(actions, GaussianSamples):
+        gradient = actions.log_std.grad
+        assert gradient is not None
+        held += [actions.samples.contiguous(), actions.log_std, torch.exp(-actions.log_std.detach()), gradient]
+        a.sample, a.log_std, a.precision, a.d_log_std = map(Tensor.data_ptr, held[-4:])
+        a.volume = actions.log_volume
+    else:
+        a.choice, a.start = actions.chosen.data_ptr(), actions.start
+        if actions.mask is not None:
+            held.append(actions.mask.contiguous())
+            a.legal = held[-1].data_ptr()
+    _loaded(relu=actor.relu)["hone_clipped"](actor.with_gradients(), critic.with_gradients(), ctypes.byref(a))
+    return ClippedOutput(*parts)
 
 
 class _PerceptronFunction(torch.autograd.Function):

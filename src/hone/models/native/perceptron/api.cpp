@@ -1,4 +1,4 @@
-// The C functions: both passes by one of the instruction sets, numbered from 0.
+// The C functions: both passes, and PPO's minibatch, by one of the instruction sets, numbered from 0.
 #include "perceptron.h"
 #include "processor.h"
 
@@ -11,22 +11,23 @@ struct Passes {
   bool (*runs)();
   void (*forward)(const Perceptron&, const Forward&);
   void (*backward)(const Perceptron&, const Backward&);
+  void (*clipped)(const Perceptron&, const Perceptron&, const Clipped&);
 };
 
 // In the order of their names in perceptron.py; null where the compiler did not know the instructions.
 constexpr Passes PASSES[] = {
 #ifdef HONE_HAS_AVX2
-    {runs_avx2, avx2::forward, avx2::backward},
+    {runs_avx2, avx2::forward, avx2::backward, avx2::clipped},
 #else
     {},
 #endif
 #ifdef HONE_HAS_AVX512
-    {runs_avx512, avx512::forward, avx512::backward},
+    {runs_avx512, avx512::forward, avx512::backward, avx512::clipped},
 #else
     {},
 #endif
 #ifdef HONE_HAS_AMX
-    {runs_amx, amx::forward, amx::backward},
+    {runs_amx, amx::forward, amx::backward, avx512::clipped},
 #else
     {},
 #endif
@@ -51,4 +52,9 @@ HONE_OUT void hone_forward(int32_t set, const hone::Perceptron* net, int64_t row
 HONE_OUT void hone_backward(int32_t set, const hone::Perceptron* net, int64_t rows, const float* x, const float* tape,
                             const float* slope, float* d_x, int32_t weights) {
   hone::PASSES[set].backward(*net, {rows, x, tape, slope, d_x, weights != 0});
+}
+
+HONE_OUT void hone_clipped(int32_t set, const hone::Perceptron* actor, const hone::Perceptron* critic,
+                           const hone::Clipped* a) {
+  hone::PASSES[set].clipped(*actor, *critic, *a);
 }

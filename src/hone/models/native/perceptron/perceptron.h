@@ -38,14 +38,39 @@ struct Backward {
   bool weights;        // whether their gradients are added to
 };
 
+// A minibatch of PPO: rows, what they are credited with, and where the loss's parts go.
+struct Clipped {
+  int64_t rows;
+  const float* x;          // [rows, inputs]
+  const int64_t* choice;   // [rows] numbers from `start` on, or null: then samples of a Gaussian
+  const uint8_t* legal;    // [rows, outputs], or null: all
+  const float* sample;     // [rows, outputs]
+  const float* log_std;    // [outputs]
+  const float* precision;  // [outputs] 1 / std
+  float* d_log_std;
+  const float* logp;       // [rows] of the behaviour policy
+  const float* advantage;  // [rows]
+  const float* target;     // [rows]
+  const float* weight;     // one number, of every row
+  float* loss;             // [rows] written, as are the next
+  float* now;              // log-probability
+  float* nats;             // entropy
+  float* value;
+  int64_t start;
+  float low, high, value_weight, entropy_weight;
+  float volume;            // of the Gaussian's samples: log |d action / d sample|
+};
+
 // Of each instruction set.
 namespace avx2 {
 void forward(const Perceptron& net, const Forward& a);
 void backward(const Perceptron& net, const Backward& a);
+void clipped(const Perceptron& actor, const Perceptron& critic, const Clipped& a);
 }  // namespace avx2
 namespace avx512 {
 void forward(const Perceptron& net, const Forward& a);
 void backward(const Perceptron& net, const Backward& a);
+void clipped(const Perceptron& actor, const Perceptron& critic, const Clipped& a);
 }  // namespace avx512
 namespace amx {
 void forward(const Perceptron& net, const Forward& a);

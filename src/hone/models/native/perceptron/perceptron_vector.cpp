@@ -323,3 +323,5 @@ void backward(const Perceptron& net, const Backward& a) {
 
 }  // namespace HONE_ISA
 }  // namespace hone
+
+#include "clipped.h"
