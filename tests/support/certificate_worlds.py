@@ -56,6 +56,8 @@ CONTROL = {
         name: f'recipe = "{name}"\nsteps = 2\n[env]\nid = "{GAME}"\n'
         for name in ("ippo", "ia2c", "mappo", "vdn", "qmix")
     },
+    "alphazero": 'recipe = "alphazero"\nsteps = 2\n[env]\nid = "compiled:connect_four"\nnum_envs = 4\n'
+    "[search]\nsimulations = 4\n",
     "dqn": VALUES.format("dqn"),
     "double_dqn": VALUES.format("double_dqn"),
     "dueling_dqn": VALUES.format("dueling_dqn"),
@@ -70,6 +72,8 @@ CONTROL = {
 PREFERENCES = ("cpo", "dpo", "kto", "orpo", "rpo", "simpo")
 """They learn from a dataset of pairs or of labelled answers."""
 TABLES = (
+    "cfr_plus",
+    "double_oracle",
     "double_q_learning",
     "dyna_q",
     "expected_sarsa",

@@ -199,6 +199,10 @@ class Episodes:
     mask: Annotated[NDArray[np.bool_] | None, Column("decision", np.bool_, scalar=False, optional=True)] = None
     """`[N, M]` choices that were legal at each decision, where the environment told: all bits of all factors of an
     action, one factor after another."""
+    search_policy: Annotated[
+        NDArray[np.float32] | None, Column("decision", np.float32, scalar=False, optional=True)
+    ] = None
+    """`[N, M]` shares of the visits that a tree search gave to the actions at each decision."""
     final_mask: Annotated[NDArray[np.bool_] | None, Column("episode", np.bool_, scalar=False, optional=True)] = None
     """`[E, M]` choices that are legal in `final`; all of them where the episode terminated without any."""
     memory: Annotated[NDArray[np.float32] | None, Column("episode", np.float32, scalar=False, optional=True)] = None

@@ -120,6 +120,15 @@ def reward_as_advantage(episodes: Episodes, values: Values) -> Credits:
     return Credits(advantage=episodes.reward)
 
 
+def expected_baseline(episodes: Episodes, values: Values) -> Credits:
+    """A = r - sum_a pi(a) r(a) of episodes that hold every action of a state once, with its probability: where rewards
+    are counterfactual values, the instantaneous regret (Zinkevich et al., 2007)."""
+    del values
+    share = np.exp(episodes.logp.astype(np.float64)) * episodes.reward
+    mean = np.bincount(episodes.owner, share, minlength=len(episodes))
+    return Credits(advantage=(episodes.reward - mean[episodes.owner]).astype(np.float32))
+
+
 def one_step_target(episodes: Episodes, values: Values, *, discount: float) -> Credits:
     """The parts of r + discount * V(s'): reward as advantage, and a discount that is 0 at terminal states (Watkins,
     1989).

@@ -43,7 +43,7 @@ from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPoli
 from hone.control.networks.options import OptionCriticPolicy, OptionTablePolicy
 from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
 from hone.control.networks.recurrent import RecurrentActorCritic
-from hone.control.networks.seats import CentralActorCritic, SeatPolicies
+from hone.control.networks.seats import CentralActorCritic, InformationSetPolicy, PolicyValueNetwork, SeatPolicies
 from hone.control.networks.team import TeamValues
 from hone.core.errors import DataError, one_line
 from hone.core.strict_json import strict_json
@@ -77,6 +77,8 @@ _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
         CentralActorCritic,
         SeatPolicies,
         TeamValues,
+        InformationSetPolicy,
+        PolicyValueNetwork,
     )
 }
 

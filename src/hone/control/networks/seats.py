@@ -1,10 +1,11 @@
-"""Policies of several seats: one network for each group of seats, and critics that see the state of the whole match.
+"""Policies of several seats: one network for each group of seats, critics that see the state of the whole match, and
+tables of the information sets of a small game.
 
 The seat is one-hot at the end of an observation. It selects the network, and is an input of it, so that seats which
 share one may act differently.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, PolicyOutput, logp_and_entropy
 from hone.control.networks.mlp import Floats, Mlp, MlpConfig, PolicySpaces
-from hone.control.networks.numpy_policies import Array, Flags, NumpyPolicy
+from hone.control.networks.numpy_policies import Array, Flags, NumpyCategoricalPolicy, NumpyPolicy
 from hone.control.rows import StepRows
 from hone.core.ragged import Ints
 from hone.core.random import key
@@ -155,3 +156,78 @@ def _in_order(parts: Sequence[tuple[Ints, Array]]) -> Array:
     """Actions `[n, *action]` of rows that several members decided."""
     rows = np.concatenate([rows for rows, _ in parts])
     return np.concatenate([chosen for _, chosen in parts])[np.argsort(rows)]
+
+
+# --------------------------------------------------------------------------------------------------------------- search
+
+
+class PolicyValueNetwork(ControlPolicy):
+    """One network for the logits of numbered actions and the value of a position, in [-1, 1], for the seat that is to
+    move: what a tree search asks (AlphaZero; Silver et al., 2018)."""
+
+    kind = "policy_value"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
+        super().__init__(spaces, network)
+        self.body = Mlp(spaces.inputs.size, spaces.choices.count + 1, network, seed=seed, stream="policy_value")
+
+    def outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits `[n, choices]` and values `[n]`."""
+        both = self.body(self.spaces.inputs.tensor(seen))
+        return both[:, :-1], torch.tanh(both[:, -1])
+
+    def numpy_policy(self) -> "NumpyPolicyValue":
+        body = self.body.to_numpy()
+        return NumpyPolicyValue(
+            network=lambda seen: body(seen)[:, :-1], both=body, inputs=self.spaces.inputs, actions=self.spaces.choices
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyPolicyValue(NumpyCategoricalPolicy):
+    """`PolicyValueNetwork` in numpy; without a search it is the policy of its logits."""
+
+    both: Callable[[Floats], Floats]
+    """Logits and the value before its tanh, `[n, choices + 1]`."""
+
+    def evaluate(self, seen: Floats) -> tuple[Floats, Floats]:
+        """Logits `[n, choices]` and values `[n]`."""
+        both = self.both(self.inputs.array(seen))
+        return both[:, :-1], np.tanh(both[:, -1])
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+class InformationSetPolicy(ControlPolicy):
+    """Probabilities of the actions in every information set of a small game; elsewhere all actions are alike."""
+
+    kind = "information_sets"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, count: int) -> None:
+        """`count`: number of information sets."""
+        super().__init__(spaces, network)
+        self.rows: Tensor
+        self.probabilities: Tensor
+        self.register_buffer("rows", torch.zeros(count, spaces.inputs.size))
+        self.register_buffer("probabilities", torch.ones(count, spaces.choices.count, dtype=torch.float64))
+
+    def numpy_policy(self) -> NumpyCategoricalPolicy:
+        rows = self.rows.numpy()
+        with np.errstate(divide="ignore"):
+            logits = np.log(self.probabilities.numpy()).astype(np.float32)
+        places = {row.tobytes(): place for place, row in enumerate(rows)}
+        unknown = np.zeros(logits.shape[1], np.float32)
+
+        def read(seen: Floats) -> Floats:
+            known = (places.get(np.ascontiguousarray(row).tobytes()) for row in seen)
+            return np.stack([unknown if place is None else logits[place] for place in known])
+
+        return NumpyCategoricalPolicy(network=read, inputs=self.spaces.inputs, actions=self.spaces.choices)
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"count": len(self.rows)}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, count=int(extras["count"]))

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.control.environments.make import call_user_code
+from hone.control.seats.compiled_games import CompiledGame
 from hone.control.seats.game import Array, SeatGame, SeatsConfig, SeatStep, SeatView, Space
 from hone.core.errors import ConfigError, did_you_mean
 from hone.core.random import generator
@@ -200,6 +201,8 @@ def game_maker(config: SeatsConfig) -> Callable[[], SeatGame]:
     """Constructor of the game that a config names. Raises ConfigError for an unknown id and a package that is not
     installed, UserCodeError for code that fails."""
     place, _, name = config.id.partition(":")
+    if place == "compiled":
+        return lambda: CompiledGame(name)
     if place == "pettingzoo":
         return _registered_pettingzoo(config, name)
     if place == "openspiel":

@@ -100,14 +100,16 @@ def open_arena(make: Callable[[], SeatGame], layout: SeatLayout, *, matches: int
 
 
 def evaluate_policy(
-    policy: NumpyPolicy, arena: Arena, players: dict[str, Player], config: SeatsEvaluationConfig, *, seed: int
+    policy: NumpyPolicy | Player, arena: Arena, players: dict[str, Player], config: SeatsEvaluationConfig, *, seed: int
 ) -> tuple[Estimate, Metrics]:
-    """Evaluate against each of `players`; without any, the policy plays every seat.
+    """Evaluate a policy, or a player that searches with one, against each of `players`; without any, it plays every
+    seat.
 
     Returns the estimate of the score against the first player, or of the mean return over seats, and the metrics
     `eval/PLAYER/score`, `/low`, `/high`, `/return` and, by seat, `/seat0/score` ...
     """
-    mine, seats, count = PolicyPlayer(policy, greedy=not config.sample), len(arena.layout.seats), config.episodes
+    mine = policy if isinstance(policy, Player) else PolicyPlayer(policy, greedy=not config.sample)
+    seats, count = len(arena.layout.seats), config.episodes
     mine_at = [match % seats for match in range(count)]
     estimates: list[Estimate] = []
     metrics: Metrics = {"eval/episodes": float(count)}

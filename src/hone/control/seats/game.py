@@ -84,8 +84,9 @@ class SeatsConfig(Config):
     """A game of several seats, many matches at a time."""
 
     id: str
-    """`pettingzoo:family/name-vN`, `openspiel:name(parameter=value)`, or a class or function of yours, `file.py:name`
-    or `package.module:name`, that makes a `SeatGame`, a PettingZoo environment or an OpenSpiel game."""
+    """`compiled:connect_four`, `compiled:kuhn_poker` or `compiled:leduc_poker`; `pettingzoo:family/name-vN`,
+    `openspiel:name(parameter=value)`; or a class or function of yours, `file.py:name` or `package.module:name`, that
+    makes a `SeatGame`, a PettingZoo environment or an OpenSpiel game."""
     num_envs: int = Field(default=16, ge=1, le=65536)
     """Matches played together."""
     kwargs: dict[str, JsonValue] = Field(default={})

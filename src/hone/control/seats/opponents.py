@@ -17,6 +17,7 @@ from pydantic import Field
 
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_policy, save_policy
+from hone.control.seats.match_blocks import PlayerSpec
 from hone.control.seats.players import Player, PolicyPlayer
 from hone.control.seats.world import LEARNER
 from hone.core.config import Config
@@ -139,6 +140,8 @@ class OpponentPool:
     loaded: dict[int, Player] = field(default_factory=dict[int, Player])
     scores: list[float] = field(default_factory=list[float])
     """Results against others since they were told."""
+    notices: list[str] = field(default_factory=list[str])
+    """Notices for the user since they were told."""
 
     def __post_init__(self) -> None:
         if isinstance(self.config, PastOpponents):
@@ -169,6 +172,15 @@ class OpponentPool:
         if number not in self.loaded:
             self.loaded[number] = PolicyPlayer(self._load(number).numpy_policy())
         return self.loaded[number]
+
+    def spec(self, number: int) -> PlayerSpec:
+        """A snapshot as a worker opens it."""
+        return PlayerSpec(folder=str(self._place(number)), sha256=self.digests[number])
+
+    def retire(self, number: int, fault: str) -> None:
+        """Draw a snapshot no more, because its folder cannot be read; its results stay in the record."""
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.version != number]
+        self.notices.append(f"opponent {number} is drawn no more: {fault}")
 
     def policies(self) -> list[ControlPolicy]:
         """All snapshots of the pool, oldest first."""

@@ -1,4 +1,4 @@
-"""Players of a game beside the learner: random, scripted, Monte Carlo tree search, and saved policies."""
+"""Players of a game: random, scripted, Monte Carlo tree search, saved policies, and tree search with a policy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -8,16 +8,38 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from pydantic import Field
 
 from hone.control.networks.checkpoint import load_policy
 from hone.control.networks.mlp import BoxActions
 from hone.control.networks.numpy_policies import NumpyPolicy
+from hone.control.networks.seats import NumpyPolicyValue
 from hone.control.seats.adapters import OpenSpielGame
+from hone.control.seats.compiled_games import (
+    CompiledGame,
+    Floats,
+    require_searchable,
+    rollout_search,
+    tree_search,
+)
 from hone.control.seats.game import Array
 from hone.control.seats.matches import SeatLayout, Turn
+from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
 from hone.process.user_files import check_reference, load_reference
 from hone.run.store.checkpoints import CheckpointFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """Decisions of a turn, as a learner wants them."""
+
+    chosen: Array
+    """`[m, *action]`"""
+    logp: Floats
+    """`[m]` nats; NaN where the player does not know it."""
+    search_policy: Floats | None = None
+    """`[m, choices]` shares of a search's visits; None: nothing was searched."""
 
 
 class Player(ABC):
@@ -26,6 +48,10 @@ class Player(ABC):
     @abstractmethod
     def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
         """Actions `[m, *action]` of the decisions of `turn`, in the form of its layout."""
+
+    def decide(self, turn: Turn, draws: np.random.Generator) -> Decided:
+        """The same, with the log-probabilities of the actions."""
+        return Decided(chosen=self.choose(turn, draws), logp=np.full(len(turn.seats), np.nan, np.float32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +80,64 @@ class PolicyPlayer(Player):
     def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
         if self.greedy:
             return self.policy.best(turn.seen, turn.mask)
-        return self.policy.decide(turn.seen, self.policy.noise(draws, (len(turn.seats),)), turn.mask)[0]
+        return self.decide(turn, draws).chosen
+
+    def decide(self, turn: Turn, draws: np.random.Generator) -> Decided:
+        chosen, logp = self.policy.decide(turn.seen, self.policy.noise(draws, (len(turn.seats),)), turn.mask)
+        return Decided(chosen=chosen, logp=logp)
+
+
+class TreeSearchConfig(Config):
+    """Tree search by which the policy plays."""
+
+    simulations: int = Field(default=50, ge=2)
+    """Lines of each search in training."""
+    evaluation_simulations: int = Field(default=100, ge=0)
+    """The same in evaluations; 0: the network alone."""
+    prior_weight: float = Field(default=1.5, gt=0)
+    """Weight of the priors against the values (c_puct)."""
+    noise: float = Field(default=0.25, ge=0, le=1)
+    """Share of Dirichlet noise in the priors at the root, in training."""
+    concentration: float = Field(default=1.0, gt=0)
+    """Of the Dirichlet noise; small numbers put it on few actions."""
+    drawn_plies: int = Field(default=12, ge=0)
+    """Actions of a training match that are drawn in proportion to the visits; later ones are the most visited."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SearchPlayer(Player):
+    """Tree search with a network's priors and values (AlphaZero; Silver et al., 2018), in all matches of a turn
+    together. It takes the most visited action; where it `explores`, it mixes Dirichlet noise into the priors and draws
+    the first actions of a match in proportion to the visits."""
+
+    policy: NumpyPolicyValue
+    search: TreeSearchConfig
+    explores: bool = False
+
+    def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
+        return self.decide(turn, draws).chosen
+
+    def decide(self, turn: Turn, draws: np.random.Generator) -> Decided:
+        games, search = [game for game in turn.games if isinstance(game, CompiledGame)], self.search
+        noise = None
+        if self.explores and search.noise:
+            noise = draws.dirichlet(np.full(games[0].actions, search.concentration), len(games))
+        result = tree_search(
+            games,
+            self.policy.evaluate,
+            simulations=search.simulations if self.explores else search.evaluation_simulations,
+            weight=search.prior_weight,
+            noise=noise,
+            noise_share=search.noise,
+        )
+        shares = result.policy
+        best = (shares + 1e-6 * draws.random(shares.shape)).argmax(axis=1)  # of equal ones, any
+        below = np.cumsum(shares, axis=1) <= draws.random((len(games), 1))
+        drawn = np.minimum(below.sum(axis=1), shares.shape[1] - 1)
+        early = np.array([game.plies for game in games]) < (search.drawn_plies if self.explores else 0)
+        chosen = np.where(early & (shares[np.arange(len(games)), drawn] > 0), drawn, best)
+        taken = np.where(early, shares[np.arange(len(games)), chosen], 1.0)
+        return Decided(chosen=chosen, logp=np.log(taken).astype(np.float32), search_policy=shares.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +167,17 @@ class ScriptedPlayer(Player):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MctsPlayer(Player):
-    """OpenSpiel's Monte Carlo tree search with random rollouts, in games of perfect information."""
+    """Monte Carlo tree search with random rollouts in games of perfect information: OpenSpiel's, and the same in C++
+    for compiled games."""
 
     simulations: int
 
     def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
+        if isinstance(turn.games[0], CompiledGame):
+            games = [game for game in turn.games if isinstance(game, CompiledGame)]
+            seeds = draws.integers(2**63, size=len(games)).tolist()
+            moves = zip(games, seeds, strict=True)
+            return np.array([rollout_search(one, simulations=self.simulations, seed=seed)[0] for one, seed in moves])
         import pyspiel  # noqa: PLC0415 - optional; the games are OpenSpiel's
 
         chosen: list[int] = []
@@ -127,8 +216,14 @@ def _mcts_player(name: str, game: object) -> Player:
     number = name.removeprefix("mcts:")
     if not number.isdigit() or int(number) < 1:
         raise ConfigError(f"player {name!r}: write the number of simulations, as in mcts:100")
+    if isinstance(game, CompiledGame):
+        require_searchable(game)
+        return MctsPlayer(int(number))
     if not isinstance(game, OpenSpielGame):
-        raise ConfigError(f"player {name!r}: tree search needs a game of OpenSpiel (env.id = 'openspiel:...')")
+        raise ConfigError(
+            f"player {name!r}: tree search needs a game of OpenSpiel (env.id = 'openspiel:...') or "
+            "compiled:connect_four"
+        )
     if game.hidden or len(game.seats) < 1 or game.game.get_type().chance_mode.name == "SAMPLED_STOCHASTIC":
         raise ConfigError(f"player {name!r}: tree search needs a game of perfect information")
     return MctsPlayer(int(number))

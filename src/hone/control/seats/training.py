@@ -19,7 +19,7 @@ from hone.control.job import control_job, updates_per_step
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy
 from hone.control.networks.checkpoint import load_policy
 from hone.control.networks.mlp import BoxActions, PolicySpaces
-from hone.control.networks.numpy_policies import HasNumpyPolicy
+from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.control.networks.seats import CentralActorCritic, SeatPolicies
 from hone.control.normalise import with_normalisation
 from hone.control.rows import step_rows
@@ -347,8 +347,9 @@ def seats_scorer(
     layout: SeatLayout,
     players: dict[str, Player],
     pool: OpponentPool | None = None,
+    player_of: Callable[[NumpyPolicy], NumpyPolicy | Player] = lambda policy: policy,
 ) -> Callable[[], EvaluationResult]:
-    """Evaluation of the policy by matches."""
+    """Evaluation of the policy by matches; `player_of` makes the player that stands for it."""
     make, opened = game_maker(config.env), list[Arena]()
     matches, max_steps = config.evaluation.episodes, config.env.max_match_steps
 
@@ -356,7 +357,7 @@ def seats_scorer(
         if not opened:
             opened.append(open_arena(make, layout, matches=matches, max_steps=max_steps))
         acting = policy.numpy_policy()
-        estimate, metrics = evaluate_policy(acting, opened[0], players, config.evaluation, seed=config.seed)
+        estimate, metrics = evaluate_policy(player_of(acting), opened[0], players, config.evaluation, seed=config.seed)
         if config.evaluation.nash_conv:
             past = [] if pool is None else [one.numpy_policy() for one in pool.policies()]
             metrics |= nash_conv_metrics(opened[0].games[0], layout, acting, past)
@@ -365,7 +366,11 @@ def seats_scorer(
     return score
 
 
-def evaluate_seats(config: PlaysSeats, request: EvaluationRequest) -> Metrics:
+def evaluate_seats(
+    config: PlaysSeats,
+    request: EvaluationRequest,
+    player_of: Callable[[NumpyPolicy], NumpyPolicy | Player] = lambda policy: policy,
+) -> Metrics:
     """`hone eval` of a policy of several seats: matches as in the run's own evaluations, with other seeds. Raises
     HoneError."""
     make = game_maker(config.env)
@@ -376,5 +381,5 @@ def evaluate_seats(config: PlaysSeats, request: EvaluationRequest) -> Metrics:
     players = {name: open_player(name, layout, game) for name in config.players_of_evaluation()}
     acting = load_policy(request.policy).numpy_policy()
     arena = open_arena(make, layout, matches=request.episodes, max_steps=config.env.max_match_steps)
-    _, metrics = evaluate_policy(acting, arena, players, chosen, seed=request.seed)
+    _, metrics = evaluate_policy(player_of(acting), arena, players, chosen, seed=request.seed)
     return metrics | (nash_conv_metrics(game, layout, acting, []) if chosen.nash_conv else {})
