@@ -15,14 +15,19 @@ from hone.control.acting import DropFailedEpisodes, NetworkActor
 from hone.control.environments.make import describe_envs
 from hone.control.environments.ray_blocks import block_transport
 from hone.control.environments.world import GymConfig, GymWorld, open_world
+from hone.control.fleet_learner import FleetLogConfig, with_td_priorities
 from hone.control.job import ControlEvaluationConfig, control_job, updates_per_step
+from hone.control.logs.fleet import FleetSource
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import DiscreteActions, PolicySpaces
 from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.control.phases import LearningMethod, method_learner
 from hone.control.replay.mixed import ReplayBuffer, ReplaySource
+from hone.control.replay.ring import RingBuffer
+from hone.control.replay.sharded import ShardedSampler
 from hone.control.rows import TransitionRows, transition_rows
 from hone.control.spaces import image_warnings, world_spaces
+from hone.control.value_rows import PrioritizedBuffer
 from hone.core.config import Config, new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -89,11 +94,18 @@ class ReplayRunConfig(OffPolicyRunConfig):
 
     replay: ReplayConfig = ReplayConfig()
     """The replay buffer."""
+    fleet: FleetLogConfig | None = None
+    """Log of a fleet of robots to learn from, in place of acting in `env`, which then evaluates alone."""
 
     @property
     def iteration_steps(self) -> int:
         """Environment steps of an iteration."""
         return self.replay.rollout_steps * self.env.num_envs
+
+    @property
+    def learner_samples(self) -> int:
+        """Transitions that an iteration draws from the replay buffer."""
+        return self.replay.batch * self.learner.updates_per_iteration
 
     box_recipes: ClassVar[str | None] = None
     """Recipes for boxes of actions, of a recipe that needs finitely many; None: it is for boxes."""
@@ -130,10 +142,14 @@ class ReplayRunConfig(OffPolicyRunConfig):
                     f"{self.recipe} needs a finite set of actions, got {spaces.actions}; use {self.box_recipes}"
                 )
             wrap = self.open_replay(world)
+            robots = None if self.fleet is None else self.fleet.open(spaces, self.learner_samples)
             on_fault.pop_all()
 
         def build(config: ReplayRunConfig, world: GymWorld) -> TrainingJob[Any]:
-            return replay_job(config, world, wrap(config.method(spaces)), config.replay)
+            method = wrap(config.method(spaces))
+            if config.fleet is not None:
+                method = _of_fleet(config, config.fleet, method)
+            return replay_job(config, world, method, config.replay, robots)
 
         notes = [*world.warnings, *notes, *image_warnings(spaces)]
         return replace(opened_run(world, build, warnings=notes, close=world.close), notes=world.notes)
@@ -153,6 +169,14 @@ class ReplayRunConfig(OffPolicyRunConfig):
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
         updates = self.learner.optimizer_steps(1)
+        if self.fleet is not None:
+            taken = self.fleet.steps_per_iteration(self.learner_samples)
+            return {
+                "steps of the log": f"{self.replay.warmup} or a little more to begin with, and {self.steps} x {taken}",
+                "updates": f"{self.steps} iterations x {updates} = {self.steps * updates}",
+                "samples per insert": f"{self.learner_samples} / {taken} = {self.learner_samples / taken:.4g}",
+                "update": self.describe_update(),
+            }
         return {
             "environment steps": f"{self.replay.warmup} or a little more to begin with, and {self.steps} x "
             f"{self.iteration_steps}",
@@ -191,12 +215,35 @@ MethodWrapper: TypeAlias = Callable[[OffPolicyMethod[Any]], OffPolicyMethod[Any]
 """A method -> the method with another replay buffer."""
 
 
+def _of_fleet(config: ReplayRunConfig, fleet: FleetLogConfig, method: OffPolicyMethod[P]) -> OffPolicyMethod[P]:
+    """The method on a sharded replay buffer by TD error. Raises ConfigError for one that needs whole episodes."""
+    if isinstance(method.buffer, PrioritizedBuffer):
+        return method  # action values have made their own
+    if not isinstance(method.buffer, RingBuffer):
+        raise ConfigError(
+            f"{config.recipe}: a fleet's log has single steps, and this run's replay buffer needs more; leave out "
+            "demonstrations and hindsight, or use sac, td3, ddpg, discrete_sac or dqn"
+        )
+    sampler = ShardedSampler(config.replay.capacity, fleet.sharding(config.steps))
+    buffer = PrioritizedBuffer(
+        config.replay.capacity, steps=1, discount=1.0, priorities=sampler.params.priorities, sampler=sampler
+    )  # the method credits with its own discount
+    layout, phases = with_td_priorities(method, buffer)
+    return replace(method, layout=layout, phases=phases, buffer=buffer, shuffle=True)
+
+
 def replay_job(
-    config: OffPolicyRunConfig, world: GymWorld, method: OffPolicyMethod[P], replay: ReplayConfig
+    config: OffPolicyRunConfig,
+    world: GymWorld,
+    method: OffPolicyMethod[P],
+    replay: ReplayConfig,
+    robots: FleetSource[P] | None = None,
 ) -> TrainingJob[P]:
-    """Training job of a method: its actor fills the replay buffer, its phases learn from samples of it."""
+    """Training job of a method: its actor, or a fleet's log, fills the replay buffer; its phases learn from samples."""
     actor = NetworkActor(method.policy.numpy_policy()) if method.actor is None else method.actor
     source: Source[P] = DropFailedEpisodes(LiveSource(world, actor), world)
+    if robots is not None and isinstance(method.buffer, PrioritizedBuffer):
+        source = replace(robots, measured=method.buffer.metrics)
     source = ReplaySource(
         source if method.wrap_source is None else method.wrap_source(source),
         buffer=method.buffer,

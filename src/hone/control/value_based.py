@@ -27,6 +27,7 @@ from hone.control.off_policy import (
 )
 from hone.control.phases import TdAlgorithm, optimizer_phase, polyak_updater
 from hone.control.replay.priority import PriorityParams
+from hone.control.replay.sharded import ShardedSampler
 from hone.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
 from hone.core.config import Config, new_default
 from hone.core.credit import Credits
@@ -125,14 +126,16 @@ class ValueRunConfig(ReplayRunConfig):
     def method(self, spaces: PolicySpaces) -> OffPolicyMethod[DqnPolicy]:
         """Networks, replay buffer, behaviour policy and target updates of a value-based method."""
         chosen, replay = self.value_method(), self.replay
-        algorithm = chosen.algorithm
+        algorithm, sharding = chosen.algorithm, None if self.fleet is None else self.fleet.sharding(self.steps)
         policy = _new_policy(self, spaces, chosen)
+        priorities = chosen.priorities if sharding is None else sharding.priorities
         buffer = PrioritizedBuffer(
             replay.capacity,
             steps=chosen.n_steps,
             discount=algorithm.discount,
-            priorities=chosen.priorities,
+            priorities=priorities,
             frames=spaces.inputs.frames,
+            sampler=None if sharding is None else ShardedSampler(replay.capacity, sharding),
         )
         updates = self.learner.optimizer_steps(1)
 
@@ -155,7 +158,7 @@ class ValueRunConfig(ReplayRunConfig):
             self.learner,
             prepare=partial(with_weight_noise, seed=self.seed) if policy.noise_size else None,
         )
-        if chosen.priorities is not None:
+        if priorities is not None:
             phase = replace(phase, on_micro_batch=buffer.on_micro_batch, step_metrics=buffer.finish_step)
         normalise = NormaliseConfig(observations=algorithm.normalise_observations and spaces.inputs.has_scale)
         return OffPolicyMethod(
@@ -172,7 +175,7 @@ class ValueRunConfig(ReplayRunConfig):
                 discount=algorithm.discount,
             ),
             after_step=after_step,
-            shuffle=chosen.priorities is not None,  # they are drawn in the order of the buffer, which is that of time
+            shuffle=priorities is not None,  # they are drawn in the order of the buffer, which is that of time
         )
 
 

@@ -11,15 +11,17 @@ from typing import Self, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hone.control.networks.q_networks import DqnPolicy
 from hone.control.replay.priority import PrioritizedSampler, PriorityParams
 from hone.control.replay.ring import RingBuffer
+from hone.control.replay.sharded import ShardedSampler
 from hone.control.replay.steps import StepBuffer
 from hone.control.rows import TransitionRows, row_picker, transition_rows
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
 from hone.core.random import generator
 from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.core.state import State
@@ -29,15 +31,21 @@ from hone.objectives.terms import LossTerms
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueRows(TransitionRows):
+class ReplayedRows(TransitionRows):
+    """Transitions that tell which of a sample they are, so that their errors become its priorities."""
+
+    sample_index: Tensor
+    """`[n]` index among the transitions that the replay buffer sampled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueRows(ReplayedRows):
     """Transitions from a replay buffer, with actions as the network numbers them. The weight holds importance weights,
     which `weighted` divides by the number of rows; the noise `[n, 2, weights]` holds this update's two draws of noise
     for the weights, the same in every row, and is empty without."""
 
     target_outcomes: Tensor
     """`[n, choices, size]` outputs of the target network for `next_seen`."""
-    sample_index: Tensor
-    """`[n]` index among the transitions that the replay buffer sampled."""
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         pick = row_picker(rows, self.weight.device)
@@ -52,16 +60,32 @@ class PrioritizedBuffer:
     that: priorities are handed back once all of it was heard of."""
 
     def __init__(
-        self, capacity: int, *, steps: int, discount: float, priorities: PriorityParams | None, frames: int = 1
+        self,
+        capacity: int,
+        *,
+        steps: int,
+        discount: float,
+        priorities: PriorityParams | None,
+        frames: int = 1,
+        sampler: ShardedSampler | None = None,
     ) -> None:
         """`steps` > 1: transitions cover so many of them; `frames` > 1: observations are stacks of so many, of which
-        each is kept once. Without `priorities` all are as likely."""
-        self.buffer = (
-            RingBuffer(capacity)
-            if steps == frames == 1
-            else StepBuffer(capacity, n_steps=steps, discount=discount, frames=frames)
-        )
-        self.prioritised_buffer = None if priorities is None else PrioritizedSampler(self.buffer, priorities)
+        each is kept once. Without `priorities` all are as likely. `sampler`: shards in place of one buffer. Raises
+        ConfigError where shards cannot hold such transitions."""
+        if sampler is not None and (steps > 1 or frames > 1):
+            raise ConfigError("the log of a fleet has single steps: use a recipe of one-step targets, without frames")
+        self.buffer: RingBuffer | StepBuffer | ShardedSampler
+        self.prioritised_buffer: PrioritizedSampler | ShardedSampler | None = sampler
+        if sampler is not None:
+            self.buffer = sampler
+        else:
+            single = steps == frames == 1
+            self.buffer = held = (
+                RingBuffer(capacity)
+                if single
+                else StepBuffer(capacity, n_steps=steps, discount=discount, frames=frames)
+            )
+            self.prioritised_buffer = None if priorities is None else PrioritizedSampler(held, priorities)
         self.discount = discount
         self._last_sample: Episodes | None = None
         self._errors = np.zeros(0, np.float32)
@@ -79,6 +103,10 @@ class PrioritizedBuffer:
         self._last_sample = self._sampled_buffer.sample(count, draws)
         self._errors, self._reported = np.zeros(count, np.float32), 0
         return self._last_sample
+
+    def metrics(self) -> Metrics:
+        """Figures of the shards; none without."""
+        return self.buffer.metrics() if isinstance(self.buffer, ShardedSampler) else {}
 
     def credit(self, episodes: Episodes, values: Values) -> Credits:
         """Rewards and discounts of what was handed out last; other transitions cover one step."""
@@ -101,14 +129,14 @@ class PrioritizedBuffer:
         shares = [one for one in share.reduction.gather(weights if is_sampled else weights[:0]) if len(one)]
         return shares[0].astype(np.float32) if shares else weights
 
-    def on_micro_batch(self, rows: ValueRows, terms: LossTerms) -> None:
+    def on_micro_batch(self, rows: ReplayedRows, terms: LossTerms) -> None:
         """Keep the errors of these rows until the end of the step: the absolute TD error, the KL divergence of a
         distribution, else the loss."""
         metrics = terms.metrics
         wrong = next((metrics[name] for name in ("value/error_abs", "value/kl_nats") if name in metrics), terms.loss)
         self._step.append((rows.sample_index.cpu().numpy(), wrong.detach().cpu().numpy()))
 
-    def finish_step(self, policy: DqnPolicy) -> Metrics:
+    def finish_step(self, policy: nn.Module) -> Metrics:
         """Take up the errors of a step, of all ranks; update the priorities once those of a whole sample are there."""
         del policy
         index = np.concatenate([np.zeros(0, np.int64), *(one for one, _ in self._step)])
@@ -134,7 +162,7 @@ class PrioritizedBuffer:
         self._last_sample = None
 
     @property
-    def _sampled_buffer(self) -> RingBuffer | StepBuffer | PrioritizedSampler:
+    def _sampled_buffer(self) -> RingBuffer | StepBuffer | PrioritizedSampler | ShardedSampler:
         return self.buffer if self.prioritised_buffer is None else self.prioritised_buffer
 
 

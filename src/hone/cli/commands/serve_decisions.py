@@ -1,5 +1,6 @@
-"""`hone serve FILE.toml`: the decisions of a service file over HTTP, or its plan."""
+"""`hone serve FILE.toml`: the decisions, or the fleet, of a service file over HTTP, or its plan."""
 
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,13 @@ def serve_file(call: CommandCall) -> int:
     if flags:
         raise ConfigError(f"{', '.join(flags)}: for language models; a service file has its own settings")
     path, screen = Path(call.text("checkpoint")), standard_screen()
+    is_fleet = _is_fleet(path)
+    if call.switch("dry_run") and is_fleet:
+        from hone.decide.fleet.http_app import fleet_plan_lines  # noqa: PLC0415 - see --help
+
+        for line in fleet_plan_lines(path):
+            screen.line(line)
+        return 0
     if call.switch("dry_run"):
         from hone.cli.commands.retrain import check_retraining  # noqa: PLC0415 - see --help
         from hone.decide.gateway.plan import plan_lines  # noqa: PLC0415 - as above
@@ -37,11 +45,20 @@ def serve_file(call: CommandCall) -> int:
             screen.line(line)
         return 0
     try:
+        from hone.decide.fleet.http_app import serve_fleet  # noqa: PLC0415 - as above
         from hone.decide.gateway.run_service import GatewayPlace, serve_gateway  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
         raise ResourceError(f"serving decisions needs {error.name}: pip install 'hone-rl[decide]'") from None
     place = GatewayPlace(host=call.text("host"), port=int(parse_number(call.text("port"), "--port", least=0)))
-    serve_gateway(path, place, clock=SystemClock(), tell=screen.line)
+    (serve_fleet if is_fleet else serve_gateway)(path, place, clock=SystemClock(), tell=screen.line)
     return 0
+
+
+def _is_fleet(path: Path) -> bool:
+    """True for a file with a table [fleet]; its faults are told by whoever serves it."""
+    try:
+        return "fleet" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False

@@ -282,6 +282,50 @@ class LogTableConfig(Config):
     """Flush each commit of a file, so that it survives a loss of power too."""
 
 
+class OlderSchemaConfig(Config):
+    """Names of the numbers that robots with older firmware send: stored, and left out of learning."""
+
+    observation: list[str] = Field(min_length=1)
+    """Numbers of an observation, in order."""
+    action: list[str] = Field(min_length=1)
+    """Numbers of an action, in order."""
+    choices: int = Field(default=0, ge=0)
+    """Numbered actions; 0: a box."""
+
+
+class FleetTableConfig(Config):
+    """A fleet of robots: they decide elsewhere, and send their steps. The service then answers no decisions."""
+
+    observation: list[str] = Field(min_length=1)
+    """Numbers of an observation, in order."""
+    action: list[str] = Field(min_length=1)
+    """Numbers of an action, in order."""
+    choices: int = Field(default=0, ge=0)
+    """Numbered actions 0 .. choices - 1, of which `action` names the single number; 0: the action is a box."""
+    older: list[OlderSchemaConfig] = []
+    """Schemas of older firmware that are still taken; any other one is refused, and its difference named."""
+    tokens: bool = False
+    """Robots show their token, and check signatures; needed where other machines reach the service."""
+    trial_episodes: int = Field(default=5, ge=1)
+    """Episodes that a robot may run by a version on trial without word from the service."""
+    clock_slack_s: float = Field(default=300.0, ge=0)
+    """Seconds that a robot's clock may be ahead before it is told."""
+    max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    """Longest body of an upload."""
+    learner: str = ""
+    """Run of the learner, a folder from the service file, for the page; empty: none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "FleetTableConfig":
+        for name, numbers in (("observation", self.observation), ("action", self.action)):
+            twice = sorted({one for one in numbers if numbers.count(one) > 1})
+            if twice:
+                raise ValueError(f"{name} names {', '.join(map(repr, twice))} twice")
+        if self.choices and len(self.action) != 1:
+            raise ValueError(f"choices = {self.choices} needs one number in action, got {len(self.action)}")
+        return self
+
+
 class ServiceFileConfig(Config):
     """A service file."""
 
@@ -299,6 +343,8 @@ class ServiceFileConfig(Config):
     """Watching for drift; without the table nothing is watched."""
     shield: ShieldConfig | None = None
     """Actions that are safe; without the table all are."""
+    fleet: FleetTableConfig | None = None
+    """Robots that decide by themselves; without the table the service decides."""
 
     @model_validator(mode="after")
     def _check(self) -> "ServiceFileConfig":
@@ -306,4 +352,7 @@ class ServiceFileConfig(Config):
             raise ValueError(
                 f'kind = "{self.policy.kind}" learns a model of each action: give [service] actions, or action_features'
             )
+        others = [name for name in ("policy", "monitor", "shield") if name in self.model_fields_set]
+        if self.fleet is not None and others:
+            raise ValueError(f"a [fleet] decides elsewhere: leave out {', '.join(f'[{name}]' for name in others)}")
         return self

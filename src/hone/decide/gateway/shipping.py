@@ -27,7 +27,15 @@ from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
 from hone.decide.monitor.config import RetrainConfig
 from hone.decide.monitor.retraining import JobQueue, QueuedJob, RetrainParts
-from hone.decide.registry import PolicyVersion, VersionOrigin, VersionRegistry, files_of, open_registry, version_id
+from hone.decide.registry import (
+    PolicyVersion,
+    StageMove,
+    VersionOrigin,
+    VersionRegistry,
+    files_of,
+    open_registry,
+    version_id,
+)
 from hone.decide.rollout.driver import RolloutDriver, RolloutTools
 from hone.decide.rollout.plan import GuardrailConfig, GuardrailHistory, RolloutGuardrail, RolloutPlan
 from hone.decide.rollout.router import BUCKETS, end_position
@@ -78,17 +86,30 @@ class ServiceRollouts:
         """Identity that a policy's version has, without adding it. Raises DataError for a policy that cannot decide."""
         if self._known(policy):
             return policy.name
-        open_decision_policy(policy)
+        self._require_decisions(policy)
         return version_id(files_of(policy_folder(policy)), self.origin(parent))
 
     def add(self, policy: Path, parent: str) -> PolicyVersion:
         """Add a policy to the registry, unless its version is named. Raises DataError for one that cannot decide."""
         if self._known(policy):
             return self.registry.version(policy.name)
-        open_decision_policy(policy)
+        self._require_decisions(policy)
         at_s = self.clock.now_s()
         folder = policy_folder(policy)
         return self.registry.add(folder, self.origin(parent), at_s=at_s, made_by=f"hone ship {policy}")
+
+    def _require_decisions(self, policy: Path) -> None:
+        """Raise DataError for a policy that cannot decide; robots run their policies in their own way."""
+        if self.config.fleet is None:
+            open_decision_policy(policy)
+
+    def publish(self, version: str, reason: str) -> None:
+        """Make a version of a fleet live at once, without a rollout. Raises ConfigError where evidence is missing, and
+        for a service that decides itself: its first versions are its own."""
+        if self.config.fleet is None:
+            raise ConfigError(f"{self.file} has no [fleet]: a version of a service goes through its stages")
+        move = StageMove(version=version, stage="live", needs=tuple(self.config.rollout.evidence), reason=reason)
+        self.registry.move(self.service, move, at_s=self.clock.now_s(), made_by="fleet")
 
     def _known(self, policy: Path) -> bool:
         """True for the name of a version in the registry, such as a retrained candidate's."""
@@ -105,7 +126,7 @@ class ServiceRollouts:
             control=self.registry.live(self.service),
             stages=tuple(rollout.stages),
             requests=rollout.requests,
-            shadow_requests=rollout.shadow_requests,
+            shadow_requests=0 if self.config.fleet else rollout.shadow_requests,  # robots' policies score nothing
             alpha=rollout.alpha,
             guardrails=tuple(_guardrail(one) for one in rollout.guardrails),
             needs=tuple(rollout.evidence),
