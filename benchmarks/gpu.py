@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,6 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows, row_targets
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-import gathered_pages
 
 HALF = {
     "hidden_size": 896, "intermediate_size": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64,
@@ -258,7 +254,6 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py measures a CUDA device, and torch finds none here; nothing was measured")
-    gathered = gathered_pages.install()
     products, bandwidth = device_rates()
     print(f"{products / 1e12:.0f} TFLOP/s, {bandwidth / 1e12:.2f} TB/s", file=sys.stderr, flush=True)
     cases = (
@@ -273,7 +268,6 @@ def main() -> None:
             yield from generation_rows(*case, bandwidth, quick=options.quick)
 
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    device += ", pages gathered before attention" if gathered else ""
     tell(grow(f"One GPU: {device}", "benchmarks/gpu.py", rows(), threads=1, quick=options.quick))
 
 
