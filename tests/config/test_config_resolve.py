@@ -147,6 +147,30 @@ def test_bad_overrides(path: Path, override: str, message: str) -> None:
     assert faults(path, 'steps = 3\ntags = ["a"]\n', override) == [message]
 
 
+class Data(Config):
+    source: str
+    rows: int
+    seed: int = 0
+
+
+class Pipeline(Config):
+    data: Data
+    """Where rows come from."""
+    loss: Loss
+    learner: Learner
+
+
+def test_a_table_that_is_missing_says_which_keys_it_needs(path: Path) -> None:
+    path.write_text("")
+    with pytest.raises(ConfigError) as caught:
+        load(Pipeline, path, [])
+    assert sorted(caught.value.messages) == [
+        "data in run.toml is missing (Where rows come from); it needs data.source, data.rows",
+        "learner in run.toml is missing",
+        "loss in run.toml is missing",
+    ]
+
+
 def test_contradictions_name_the_table_and_the_rule(path: Path) -> None:
     text = "steps = 3\n[sampling]\ntemperature = 0\ntop_p = 0.9\n"
     assert faults(path, text) == [

@@ -298,7 +298,11 @@ class _ValidationFault:
     def _missing(self) -> str:
         info = self.place.field_info
         reason = f" ({info.description.strip().rstrip('.')})" if info is not None and info.description else ""
-        return f"{self.where} is missing{reason}"
+        models = self.place.node.models
+        fields = models[0].model_fields if len(models) == 1 else {}
+        table = (*self.prefix, *self.place.path)
+        needed = [dotted((*table, name)) for name, field in fields.items() if field.is_required()]
+        return f"{self.where} is missing{reason}" + (f"; it needs {', '.join(needed)}" if needed else "")
 
     def _described(self) -> str:
         hint = ""
