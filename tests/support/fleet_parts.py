@@ -9,9 +9,10 @@ from pathlib import Path
 from manual_clock import ManualClock
 from starlette.testclient import TestClient
 
+from hone.api.fleet import robot_secret
 from hone.decide.fleet.device import HttpCall, Uploader
 from hone.decide.fleet.http_app import FleetRoutes
-from hone.decide.fleet.service import FleetService, open_fleet, secret_of_robot
+from hone.decide.fleet.service import FleetService, open_fleet
 from hone.decide.gateway.opening import open_access, read_service_file
 from hone.run.http.requests import BodyReader
 
@@ -54,7 +55,7 @@ class FleetInProcess:
         options: dict[str, object] = {
             "to": "http://fleet", "robot": name, "observation": ("angle", "speed"), "action": ("torque",),
             "background": False, "clock": self.clock, "transport": self.send,
-            "secret": secret_of_robot(self.file, name),
+            "secret": robot_secret(self.file, name),
         } | changed  # fmt: skip
         return Uploader(self.file.parent / (spool or f"{name}.db"), **options)  # type: ignore[arg-type]
 

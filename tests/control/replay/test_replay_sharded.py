@@ -126,9 +126,8 @@ def test_a_buffer_of_stale_rows_alone_is_empty() -> None:
 def test_a_restored_buffer_draws_what_the_first_one_does() -> None:
     first = sampler(3, alpha=0.7, beta=0.5, staleness=3)
     for number in range(3):
-        first.add(
-            transitions([float(value) for value in range(number * 5, number * 5 + 5)], robot=number % 2, version=number)
-        )
+        values = [float(value) for value in range(number * 5, number * 5 + 5)]
+        first.add(transitions(values, robot=number % 2, version=number))
         first.sample(6, draws(number))
         first.update_priorities(np.linspace(0.1, 2.0, 6))
     other = sampler(3, alpha=0.7, beta=0.5, staleness=3)

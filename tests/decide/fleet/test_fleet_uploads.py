@@ -238,7 +238,7 @@ def test_a_clock_in_the_future_is_told_and_its_episodes_count_from_their_arrival
                 play(robot, 1)
                 assert robot.sync()
             assert fleet.service.store.robots()[-1].ahead_s == told
-        assert [one.at_s for one in fleet.service.store.episodes(0, 10)] == [1e9, 1e9]
+        assert [one.end.at_s for one in fleet.service.store.episodes(0, 10)] == [1e9, 1e9]
         records = [one.record for one in fleet.service.log.read()]
         assert {one.at_s for one in records} == {1e9}
 

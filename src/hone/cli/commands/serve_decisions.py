@@ -1,5 +1,6 @@
 """`hone serve FILE.toml`: the decisions, or the fleet, of a service file over HTTP, or its plan."""
 
+import contextlib
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,11 @@ def serve_file(call: CommandCall) -> int:
     ]
     if flags:
         raise ConfigError(f"{', '.join(flags)}: for language models; a service file has its own settings")
-    path, screen = Path(call.text("checkpoint")), standard_screen()
-    is_fleet = _is_fleet(path)
+    path, screen, is_fleet = Path(call.text("checkpoint")), standard_screen(), False
+    with contextlib.suppress(
+        OSError, UnicodeDecodeError, tomllib.TOMLDecodeError
+    ):  # told by who serves it
+        is_fleet = "fleet" in tomllib.loads(path.read_text(encoding="utf-8"))
     if call.switch("dry_run") and is_fleet:
         from hone.decide.fleet.http_app import fleet_plan_lines  # noqa: PLC0415 - see --help
 
@@ -54,11 +58,3 @@ def serve_file(call: CommandCall) -> int:
     place = GatewayPlace(host=call.text("host"), port=int(parse_number(call.text("port"), "--port", least=0)))
     (serve_fleet if is_fleet else serve_gateway)(path, place, clock=SystemClock(), tell=screen.line)
     return 0
-
-
-def _is_fleet(path: Path) -> bool:
-    """True for a file with a table [fleet]; its faults are told by whoever serves it."""
-    try:
-        return "fleet" in tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return False

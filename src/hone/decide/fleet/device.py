@@ -26,7 +26,7 @@ from urllib.parse import quote, urlsplit
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.robot_steps import TERMINATED, TRUNCATED, RobotSchema, RobotStep, number_row, pack_step
-from hone.decide.fleet.manifest import FleetManifest, episode_is_new, robot_token, verify_manifest
+from hone.decide.fleet.manifest import FleetManifest, robot_token
 from hone.decide.fleet.spool import EPISODE, STEP, RobotSpool, open_spool
 
 MOST_FIRST: Final = 12
@@ -209,7 +209,7 @@ class Uploader:
         spool = self._held
         with spool.transaction():
             number = int(spool.get("episode", "-1")) + 1
-            spool.put(episode=str(number))
+            spool.put({"episode": str(number)})
             policy = self._choose(spool, number)
         self._open = _OpenEpisode(number=number, policy=policy, at_s=self._clock.now_s())
         return policy
@@ -275,10 +275,10 @@ class Uploader:
         version, route, trial = manifest.live, "", manifest.trial
         tried = int(spool.get("tried", "0"))
         if trial is not None and trial.exposed and tried < trial.episodes:
-            is_new = episode_is_new(manifest.salt, f"{self.robot}.{spool.get('instance')}", episode)
+            is_new = manifest.tries_in(episode)
             version = trial.version if is_new else version
             route = f"{trial.rollout}:{'canary' if is_new else 'control'}:{trial.stage}"
-            spool.put(tried=str(tried + is_new))
+            spool.put({"tried": str(tried + is_new)})
         number = manifest.numbers[version]
         return EpisodePolicy(version=version, number=number, folder=self._policies / version, route=route)
 
@@ -329,7 +329,7 @@ class Uploader:
                 return False
             refused = [(int(one["seq"]), str(one["message"])) for one in answer["refused"]]
             spool.settle(batch.seqs, refused)
-            spool.put(watermark=str(answer["watermark"]))
+            spool.put({"watermark": str(answer["watermark"])})
             self._faults["upload"] = f"refused, and set aside: {refused[0][1]}" if refused else ""
         return True
 
@@ -341,7 +341,8 @@ class Uploader:
                 raise OSError(f"status {status}: {body[:200].decode(errors='replace')}")
             envelope = json.loads(body)
             text, signature = str(envelope["manifest"]), str(envelope["signature"])
-            manifest = verify_manifest(self.secret, text, signature) if self.secret else FleetManifest.from_text(text)
+            signed = (self.secret, text, signature)
+            manifest = FleetManifest.from_signed(*signed) if self.secret else FleetManifest.from_text(text)
             held = self._manifest
             if manifest.robot != self.robot:
                 raise DataError(f"the manifest is for robot {manifest.robot!r}, this is {self.robot!r}")
@@ -352,7 +353,7 @@ class Uploader:
         except (OSError, ValueError, KeyError, TypeError, DataError) as error:
             self._faults["policy"] = f"policies stay as they are: {error}"
             return False
-        self._held.put(manifest=text, tried="0")
+        self._held.put({"manifest": text, "tried": "0"})
         self._manifest, self._faults["policy"] = manifest, ""
         self._prune(manifest)
         return True

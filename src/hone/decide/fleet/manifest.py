@@ -6,7 +6,7 @@ robots, a stolen robot can neither sign for another one nor send in its name, an
 needed. The manifest holds the sha256 of each file of each policy, so that one signature covers every byte that runs.
 
 Chance of an episode: in a trial, each episode of an exposed robot is run by the new version or by the live one, by a
-coin that is a hash of the salt, the source and the episode. So the two are compared within the same robots.
+coin that is a hash of the salt, the robot and the episode. So the two are compared within the same robots.
 """
 
 import hmac
@@ -30,6 +30,12 @@ class PolicyFile:
     """Relative to the policy's folder, with `/`."""
     sha256: str
     size_bytes: int
+
+    @property
+    def is_inside(self) -> bool:
+        """True for a relative path that stays in its folder."""
+        parts = PurePosixPath(self.path)
+        return bool(self.path) and not parts.is_absolute() and ".." not in parts.parts and "\\" not in self.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +102,24 @@ class FleetManifest:
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise DataError(f"the manifest cannot be read: {error!r}") from error
         named = {manifest.live, "" if trial is None else trial.version} - {""}
-        unsafe = [one.path for of in files.values() for one in of if not _inside(one.path)]
+        unsafe = [one.path for of in files.values() for one in of if not one.is_inside]
         unsafe += [name for name in files if not name.isalnum()]
         if unsafe or not named <= files.keys() or not named <= manifest.numbers.keys():
             raise DataError(f"the manifest names {unsafe or sorted(named)}, which is no file of a version")
         return manifest
 
+    @classmethod
+    def from_signed(cls, secret: str, text: str, signature: str) -> "FleetManifest":
+        """A manifest whose signature holds. Raises DataError for any other."""
+        if not hmac.compare_digest(manifest_signature(secret, text), signature):
+            raise DataError(
+                "the manifest is not signed for this robot: it is refused, and the policies stay as they are"
+            )
+        return cls.from_text(text)
 
-def _inside(path: str) -> bool:
-    """True for a relative path that stays in its folder."""
-    parts = PurePosixPath(path)
-    return bool(path) and not parts.is_absolute() and ".." not in parts.parts and "\\" not in path
-
-
-def episode_is_new(salt: str, source: str, episode: int) -> bool:
-    """The coin of an episode on trial: True for the new version, with probability 1/2."""
-    return bool(blake2b(f"{salt}\x00{source}\x00{episode}".encode(), digest_size=1).digest()[0] & 1)
+    def tries_in(self, episode: int) -> bool:
+        """The coin of an episode on trial: True for the new version, with probability 1/2."""
+        return bool(blake2b(f"{self.salt}\x00{self.robot}\x00{episode}".encode(), digest_size=1).digest()[0] & 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- keys
@@ -130,13 +138,6 @@ def robot_token(secret: str) -> str:
 def manifest_signature(secret: str, text: str) -> str:
     """The signature of a manifest's text for one robot -> 64 hexadecimal digits."""
     return hmac.new(bytes.fromhex(_derived(secret, "sign")), text.encode(), sha256).hexdigest()
-
-
-def verify_manifest(secret: str, text: str, signature: str) -> FleetManifest:
-    """A manifest whose signature holds. Raises DataError for any other."""
-    if not hmac.compare_digest(manifest_signature(secret, text), signature):
-        raise DataError("the manifest is not signed for this robot: it is refused, and the policies stay as they are")
-    return FleetManifest.from_text(text)
 
 
 def _derived(secret: str, purpose: str) -> str:

@@ -1,6 +1,6 @@
 """The page of a fleet: robots by watermark and version, episodes of trials, staleness, the learner's use of steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,8 @@ import numpy as np
 from hone.core.errors import HoneError
 from hone.decide.fleet.service import FleetService
 from hone.decide.fleet.store import RobotRow
-from hone.decide.rollout.history import RolloutHistory, read_history
+from hone.decide.rollout.controller import ROLLED_BACK
+from hone.decide.rollout.history import read_history
 from hone.decide.rollout.router import split_label
 from hone.run.report.html import (
     EMPTY,
@@ -65,19 +66,14 @@ def read_fleet(service: FleetService) -> FleetView:
     steps, episodes = store.counts()
     returns = tuple(store.returns())
     run = service.fleet.learner
+    back = {one.plan.name for one in histories if one.state.stage == ROLLED_BACK}
+    labels = [(split_label(route), count) for _, route, count, _ in returns]
     return FleetView(
         name=name, now_s=service.clock.now_s(), live=registry.live(name), robots=tuple(store.robots()), steps=steps,
         episodes=episodes, returns=returns, staleness=store.staleness(), rollouts=tuple(one.words for one in histories),
-        harmed=harmed_episodes(returns, histories),
+        harmed=sum(count for (rollout, arm, _), count in labels if arm == "canary" and rollout in back),
         learner=_learner_figures(service.folder.parent / run) if run else {},
     )  # fmt: skip
-
-
-def harmed_episodes(returns: Sequence[tuple[str, str, int, float]], histories: Sequence[RolloutHistory]) -> int:
-    """Episodes that new versions ran in rollouts that were rolled back."""
-    back = {one.plan.name for one in histories if one.state.stage == "rolled_back"}
-    labels = [(split_label(route), count) for _, route, count, _ in returns]
-    return sum(count for (rollout, arm, _), count in labels if arm == "canary" and rollout in back)
 
 
 def _learner_figures(run: Path) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:

@@ -16,8 +16,8 @@ robots are, and the new version runs half of their episodes.
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -131,19 +131,20 @@ class FleetService:
         return done
 
     def _records(self, one: StoredEpisode) -> tuple[DecisionRecord, DecisionRecord]:
-        _, arm, _ = split_label(one.route)
+        end = one.end
+        _, arm, _ = split_label(end.route)
         on_trial = arm in ARMS
         executed = ARMS.index(arm) if on_trial else 0
         logp = -math.log(2.0) if on_trial else 0.0
-        tenant, name = self.config.service.tenants[0], f"{one.source}/{one.episode}"
+        tenant, name = self.config.service.tenants[0], f"{one.source}/{end.episode}"
         decision = Decision(
-            id=name, tenant=tenant, unit=name, at_s=one.at_s, context=np.array(one.first, np.float64),
-            actions=ActionSet(names=ARMS if on_trial else (one.version or "none",)),
-            choice=Choice(action=executed, logp=logp), executed=executed, executed_logp=logp, version=one.version,
-            route=one.route, source=SOURCE, seq=2 * one.number,
+            id=name, tenant=tenant, unit=name, at_s=end.at_s, context=np.array(end.first, np.float64),
+            actions=ActionSet(names=ARMS if on_trial else (end.version or "none",)),
+            choice=Choice(action=executed, logp=logp), executed=executed, executed_logp=logp, version=end.version,
+            route=end.route, source=SOURCE, seq=2 * one.number,
         )  # fmt: skip
         outcome = Outcome(
-            decision_id=name, tenant=tenant, kind=self.config.join.kind, value=one.total, at_s=one.at_s, source=SOURCE,
+            decision_id=name, tenant=tenant, kind=self.config.join.kind, value=end.total, at_s=end.at_s, source=SOURCE,
             seq=2 * one.number + 1,
         )  # fmt: skip
         return decision, outcome
@@ -245,13 +246,6 @@ def service_secret(folder: Path) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
-def secret_of_robot(file: Path, robot: str) -> str:
-    """The secret to put on a robot of the fleet in a service file -> 64 hexadecimal digits. Raises ConfigError."""
-    folder = service_folder(file, read_service_file(file).config)
-    folder.mkdir(parents=True, exist_ok=True)
-    return robot_secret(service_secret(folder), robot)
-
-
 def publish_policy(file: Path, policy: Path, *, number: int | None = None, clock: Clock) -> str:
     """Make a policy live for the whole fleet at once, without a rollout -> its version.
 
@@ -261,16 +255,7 @@ def publish_policy(file: Path, policy: Path, *, number: int | None = None, clock
     with open_rollouts(file, clock) as rollouts:
         version = rollouts.add(policy, "").id
         if number is not None:
-            with _opened_store(rollouts.folder) as store:
+            with closing(open_fleet_store(rollouts.folder / "fleet.db")) as store:
                 store.set_number(version, number)
         rollouts.publish(version, f"published {policy}")
         return version
-
-
-@contextmanager
-def _opened_store(folder: Path) -> Iterator[FleetStore]:
-    store = open_fleet_store(folder / "fleet.db")
-    try:
-        yield store
-    finally:
-        store.close()

@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 import threading
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +102,7 @@ class RobotSpool:
         seqs = [row[0] for row in self.connection.execute("select seq from records order by seq limit ?", (count,))]
         self.connection.execute("delete from records where seq <= ?", (seqs[-1],))
         self.waiting -= len(seqs)
-        self.put(dropped=str(int(self.get("dropped", "0")) + len(seqs)), begin=str(seqs[-1] + 1))
+        self.put({"dropped": str(int(self.get("dropped", "0")) + len(seqs)), "begin": str(seqs[-1] + 1)})
 
     def get(self, name: str, default: str = "") -> str:
         """A remembered text."""
@@ -110,7 +110,7 @@ class RobotSpool:
             row = self.connection.execute("select value from meta where name = ?", (name,)).fetchone()
         return default if row is None else str(row[0])
 
-    def put(self, **texts: str) -> None:
+    def put(self, texts: Mapping[str, str]) -> None:
         """Remember texts, inside a transaction or by themselves."""
         with self.lock:
             self.connection.executemany("insert or replace into meta values (?, ?)", list(texts.items()))
@@ -151,7 +151,7 @@ class RobotSpool:
             run("delete from aside where seq not in (select seq from aside order by seq desc limit ?)", (MOST_ASIDE,))
             self.waiting -= gone
             if refused:
-                self.put(refused=str(int(self.get("refused", "0")) + len(refused)))
+                self.put({"refused": str(int(self.get("refused", "0")) + len(refused))})
 
     def close(self) -> None:
         """Close the file; a second call has no effect."""

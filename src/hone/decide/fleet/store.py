@@ -49,7 +49,8 @@ create table if not exists records (
     position integer primary key autoincrement, source integer not null, seq integer not null, kind integer not null,
     schema integer not null, body blob not null, unique (source, seq));
 create table if not exists episodes (
-    number integer primary key, source integer not null, episode integer not null, version text not null,
+    number integer primary key, source integer not null, seq integer not null, episode integer not null,
+    version text not null,
     route text not null, return real not null, steps integer not null, at_s real not null, first text not null);
 create table if not exists staleness (lag integer primary key, steps integer not null);
 create table if not exists versions (version text primary key, number integer not null) without rowid;
@@ -201,14 +202,8 @@ class StoredEpisode:
 
     number: int
     source: str
-    episode: int
-    version: str
-    route: str
-    total: float
-    steps: int
-    at_s: float
-    """By the robot's clock, and not after the arrival."""
-    first: tuple[float, ...]
+    end: EpisodeEnd
+    """As the robot told it, its time not after its arrival."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,8 +212,6 @@ class _Source:
 
     progress: SourceProgress
     lost: int
-    repeated: int
-    refused: int
 
     @property
     def id(self) -> int:
@@ -265,7 +258,7 @@ class FleetStore:
             self._store_episodes(source, [one for one in batch.episodes if one.seq in new], now_s)
             self._count_staleness(batch, new)
             ahead_s = self._ahead_s(batch, now_s)
-            source.repeated, source.refused = source.repeated + repeated, source.refused + len(refused)
+            source.progress.tally.repeated, source.progress.tally.refused = repeated, len(refused)
             self._save(source, schema, ahead_s, now_s)
             failpoint("fleet.before_commit")
         failpoint("fleet.after_commit")
@@ -325,14 +318,14 @@ class FleetStore:
             progress.watermark = int(self.connection.execute(statement, following).fetchone()[0])
 
     def _source(self, robot: str, instance: str) -> _Source:
-        columns = "id, first, watermark, highest, seen, lost, repeated, refused"
+        columns = "id, first, watermark, highest, seen, lost"
         where = f"select {columns} from sources where robot = ? and instance = ?"
         row = self.connection.execute(where, (robot, instance)).fetchone()
         if row is None:
             statement = f"insert into sources (robot, instance) values (?, ?) returning {columns}"
             (row,) = self.connection.execute(statement, (robot, instance)).fetchall()
         progress = SourceProgress(row[0], "", f"{robot}.{instance}", *row[1:5])
-        return _Source(progress=progress, lost=row[5], repeated=row[6], refused=row[7])
+        return _Source(progress=progress, lost=row[5])
 
     def _schema(self, schema: RobotSchema) -> int:
         number = self._schemas.get(schema.hash)
@@ -348,11 +341,11 @@ class FleetStore:
         run = self.connection.execute
         (number,) = run("select coalesce(max(number), -1) from episodes").fetchone()
         rows = [
-            (number + place, source.id, one.episode, one.version, one.route, one.total, one.steps,
+            (number + place, source.id, one.seq, one.episode, one.version, one.route, one.total, one.steps,
              min(one.at_s, now_s), json.dumps(one.first))
             for place, one in enumerate(episodes, start=1)
         ]  # fmt: skip
-        self.connection.executemany("insert into episodes values (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self.connection.executemany("insert into episodes values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         if episodes:
             latest = max(episodes, key=lambda one: one.episode)
             run("update sources set version = ? where id = ?", (latest.version, source.id))
@@ -373,9 +366,9 @@ class FleetStore:
     def _save(self, source: _Source, schema: int, ahead_s: float, now_s: float) -> None:
         one = source.progress
         self.connection.execute(
-            "update sources set first = ?, watermark = ?, highest = ?, seen = ?, lost = ?, repeated = ?, refused = ?, "
-            "ahead_s = ?, contact_s = ?, schema = ? where id = ?",
-            (one.first, one.watermark, one.highest, one.seen, source.lost, source.repeated, source.refused, ahead_s,
+            "update sources set first = ?, watermark = ?, highest = ?, seen = ?, lost = ?, repeated = repeated + ?, "
+            "refused = refused + ?, ahead_s = ?, contact_s = ?, schema = ? where id = ?",
+            (one.first, one.watermark, one.highest, one.seen, source.lost, one.tally.repeated, one.tally.refused, ahead_s,
              now_s, schema, source.id),
         )  # fmt: skip
 
@@ -392,14 +385,17 @@ class FleetStore:
     def episodes(self, first: int, limit: int) -> list[StoredEpisode]:
         """Episodes that ended, from number `first` on."""
         rows = self._rows(
-            "select e.number, s.robot || '.' || s.instance, e.episode, e.version, e.route, e.return, e.steps, e.at_s, "
+            "select e.number, s.robot || '.' || s.instance, e.seq, e.episode, e.version, e.route, e.return, e.steps, e.at_s, "
             "e.first from episodes e join sources s on s.id = e.source where e.number >= ? order by e.number limit ?",
             (first, limit),
         )
         return [
             StoredEpisode(
-                number=row[0], source=row[1], episode=row[2], version=row[3], route=row[4], total=row[5], steps=row[6],
-                at_s=row[7], first=tuple(json.loads(row[8])),
+                number=row[0], source=row[1],
+                end=EpisodeEnd(
+                    seq=row[2], episode=row[3], version=row[4], route=row[5], total=row[6], steps=row[7], at_s=row[8],
+                    first=tuple(json.loads(row[9])),
+                ),
             )
             for row in rows
         ]  # fmt: skip
