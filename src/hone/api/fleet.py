@@ -8,6 +8,13 @@ On a robot, with Python's standard library alone:
         policy = up.begin()                                   # files and version for this episode
         up.step(observation, action, logp, reward, terminated, truncated, next_observation=after)
 
+`step` returns once the step is in the spool; a thread sends what waits, and asks for policies. An episode that no
+`begin` opened begins with its first step, and ends with one that is terminated or truncated.
+
+- `up.status()` has what waits, what a full spool dropped, what the service refused, and the last fault.
+- Records carry a source, the robot and its spool, and a number: sent twice, they are stored once.
+- A robot with threads of its own takes `background=False`, and calls `up.sync()`.
+
 `robot_secret` and `publish` are for the machine that serves the fleet's file.
 """
 

@@ -245,12 +245,8 @@ def test_a_service_killed_between_store_and_log_goes_on_without_a_gap_or_a_doubl
 
 def test_the_secret_of_a_fleet_is_its_owners_alone(tmp_path: Path) -> None:
     (tmp_path / "arms.toml").write_text(ARMS)
-    one = fleet_api.robot_secret(tmp_path / "arms.toml", "r1")
-    assert (
-        one
-        == fleet_api.robot_secret(tmp_path / "arms.toml", "r1")
-        != fleet_api.robot_secret(tmp_path / "arms.toml", "r2")
-    )
+    secret = {name: fleet_api.robot_secret(tmp_path / "arms.toml", name) for name in ("r1", "r2")}
+    assert secret["r1"] == fleet_api.robot_secret(str(tmp_path / "arms.toml"), "r1") != secret["r2"]
     assert (tmp_path / "arms" / "fleet.key").stat().st_mode & 0o077 == 0
 
 

@@ -368,8 +368,8 @@ class FleetStore:
         self.connection.execute(
             "update sources set first = ?, watermark = ?, highest = ?, seen = ?, lost = ?, repeated = repeated + ?, "
             "refused = refused + ?, ahead_s = ?, contact_s = ?, schema = ? where id = ?",
-            (one.first, one.watermark, one.highest, one.seen, source.lost, one.tally.repeated, one.tally.refused, ahead_s,
-             now_s, schema, source.id),
+            (one.first, one.watermark, one.highest, one.seen, source.lost, one.tally.repeated, one.tally.refused,
+             ahead_s, now_s, schema, source.id),
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ reading
@@ -385,8 +385,9 @@ class FleetStore:
     def episodes(self, first: int, limit: int) -> list[StoredEpisode]:
         """Episodes that ended, from number `first` on."""
         rows = self._rows(
-            "select e.number, s.robot || '.' || s.instance, e.seq, e.episode, e.version, e.route, e.return, e.steps, e.at_s, "
-            "e.first from episodes e join sources s on s.id = e.source where e.number >= ? order by e.number limit ?",
+            "select e.number, s.robot || '.' || s.instance, e.seq, e.episode, e.version, e.route, e.return, e.steps, "
+            "e.at_s, e.first from episodes e join sources s on s.id = e.source where e.number >= ? "
+            "order by e.number limit ?",
             (first, limit),
         )
         return [
