@@ -125,9 +125,9 @@ def run_config(folder: Path, recipe: str, env: str, **tables: object) -> dict[st
     ("recipe", "env", "choices"),
     [
         ("sac", "Pendulum-v1", 0),
-        ("td3", "Pendulum-v1", 0),
+        pytest.param("td3", "Pendulum-v1", 0, marks=pytest.mark.slow),
         ("dqn", "CartPole-v1", 2),
-        ("discrete_sac", "CartPole-v1", 2),
+        pytest.param("discrete_sac", "CartPole-v1", 2, marks=pytest.mark.slow),
     ],
 )
 def test_an_off_policy_recipe_learns_from_the_log_and_draws_each_step_so_often(
@@ -148,6 +148,7 @@ def test_recipes_that_need_whole_episodes_say_so(tmp_path: Path) -> None:
         train(run_config(tmp_path, "n_step_dqn", "CartPole-v1"), runs=tmp_path / "runs")
 
 
+@pytest.mark.slow  # its fast form is a figure of the system
 def test_a_run_that_ran_out_of_steps_goes_on_and_ends_bit_for_bit_as_one_that_did_not(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder, steps in ((whole, 40), (cut, 12)):
