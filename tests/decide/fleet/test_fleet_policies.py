@@ -153,6 +153,11 @@ def exposed_robots(fleet: FleetInProcess, count: int) -> tuple[list[str], list[s
     return inside, [name for name in names if name not in inside]
 
 
+def test_a_trial_needs_a_live_version_to_be_compared_with(tmp_path: Path) -> None:
+    with fleet_in_process(tmp_path) as fleet, pytest.raises(ConfigError, match="publish a first one"):
+        shipped(fleet, "first")
+
+
 def test_a_trial_runs_half_of_the_episodes_of_the_exposed_robots_and_none_of_the_others(tmp_path: Path) -> None:
     with fleet_in_process(tmp_path, ARMS.replace("trial_episodes", "")) as fleet:
         first = published(fleet, "first")

@@ -16,7 +16,7 @@ robots are, and the new version runs half of their episodes.
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,7 @@ from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
 from hone.decide.registry import VersionRegistry, open_registry
 from hone.decide.rollout.driver import running_rollouts
-from hone.decide.rollout.router import split_label
+from hone.decide.rollout.router import RolloutRouter, split_label
 from hone.run.store.folder import RunLock
 
 SOURCE: Final = "fleet"
@@ -71,6 +71,18 @@ def schemas_of(config: FleetTableConfig) -> list[RobotSchema]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RegistryView:
+    """What manifests need of the registry, read once for all robots that ask within a second."""
+
+    router: RolloutRouter
+    trials: Mapping[str, str]
+    """Version of each rollout that has not ended, by its name."""
+    files: Mapping[str, tuple[PolicyFile, ...]]
+    number: int
+    """Moves, and entries of journals: it only rises."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class FleetService:
     """An opened service of a fleet. Threads may share it."""
@@ -89,6 +101,7 @@ class FleetService:
     projected: int = 0
     """Episodes that the decision log has."""
     _schemas: list[RobotSchema] = field(default_factory=list[RobotSchema])
+    _view: _RegistryView | None = None
 
     def check_robot(self, robot: str, authorization: str) -> None:
         """Raise StrangerError for a robot without its token, where tokens are wanted."""
@@ -154,33 +167,39 @@ class FleetService:
         router = self.routers.router()
         if self.routers.fault:
             raise ResourceError(f"the registry cannot be read: {self.routers.fault}")
+        view = self._view
+        if view is None or view.router is not router:
+            view = self._view = self._read_registry(router)
         route = router.route(self.config.service.tenants[0], robot)
         trial: PolicyTrial | None = None
-        running = running_rollouts(self.registry, self.folder.name)
-        if route.arm in ARMS and route.stage not in ("shadow", "100%"):
-            named = route.label.partition(":")[0]
-            version = next((one.plan.version for one in running if one.plan.name == named), "")
-            if version:
-                trial = PolicyTrial(
-                    rollout=named, stage=route.stage, version=version, exposed=True,
-                    episodes=self.fleet.trial_episodes,
-                )  # fmt: skip
-        live = router.live.version
+        named = route.label.partition(":")[0]
+        if route.arm in ARMS and named in view.trials and route.stage != "100%":
+            trial = PolicyTrial(
+                rollout=named, stage=route.stage, version=view.trials[named], exposed=True,
+                episodes=self.fleet.trial_episodes,
+            )  # fmt: skip
+        versions = {router.live.version, "" if trial is None else trial.version} - {""}
+        text = FleetManifest(
+            service=self.folder.name, robot=robot, number=view.number, live=router.live.version,
+            salt=self.routers.layer, trial=trial, files={version: view.files[version] for version in versions},
+            numbers={version: self.store.number_of(version) for version in sorted(versions)},
+        ).to_text()  # fmt: skip
+        return text, manifest_signature(robot_secret(self.secret, robot), text)
+
+    def _read_registry(self, router: RolloutRouter) -> _RegistryView:
+        """The registry as a router's second knows it."""
+        name, registry = self.folder.name, self.registry
+        trials = {one.plan.name: one.plan.version for one in running_rollouts(registry, name)}
         files = {
             version: tuple(
                 PolicyFile(path=one.path, sha256=one.sha256, size_bytes=one.size_bytes)
-                for one in self.registry.version(version).files
+                for one in registry.version(version).files
             )
-            for version in {live, "" if trial is None else trial.version} - {""}
+            for version in {router.live.version, *trials.values()} - {""}
         }
-        names = self.registry.rollouts(self.folder.name)
-        ends = [self.registry.first_and_last(self.folder.name, name) for name in names]
-        number = len(self.registry.moves(self.folder.name)) + sum(0 if end is None else end[2] for end in ends)
-        text = FleetManifest(
-            service=self.folder.name, robot=robot, number=number, live=live, salt=self.routers.layer, files=files,
-            numbers={version: self.store.number_of(version) for version in sorted(files)}, trial=trial,
-        ).to_text()  # fmt: skip
-        return text, manifest_signature(robot_secret(self.secret, robot), text)
+        ends = [registry.first_and_last(name, rollout) for rollout in registry.rollouts(name)]
+        number = len(registry.moves(name)) + sum(0 if end is None else end[2] for end in ends)
+        return _RegistryView(router=router, trials=trials, files=files, number=number)
 
     def policy_file(self, version: str, path: str) -> bytes:
         """A file of a version, as it was added. Raises DataError for an unknown or damaged one."""

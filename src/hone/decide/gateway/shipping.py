@@ -147,6 +147,11 @@ class ServiceRollouts:
 
     def start(self, plan: RolloutPlan) -> RolloutDriver:
         """Begin a rollout. Raises ConfigError with everything that is in its way."""
+        if self.config.fleet is not None and not plan.control:
+            raise ConfigError(
+                f"fleet {self.service!r} has no live version to compare with: publish a first one for all robots, "
+                f"`hone.api.fleet.publish(POLICY, to={str(self.file)!r})`"
+            )
         return self.tools().start(plan)
 
     def resume(self, name: str) -> RolloutDriver:
