@@ -71,7 +71,8 @@ class ShardedSampler:
         """Remember transitions: those of robot g go to shard `g % shards`."""
         transitions = episodes.transitions()
         owners = transitions.group % len(self.shards)
-        for number in np.unique(owners).tolist():
+        numbers: list[int] = np.unique(owners).tolist()
+        for number in numbers:
             part = transitions.take(np.flatnonzero(owners == number))
             rows: Ints = self.shards[number].add(part)
             self._versions[number, rows] = part.version[-len(rows) :]
