@@ -220,7 +220,9 @@ def test_an_older_firmware_is_refused_by_its_difference_or_taken_if_it_is_named(
         with fleet.robot() as robot:  # updated: its numbers go on, the refused ones stay aside
             play(robot, 1)
             assert robot.sync()
-            assert robot.status().watermark == -1
+            assert robot.status().watermark == 5
+        (row,) = fleet.service.store.robots()
+        assert (row.missing, row.lost) == (0, 2)  # the refused ones will not come
         assert stored(fleet.service.store) == [(1, seq) for seq in range(2, 6)]
     named = 'action = ["torque"]\nolder = [{observation = ["angle"], action = ["torque"]}]'
     older = ARMS.replace('action = ["torque"]', named)

@@ -150,8 +150,10 @@ class RobotSpool:
             gone = run("delete from records where seq in (select seq from temp.settled)").rowcount
             run("delete from aside where seq not in (select seq from aside order by seq desc limit ?)", (MOST_ASIDE,))
             self.waiting -= gone
-            if refused:
-                self.put({"refused": str(int(self.get("refused", "0")) + len(refused))})
+            if refused:  # their numbers will not come
+                (lowest,) = run("select coalesce(min(seq), ?) from records", (self.next_seq,)).fetchone()
+                count = int(self.get("refused", "0")) + len(refused)
+                self.put({"refused": str(count), "begin": str(lowest)})
 
     def close(self) -> None:
         """Close the file; a second call has no effect."""

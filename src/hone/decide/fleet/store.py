@@ -30,6 +30,7 @@ from hone.core.robot_steps import RobotSchema
 from hone.core.strict_json import strict_json
 from hone.decide.log.codec import END_OF_TIME_S, MAX_NAME, MAX_SEQ
 from hone.decide.log.protocol import SourceProgress, SourceWatermark
+from hone.decide.log.relational import chunks
 from hone.run.store.durable import DiskFullError, failpoint
 
 FORMAT: Final = 1
@@ -280,11 +281,12 @@ class FleetStore:
 
     def _known(self, source: _Source, bodies: Mapping[int, object]) -> dict[int, bytes]:
         """Bytes of the records of these numbers that are stored."""
-        held = [seq for seq in bodies if seq <= source.progress.highest]
-        if not held:
-            return {}
-        statement = "select seq, body from records where source = ? and seq between ? and ?"
-        return dict(self.connection.execute(statement, (source.id, min(held), max(held))))
+        known: dict[int, bytes] = {}
+        for chunk in chunks([seq for seq in bodies if seq <= source.progress.highest]):
+            marks = ", ".join("?" * len(chunk))
+            statement = f"select seq, body from records where source = ? and seq in ({marks})"
+            known.update(self.connection.execute(statement, (source.id, *chunk)).fetchall())
+        return known
 
     def _move(self, source: _Source, begin: int, fresh: Sequence[int]) -> None:
         """Count new records. Numbers below `begin` that never came are lost: the watermark moves over them."""
