@@ -47,6 +47,15 @@ SHORTER = {
     "offline/cql.toml": ["steps=3", "evaluation.episodes=2"],
     "offline/iql.toml": ["steps=2", "evaluation.episodes=2"],
     "offline/td3_bc.toml": ["steps=2", "evaluation.episodes=2"],
+    "league/alphazero.toml": [
+        *("steps=2", "env.num_envs=8", "search.simulations=4", "search.evaluation_simulations=4"),
+        *("evaluation.episodes=2", "learner.minibatches=2"),
+    ],
+    "league/league.toml": [
+        *("steps=2", "env.num_envs=4", "league.every=1", "league.reset_every=1", "league.payoff_matches=2"),
+        *("league.anchors=['random']", "league.gate.matches=2", "evaluation.episodes=2", "evaluation.every=0"),
+    ],
+    "league/leduc.toml": ["steps=6", "evaluation.episodes=4"],
     "control/double_q_learning_cliff_walking.toml": ["steps=5"],
     "control/dyna_q_maze.toml": ["steps=20"],
     "control/expected_sarsa_taxi.toml": ["steps=5"],

@@ -58,6 +58,7 @@ CONTROL = {
     },
     "alphazero": 'recipe = "alphazero"\nsteps = 2\n[env]\nid = "compiled:connect_four"\nnum_envs = 4\n'
     "[search]\nsimulations = 4\n",
+    "league": 'recipe = "league"\nsteps = 2\n[env]\nid = "compiled:kuhn_poker"\nnum_envs = 8\n',
     "dqn": VALUES.format("dqn"),
     "double_dqn": VALUES.format("double_dqn"),
     "dueling_dqn": VALUES.format("dueling_dqn"),

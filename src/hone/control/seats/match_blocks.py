@@ -230,8 +230,12 @@ class BlockLedger:
         return [self.results[block.number] for block in self.blocks]
 
 
+@dataclass(kw_only=True)
 class BlockRunner(ABC):
     """Where blocks are played."""
+
+    notices: list[str] = field(default_factory=list[str])
+    """Notices for the user since they were told."""
 
     @abstractmethod
     def run(self, ledger: BlockLedger) -> None:
@@ -277,7 +281,6 @@ class WorkerBlocks(BlockRunner):
     count: int
     """Workers."""
     losses: int = 0
-    notices: list[str] = field(default_factory=list[str])
 
 
 @dataclass(kw_only=True)

@@ -17,11 +17,10 @@ FILE = "league.db"
 _TABLES = """
 create table if not exists matches (number integer primary key, step integer not null, players text not null,
     returns text not null, steps integer not null);
-create table if not exists members (member integer primary key, step integer not null, role text not null,
-    retired text not null default '');
-create table if not exists payoffs (step integer not null, one integer not null, other integer not null,
-    score real not null, matches integer not null, primary key (one, other));
-create table if not exists weights (step integer not null, member integer not null, weight real not null,
+create table if not exists members (member text primary key, step integer not null, role text not null);
+create table if not exists payoffs (step integer not null, one text not null, other text not null,
+    score real not null, primary key (one, other));
+create table if not exists weights (step integer not null, member text not null, weight real not null,
     primary key (step, member));
 create table if not exists ratings (step integer not null, member text not null, mean real not null,
     deviation real not null, primary key (step, member));

@@ -86,6 +86,8 @@ class MatchSource:
     def open_folder(self, folder: Path) -> None:
         """Keep policies and the record in a run's folder."""
         self.folder, self.log = folder, MatchLog(path=folder / FILE)
+        if self.pool is not None:
+            self.pool.folder = folder / "opponents"
 
     def publish(self, policy: ControlPolicy) -> None:
         """Write the weights of every policy that learns, for whoever plays."""
@@ -93,6 +95,8 @@ class MatchSource:
         assert self.folder is not None, "the folder of the run was not named (TrainingJob.open_folder)"
         self.version += 1
         place = self.folder / "versions" / f"{self.version:08d}"
+        if self.pool is not None:
+            self.pool.consider(self.learners[LEARNER], self.version)
         for number, one in self.learners.items():
             own = place / str(-number)
             save_policy(one, own)

@@ -27,6 +27,8 @@ from hone.core.random import uniforms
 from hone.core.state import State, array, integer
 from hone.run.store.durable import sha256
 
+EXPLOITER = 1_000_000
+"""Snapshots from this number on are of exploiters: k * EXPLOITER + iteration for the k-th (`league.py`)."""
 _FORGETTING = 0.99
 """Weight that a result keeps with each later match against the same snapshot: the learner changes."""
 
@@ -103,7 +105,7 @@ def pfsp_weights(chances: NDArray[np.float64], kind: Literal["hard", "even"]) ->
 
 
 @dataclass(slots=True)
-class _Snapshot:
+class Snapshot:
     """A policy of the pool, and the learner's results against it."""
 
     version: int
@@ -128,7 +130,7 @@ class OpponentPool:
     gate: Gate | None = None
     folder: Path | None = None
     """Where snapshots are saved; named before the first one is."""
-    snapshots: list[_Snapshot] = field(default_factory=list[_Snapshot])
+    snapshots: list[Snapshot] = field(default_factory=list[Snapshot])
     every: int = 0
     """Iterations between snapshots now."""
     considered: int = 0
@@ -173,14 +175,21 @@ class OpponentPool:
             self.loaded[number] = PolicyPlayer(self._load(number).numpy_policy())
         return self.loaded[number]
 
+    def member_weights(self) -> NDArray[np.float64] | None:
+        """Weights `[n]` of the snapshots in the average that is evaluated beside the policy; None: all alike, the
+        policy among them."""
+        return None
+
     def spec(self, number: int) -> PlayerSpec:
         """A snapshot as a worker opens it."""
         return PlayerSpec(folder=str(self._place(number)), sha256=self.digests[number])
 
     def retire(self, number: int, fault: str) -> None:
         """Draw a snapshot no more, because its folder cannot be read; its results stay in the record."""
-        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.version != number]
-        self.notices.append(f"opponent {number} is drawn no more: {fault}")
+        kept = [snapshot for snapshot in self.snapshots if snapshot.version != number]
+        if len(kept) < len(self.snapshots):
+            self.notices.append(f"opponent {number} is drawn no more: {fault}")
+        self.snapshots = kept
 
     def policies(self) -> list[ControlPolicy]:
         """All snapshots of the pool, oldest first."""
@@ -214,18 +223,23 @@ class OpponentPool:
         if not isinstance(self.config, PastOpponents) or version <= self.considered or version % self.every:
             return
         self.considered = version
-        if self.gate is not None and self.config.gate is not None and self.snapshots:
-            champion = self.player(self.snapshots[-1].version)
+        earlier = [one.version for one in self.snapshots if one.version < EXPLOITER]
+        if self.gate is not None and self.config.gate is not None and earlier:
+            champion = self.player(max(earlier))
             evidence = self.gate(PolicyPlayer(policy.numpy_policy()), champion, version)
             self.accepted = float(evidence >= 1 / self.config.gate.alpha)
             if not self.accepted:
                 return
-        place = self._place(version)
-        save_policy(policy, place)
-        self.snapshots.append(_Snapshot(version))
-        self.digests[version] = sha256(place / "model.safetensors")
+        self.add(policy, version)
         if len(self.snapshots) >= self.config.size:
             self.snapshots, self.every = self.snapshots[1::2], 2 * self.every
+
+    def add(self, policy: ControlPolicy, version: int) -> None:
+        """Save a policy as a snapshot, and draw it from now on."""
+        place = self._place(version)
+        save_policy(policy, place)
+        self.snapshots.append(Snapshot(version))
+        self.digests[version] = sha256(place / "model.safetensors")
 
     def _place(self, version: int) -> Path:
         assert self.folder is not None, "the folder of the run was not named (TrainingJob.open_folder)"
@@ -255,5 +269,5 @@ class OpponentPool:
         assert isinstance(digests, list)
         self.digests = dict(zip(array(state, "saved").tolist(), map(str, digests), strict=True))
         versions, results = array(state, "versions").tolist(), array(state, "results").tolist()
-        self.snapshots = [_Snapshot(version, *result) for version, result in zip(versions, results, strict=True)]
+        self.snapshots = [Snapshot(version, *result) for version, result in zip(versions, results, strict=True)]
         self.loaded.clear()

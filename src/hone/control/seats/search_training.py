@@ -183,7 +183,12 @@ def _search_job(
     recipe = Recipe(source=source, credit=method.credit, learner=learner)
     job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed)
     score = seats_scorer(config, policy, layout, players, player_of=partial(searching_player, config.search))
-    return replace(job, evaluate=score, open_folder=matches.open_folder, close=matches.close)
+
+    def notices() -> list[str]:
+        lines, matches.runner.notices = [*job.pop_notices(), *matches.runner.notices], []
+        return lines
+
+    return replace(job, evaluate=score, open_folder=matches.open_folder, close=matches.close, pop_notices=notices)
 
 
 def evaluate_search(config: SearchRunConfig, request: EvaluationRequest) -> Metrics:

@@ -35,13 +35,14 @@ from hone.control.seats.evaluation import (
 from hone.control.seats.exploitability import nash_conv_metrics, require_small_game
 from hone.control.seats.game import SeatsConfig, seat_groups
 from hone.control.seats.matches import SeatLayout
-from hone.control.seats.opponents import FixedOpponents, OpponentPool, OpponentsConfig, PastOpponents
+from hone.control.seats.opponents import FixedOpponents, Gate, OpponentPool, OpponentsConfig, PastOpponents
 from hone.control.seats.players import Player, open_player
 from hone.control.seats.world import LEARNER, SeatWorld, open_seat_world
 from hone.control.spaces import gaussian_spaces
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
+from hone.core.ragged import Ints
 from hone.core.random import key
 from hone.core.state import State
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, TrainingJob, opened_run
@@ -78,6 +79,8 @@ class SeatsRunConfig(on_policy.OnPolicyRunConfig):
     evaluation: SeatsEvaluationConfig = SeatsEvaluationConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """How the policy is evaluated."""
 
+    collects_ahead: ClassVar[bool] = False
+    """Whether matches may be collected while the policy learns."""
     central_critic: ClassVar[bool] = False
     """Whether the critic reads the state of the whole match."""
     e_values: ClassVar[Callable[[Floats], Floats] | None] = None
@@ -101,8 +104,8 @@ class SeatsRunConfig(on_policy.OnPolicyRunConfig):
         game, layout = world.matches[0].game, world.layout
         faults = list(self._faults(layout.seats))
         named = NamedPlayers()
-        fixed = self.opponents.players if isinstance(self.opponents, FixedOpponents) else []
-        for names, players in ((fixed, named.opponents), (self.players_of_evaluation(), named.evaluation)):
+        evaluated = self.players_of_evaluation(), named.evaluation
+        for names, players in ((self.players_of_opponents(), named.opponents), evaluated):
             for name in names:
                 try:
                     players[name] = open_player(name, layout, game)
@@ -122,7 +125,7 @@ class SeatsRunConfig(on_policy.OnPolicyRunConfig):
             separate = max(seat_groups(self.env.sharing, seats)) > 0
         except ValueError as error:
             yield str(error)
-        if method.max_staleness:
+        if method.max_staleness and not self.collects_ahead:
             yield "algorithm.max_staleness: collecting ahead is for one agent; set it to 0"
         if network.memory is not None:
             yield "network.memory: policies of several seats have none; leave it out"
@@ -139,6 +142,10 @@ class SeatsRunConfig(on_policy.OnPolicyRunConfig):
     def batch(self) -> int:
         """Decisions of the learner per iteration."""
         return self.env.num_envs * self.rollout_steps
+
+    def players_of_opponents(self) -> list[str]:
+        """Names of opponents that do not learn."""
+        return self.opponents.players if isinstance(self.opponents, FixedOpponents) else []
 
     def players_of_evaluation(self) -> list[str]:
         """Names of the players that the policy is evaluated against; none: it plays every seat."""
@@ -216,21 +223,28 @@ class SelfPlayActor(NetworkActor):
 
 
 def by_policy(credit: Credit, groups: tuple[int, ...]) -> Credit:
-    """`credit` of the episodes of each policy by themselves: what standardises advantages must not mix those of
-    learners that are paid differently."""
+    """`credit` of the episodes of each policy by themselves; `groups` has the policy of each seat."""
     if not max(groups):
         return credit
 
-    def apart(episodes: Episodes, values: Values) -> Credits:
+    def policies(episodes: Episodes) -> Ints:
         assert episodes.seat is not None
-        group = np.array(groups)[episodes.seat]
+        return np.array(groups)[episodes.seat]
+
+    return apart_by(credit, policies)
+
+
+def apart_by(credit: Credit, learner_of: Callable[[Episodes], Ints]) -> Credit:
+    """`credit` of the episodes of each learner by themselves: what standardises advantages must not mix those of
+    learners that are paid differently. `learner_of` gives the number of each episode's learner `[E]`."""
+
+    def apart(episodes: Episodes, values: Values) -> Credits:
+        group = learner_of(episodes)
         advantage = np.zeros(episodes.decisions, np.float32)
         target: np.ndarray | None = None
         metrics: dict[str, float] = {}
-        for number in range(max(groups) + 1):
+        for number in np.unique(group).tolist():
             index = np.flatnonzero(group == number)
-            if not len(index):
-                continue
             rows = np.flatnonzero(group[episodes.owner] == number)
             known = len(values.value) > 0
             own = Values(value=values.value[rows], final=values.final[index]) if known else values
@@ -321,10 +335,21 @@ def _pool(config: SeatsRunConfig, world: SeatWorld, players: NamedPlayers) -> Op
     opponents = config.opponents
     if not isinstance(opponents, PastOpponents | FixedOpponents):
         return None
-    layout, make = world.layout, game_maker(config.env)
+    gate = None if isinstance(opponents, FixedOpponents) else snapshot_gate(config, opponents, world.layout)
+    return OpponentPool(
+        seats=len(world.layout.seats),
+        seed=config.seed,
+        config=opponents,
+        fixed=list(players.opponents.values()),
+        gate=gate,
+    )
+
+
+def snapshot_gate(config: SeatsRunConfig, opponents: PastOpponents, layout: SeatLayout) -> Gate:
+    """The test that a new snapshot must pass, by matches against the newest one of the pool."""
+    make = game_maker(config.env)
 
     def gate(new: Player, champion: Player, number: int) -> float:
-        assert isinstance(opponents, PastOpponents)
         assert opponents.gate is not None
         assert config.e_values is not None, "the recipe names no sequential test"
         matches, max_steps = opponents.gate.matches, config.env.max_match_steps
@@ -332,13 +357,7 @@ def _pool(config: SeatsRunConfig, world: SeatWorld, players: NamedPlayers) -> Op
         seed = key(config.seed, "gate", number)
         return gate_evidence(arena, new, champion, opponents.gate, config.e_values, seed=seed)
 
-    return OpponentPool(
-        seats=len(layout.seats),
-        seed=config.seed,
-        config=opponents,
-        fixed=list(players.opponents.values()),
-        gate=gate,
-    )
+    return gate
 
 
 def seats_scorer(
@@ -348,8 +367,10 @@ def seats_scorer(
     players: dict[str, Player],
     pool: OpponentPool | None = None,
     player_of: Callable[[NumpyPolicy], NumpyPolicy | Player] = lambda policy: policy,
+    on_metrics: Callable[[Metrics], None] | None = None,
 ) -> Callable[[], EvaluationResult]:
-    """Evaluation of the policy by matches; `player_of` makes the player that stands for it."""
+    """Evaluation of the policy by matches; `player_of` makes the player that stands for it, and `on_metrics` hears
+    every evaluation's metrics."""
     make, opened = game_maker(config.env), list[Arena]()
     matches, max_steps = config.evaluation.episodes, config.env.max_match_steps
 
@@ -360,7 +381,10 @@ def seats_scorer(
         estimate, metrics = evaluate_policy(player_of(acting), opened[0], players, config.evaluation, seed=config.seed)
         if config.evaluation.nash_conv:
             past = [] if pool is None else [one.numpy_policy() for one in pool.policies()]
-            metrics |= nash_conv_metrics(opened[0].games[0], layout, acting, past)
+            weights = None if pool is None else pool.member_weights()
+            metrics |= nash_conv_metrics(opened[0].games[0], layout, acting, past, weights)
+        if on_metrics is not None:
+            on_metrics(metrics)
         return EvaluationResult(estimate=estimate, metrics=metrics)
 
     return score

@@ -15,7 +15,7 @@ class Ia2cConfig(SeatsRunConfig, A2cConfig):  # pyright: ignore[reportIncompatib
 
     rollout_steps = new_default(16, "Decisions of the learner per match and iteration.")
 
-    e_values = mixture_paths
+    e_values = staticmethod(mixture_paths)
 
 
 ENTRY = RecipeSpec(

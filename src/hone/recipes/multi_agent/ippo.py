@@ -19,7 +19,7 @@ class IppoConfig(SeatsRunConfig, PpoConfig):  # pyright: ignore[reportIncompatib
     rollout_steps = new_default(64, "Decisions of the learner per match and iteration.")
     learner = new_default(LearnerConfig(lr=1e-3, lr_decay="linear", epochs=4, minibatches=4, max_grad_norm=0.5))
 
-    e_values = mixture_paths
+    e_values = staticmethod(mixture_paths)
 
 
 ENTRY = RecipeSpec(

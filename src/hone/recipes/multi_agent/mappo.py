@@ -19,7 +19,7 @@ class MappoConfig(SeatsRunConfig, PpoConfig):  # pyright: ignore[reportIncompati
     learner = new_default(LearnerConfig(lr=1e-3, lr_decay="linear", epochs=4, minibatches=4, max_grad_norm=0.5))
 
     central_critic = True
-    e_values = mixture_paths
+    e_values = staticmethod(mixture_paths)
 
 
 ENTRY = RecipeSpec(
