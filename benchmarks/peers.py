@@ -33,6 +33,7 @@ PEERS = {
     "tianshou": PeerEnvironment(packages=("torch==2.13.0", "tianshou==2.0.1")),
     "river": PeerEnvironment(packages=("numpy==2.4.6", "river==0.26.1")),
     "bandits": PeerEnvironment(packages=("numpy==2.4.6", "mabwiser==2.7.4", "vowpalwabbit==9.11.9")),
+    "openskill": PeerEnvironment(packages=("openskill==6.2.0",)),
     "obp": PeerEnvironment(packages=("numpy==2.4.6",)),
     "cpprb": PeerEnvironment(packages=("cpprb==11.0.0",)),
     "text_worlds": PeerEnvironment(

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from hone.core.random import generator
-from hone.estimators.ratings import Elo, Floats, Glicko2, Rating, RatingSystem, WengLin, rate_games
+from hone.estimators.ratings import (
+    Elo,
+    Floats,
+    Glicko2,
+    Rating,
+    RatingSystem,
+    WengLin,
+    fit_ratings,
+    rank_agreement,
+    rate_games,
+)
 
 Exact: TypeAlias = Any
 """A number of mpmath."""
@@ -272,6 +282,45 @@ def test_games_in_columns_are_the_games_one_by_one(system: RatingSystem) -> None
         slow[pair] = np.array(system.rate(teams, [1 - score, score]))[:, 0]
     np.testing.assert_allclose(rate_games(system, before, pairs, scores), slow, rtol=1e-11)
     assert rate_games(system, before, pairs[:0], scores[:0]).tolist() == before.tolist()
+
+
+def test_a_fit_to_one_game_by_hand_and_to_none() -> None:
+    # Prior 1, c = 1: the difference d of two players with one win solves d = 2 (1 - sigmoid(d)): d = .6748316
+    system = WengLin(mean=0.0, deviation=1.0, beta=1 / math.sqrt(2))
+    ratings = fit_ratings(system, 3, np.array([[0, 1]]), np.array([1.0]))
+    d = float(ratings[0, 0] - ratings[1, 0])
+    assert d == pytest.approx(2 / (1 + math.exp(d)), abs=1e-9) and d == pytest.approx(0.6748316, abs=1e-6)
+    assert ratings[2].tolist() == [0.0, 1.0, 0.0]
+    # Precision [[1 + w, -w], [-w, 1 + w]] with w = p (1 - p): variance (1 + w) / (1 + 2 w)
+    w = 1 / (1 + math.exp(-d)) / (1 + math.exp(d))
+    assert ratings[0, 1] == pytest.approx(math.sqrt((1 + w) / (1 + 2 * w)), rel=1e-9)
+    empty = fit_ratings(WengLin(), 2, np.zeros((0, 2), np.int64), np.zeros(0))
+    np.testing.assert_allclose(empty, [[25.0, 25 / 3, 0.0]] * 2)
+
+
+def test_a_fit_is_the_maximum_of_the_posterior_and_knows_more_than_one_pass() -> None:
+    random, system = generator(9, "fit"), WengLin()
+    skills = random.normal(size=12) * 25 / 3
+    pairs = np.array([random.choice(12, 2, replace=False) for _ in range(240)])
+    c = math.sqrt(2) * system.beta
+    scores = (random.uniform(size=240) < 1 / (1 + np.exp((skills[pairs[:, 1]] - skills[pairs[:, 0]]) / c))).astype(
+        float
+    )
+
+    def posterior(means: Floats) -> float:
+        x = (means[pairs[:, 0]] - means[pairs[:, 1]]) / c
+        likelihood = scores * -np.logaddexp(0, -x) + (1 - scores) * -np.logaddexp(0, x)
+        return float(likelihood.sum() - ((means - system.mean) ** 2).sum() / (2 * system.deviation**2))
+
+    fitted = fit_ratings(system, 12, pairs, scores)
+    best = posterior(fitted[:, 0])
+    for player in range(12):
+        for step in (-0.01, 0.01):
+            assert posterior(fitted[:, 0] + step * (np.arange(12) == player)) < best
+    order = random.permutation(240)
+    np.testing.assert_allclose(fit_ratings(system, 12, pairs[order], scores[order]), fitted, atol=1e-8)
+    online = rate_games(system, np.tile(np.array(system.initial), (12, 1)), pairs, scores)
+    assert rank_agreement(fitted[:, 0], skills) >= rank_agreement(online[:, 0], skills)
 
 
 def test_hopeless_gaps_stay_finite() -> None:

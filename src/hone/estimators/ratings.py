@@ -34,6 +34,10 @@ _LEAST_MASS: Final = 1e-250
 _LARGEST_EXPONENT: Final = 300.0
 """Bound of exponents: its power is finite, and so is the square of it."""
 _PIVOT: Final = 1e-11
+_MOST_STEPS: Final = 50
+_LONGEST_STEP: Final = 3.0
+"""Longest step of Newton's method, in units of the logistic scale."""
+_NEWTON_TOLERANCE: Final = 1e-10
 
 
 class Rating(NamedTuple):
@@ -97,6 +101,35 @@ def rate_games(system: RatingSystem, ratings: Floats, pairs: NDArray[np.int64], 
     for games in layers:
         after[pairs[games]] = system.rate_duels(after[pairs[games]], scores[games])
     return after
+
+
+def fit_ratings(system: "WengLin", players: int, pairs: NDArray[np.int64], scores: Floats) -> Floats:
+    """Ratings `[players, 3]` from all duels `pairs` `[M, 2]` at once, whatever their order, by the scores `[M]`.
+
+    The maximum of the posterior of the Bradley-Terry model with the system's prior and scale,
+    sum_m [s_m log p_m + (1 - s_m) log(1 - p_m)] - sum_i (m_i - mean)^2 / (2 deviation^2), p_m = 1 / (1 + exp(-(m_one -
+    m_other) / (sqrt(2) beta))), by Newton's method; deviations are those of its Gaussian approximation. It uses the
+    games better than one pass of updates does, and costs O(players^3).
+    """
+    one, other, c = pairs[:, 0], pairs[:, 1], math.sqrt(2) * system.beta
+    prior = (c / system.deviation) ** 2
+    skills, precision = np.zeros(players), prior * np.eye(players)
+    for _ in range(_MOST_STEPS):
+        p = 1 / (1 + np.exp(np.minimum(skills[other] - skills[one], _LARGEST_EXPONENT)))
+        gradient = np.bincount(one, scores - p, players) - np.bincount(other, scores - p, players) - prior * skills
+        precision = prior * np.eye(players)
+        weights = np.zeros((players, players))
+        np.add.at(weights, (one, other), p * (1 - p))
+        weights += weights.T
+        precision += np.diag(weights.sum(axis=1)) - weights
+        step = np.linalg.solve(precision, gradient)
+        skills += step * min(1.0, _LONGEST_STEP / float(np.abs(step).max(initial=_LONGEST_STEP)))
+        if np.abs(step).max(initial=0.0) < _NEWTON_TOLERANCE:
+            break
+    ratings = np.zeros((players, 3))
+    ratings[:, 0] = system.mean + c * skills
+    ratings[:, 1] = c * np.sqrt(np.diag(np.linalg.inv(precision)))
+    return ratings
 
 
 def _check_game(teams: Sequence[Sequence[Rating]], ranks: Sequence[float], *, largest_team: int | None = None) -> None:

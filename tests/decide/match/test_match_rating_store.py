@@ -126,11 +126,11 @@ def test_a_strong_newcomer_is_suspected_and_a_settled_or_an_unsure_one_is_not() 
         return RatedPlayer(name=name, rating=Rating(mean, deviation), games=games)
 
     settled = [player(f"s{number}", float(number), 1.0, 11) for number in range(20)]
-    # The .9 quantile of 0 .. 19 is 18; P(skill > 18) >= .9 from 18 + 1.2816 on
-    certain = player("certain", 19.2816, 1.0, 10)
+    # The .85 quantile of 0 .. 19 is 17; P(skill > 17) >= .75 from 17 + .6745 on
+    certain = player("certain", 17.6745, 1.0, 10)
     assert suspected_smurfs([*settled, certain]) == ["certain"]
-    others = [player("unsure", 19.28, 1.0, 10), player("known", 30.0, 1.0, 11), player("none", 99.0, 1.0, 0)]
+    others = [player("unsure", 17.674, 1.0, 10), player("known", 30.0, 1.0, 11), player("none", 99.0, 1.0, 0)]
     assert suspected_smurfs([*settled, *others]) == []
-    edge = player("edge", 18.0, 0.0, 1)
+    edge = player("edge", 17.0, 0.0, 1)
     assert suspected_smurfs([*settled, edge]) == ["edge"]
     assert suspected_smurfs([certain]) == []

@@ -184,7 +184,7 @@ def _check_games(games: Sequence[GameResult]) -> None:
 
 
 def suspected_smurfs(
-    players: Iterable[RatedPlayer], *, most_games: int = 10, quantile: float = 0.9, certainty: float = 0.9
+    players: Iterable[RatedPlayer], *, most_games: int = 10, quantile: float = 0.85, certainty: float = 0.75
 ) -> list[str]:
     """New players who are stronger than they should be: strong ones under a new name.
 
