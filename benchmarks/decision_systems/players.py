@@ -28,6 +28,7 @@ from hone.decide.match.rating_store import RatedPlayer, suspected_smurfs
 from hone.decide.simulators.players import LevelWorld, PlayerWorld
 from hone.decide.simulators.recommendation import SimulatedClock
 from hone.estimators.ratings import Elo, Rating, RatingSystem, WengLin, fit_ratings, rank_agreement, rate_games
+from hone.lab.experiments.elo_without_deviation import NEW, SETTLED, first_games
 
 TITLE = "Matchmaking and difficulty"
 SEED = 100
@@ -109,35 +110,13 @@ def balance(seeds: range) -> Iterator[AcceptanceLine]:
     )  # fmt: skip
 
 
-def first_games(world: PlayerWorld, system: RatingSystem) -> tuple[list[float], list[float]]:
-    """Log-losses of the first 10 games of each of 60 new players against settled ones: by ratings, by true skills."""
-    ratings, number = as_rows(system, 260), 0
-    losses, least = list[float](), list[float]()
-    for turn in range(60):  # the first 200 settle
-        pairs = permutation(world.seed, "settle", turn, count=200).reshape(-1, 2)
-        ratings = rate_games(system, ratings, pairs, played(world, pairs, number))
-        number += 100
-    for turn in range(10):
-        settled = permutation(world.seed, "meet", turn, count=200)[:60]
-        pairs = np.stack([np.arange(200, 260), settled], axis=1)
-        scores = played(world, pairs, number)
-        for (one, other), score in zip(pairs.tolist(), scores, strict=True):
-            p = system.expected_score([Rating(*ratings[one])], [Rating(*ratings[other])])
-            best = world.chance((one,), (other,))
-            losses.append(-math.log(p if score else 1 - p))
-            least.append(-math.log(best if score else 1 - best))
-        ratings = rate_games(system, ratings, pairs, scores)
-        number += 60
-    return losses, least
-
-
 def newcomers(seeds: range) -> Iterator[AcceptanceLine]:
     """Log-loss of the predictions for new players, with a deviation and without."""
-    worlds = [PlayerWorld(players=260, seed=seed) for seed in seeds]
+    worlds = [PlayerWorld(players=SETTLED + NEW, seed=seed) for seed in seeds]
     with cpu_seconds() as spent:
         runs = [first_games(world, SYSTEM) for world in worlds]
     losses = {"WengLin": [float(np.mean(run[0])) for run in runs], "known": [float(np.mean(run[1])) for run in runs]}
-    losses["Elo"] = [float(np.mean(first_games(world, Elo())[0])) for world in worlds]
+    losses["Elo"] = [float(first_games(world, Elo())[0].mean()) for world in worlds]
     excess = {name: np.array(losses[name]) - np.array(losses["known"]) for name in ("WengLin", "Elo")}
     yield AcceptanceLine(
         figure="new players, log-loss of 10 games above that of the true skills", value=float(excess["WengLin"].mean()),

@@ -23,6 +23,9 @@ from hone.lab.experiments.delayed_rewards import WEIGHTED as WEIGHTED_OPEN
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.drift_with_and_without_recall import ANEW, LEARNER, RECALL
 from hone.lab.experiments.drift_with_and_without_recall import FROZEN as ONE_VERSION
+from hone.lab.experiments.elo_without_deviation import DEVIATION as WITH_DEVIATION
+from hone.lab.experiments.elo_without_deviation import LARGE as LARGE_STEPS
+from hone.lab.experiments.elo_without_deviation import SMALL as SMALL_STEPS
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
@@ -63,6 +66,9 @@ REFUTED: dict[str, Sequence[Case]] = {
     ],
     "direct-method-alone": [
         {"errors": {"dm": np.zeros(3), "dr": np.full(3, 0.1)}, "covered": {"dm": 0.95, "dr": 0.5}},
+    ],
+    "elo-without-deviation": [
+        {"excess": {WITH_DEVIATION: np.full(3, 0.2), SMALL_STEPS: np.full(3, 0.2), LARGE_STEPS: np.full(3, 0.1)}}
     ],
     "shield-and-its-price": [
         {

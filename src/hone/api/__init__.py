@@ -6,7 +6,8 @@
 `estimate_decisions(log, policies)` estimates policies from a log of decisions.
 `serve_decisions(file)` opens the service of a service file in this process, `ship(policy, to=file)`
 rolls a policy out there in stages.
-`fleet` is the library of robots: `from hone.api import fleet` loads neither torch nor numpy.
+`fleet` is the library of robots, and `match` pairs players, keeps their ratings and chooses their levels;
+`from hone.api import fleet, match` loads no torch.
 
 Names are imported at their first use.
 """
