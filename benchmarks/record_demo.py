@@ -1,21 +1,36 @@
-"""Records the two runs of `hone watch --demo`: GRPO on sums that succeeds, and one with too high a learning rate.
+"""Records the runs of `hone watch --demo`: GRPO on sums that succeeds, one with too high a learning rate, and five that
+fail as `benchmarks/alarms.py` makes them.
 
     python benchmarks/record_demo.py src/hone/web/demo.zip
+    python benchmarks/record_demo.py src/hone/web/failures.zip --failures
 
 It trains for some minutes and packs what the page reads: settings, metrics, events, histograms, rollouts, evaluations
-and the tokenizer, without weights. Entries of the archive have one date.
+and the tokenizer, without weights. Metrics of the failures have four digits. Entries of the archive have one date.
 """
 
+import argparse
+import json
 import os
-import sys
 import tempfile
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
-from hone.cli.main import main as hone
+from alarms import all_runs, write_data
+
+import hone.api
+from hone.cli.main import main as hone_main
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_BYTES = 300_000
+MOST_BYTES = {"demo": 300_000, "failures": 120_000}
+FAILURES = {
+    "entropy-collapse": "bad_entropy",
+    "exploited-reward": "bad_exploited",
+    "no-end-token": "bad_template",
+    "drifting-engine": "bad_engine",
+    "stuck-tool": "bad_tool",
+}
+"""Name in the archive -> run of `benchmarks/alarms.py`."""
 KEPT = (
     "*.json",
     "*.jsonl",
@@ -116,7 +131,7 @@ def record(work: Path) -> list[Path]:
     def train(text: str, name: str) -> Path:
         config = work / f"{name}.toml"
         config.write_text(text, encoding="utf-8")
-        if code := hone(["train", str(config), "--runs", str(runs)]):
+        if code := hone_main(["train", str(config), "--runs", str(runs)]):
             raise SystemExit(code)
         return runs / name
 
@@ -125,6 +140,38 @@ def record(work: Path) -> list[Path]:
     good = train(reinforcement("sums", policy, 2e-4, "clip_high = 0.28"), "sums")
     bad = train(reinforcement("sums-too-fast", policy, 6e-3, "clip_high = 0.28"), "sums-too-fast")
     return [good, bad]
+
+
+def record_failures(work: Path) -> list[Path]:
+    """Train the five failures and what two of them start from; returns their folders."""
+    os.chdir(work)
+    write_data(work)
+    known = all_runs()
+    for name in ("base", "endless"):
+        hone.api.train(known[name].settings | {"name": name}, yes=True)
+    for name, source in FAILURES.items():
+        one = known[source]
+        run = one.settings["run"] | {"rollouts_every": one.settings["steps"] // 2}
+        with nullcontext() if one.fault is None else one.fault():
+            hone.api.train(one.settings | {"name": name, "run": run}, yes=True)
+        thin_run(work / "runs" / name)
+    return [work / "runs" / name for name in FAILURES]
+
+
+def thin_run(folder: Path) -> None:
+    """Keep four digits of each metric, the first, middle and last evaluation, and no histograms."""
+    (folder / "histograms.jsonl").unlink(missing_ok=True)
+    answers = sorted((folder / "evaluation").glob("step_*.json"))
+    for path in answers:
+        if path not in (answers[0], answers[len(answers) // 2], answers[-1]):
+            path.unlink()
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        for name, value in line.items():
+            if isinstance(value, float):
+                line[name] = round(value, 2) if name == "time/at_s" else float(f"{value:.4g}")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def pack(folders: list[Path], target: Path, work: Path) -> int:
@@ -141,11 +188,20 @@ def pack(folders: list[Path], target: Path, work: Path) -> int:
     return target.stat().st_size
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--failures", action="store_true")
+    options = parser.parse_args()
+    target = options.target.absolute()
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as name:
-        folders = record(Path(name))
-        size = pack(folders, Path(sys.argv[1]).absolute(), Path(name))
-    print(f"{sys.argv[1]}: {size:,} bytes")
-    if size > MOST_BYTES:
-        raise SystemExit(f"the archive may have {MOST_BYTES:,} bytes")
+        folders = record_failures(Path(name)) if options.failures else record(Path(name))
+        size = pack(folders, target, Path(name))
+    print(f"{options.target}: {size:,} bytes")
+    if size > (most := MOST_BYTES["failures" if options.failures else "demo"]):
+        raise SystemExit(f"the archive may have {most:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from hone.run.alarms import (
     AlarmsConfig,
     AlarmWatch,
     RaisedAlarm,
+    diagnose,
     read_alarms,
     replay_alarms,
     stall,
@@ -62,6 +63,48 @@ def test_a_bad_run_raises_the_alarm_of_its_fault(name: str) -> None:
     assert own[0].evidence
     assert own[0].advice
     assert raised(name, off=[alarm]) == [entry for entry in raised(name) if entry[1].name != alarm], "it can be off"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_run_is_diagnosed_with_its_fault(name: str) -> None:
+    """Whatever else it raises, from the first line of its own alarm to its last."""
+    alarm = RECORDED[name]["alarm"]
+    now: dict[str, RaisedAlarm] = {}
+    causes: list[str] = []
+    for step, change in raised(name):
+        now.pop(change.name, None)
+        if change.is_raised:
+            now[change.name] = RaisedAlarm(
+                name=change.name, level=change.level, step=step, evidence=change.evidence, advice=change.advice
+            )
+        cause = diagnose(list(now.values()))
+        if alarm in now:
+            assert cause is not None
+            causes.append(cause.alarm)
+            assert now[alarm].evidence in cause.words
+    assert set(causes) == {alarm}
+
+
+def test_causes_bring_about_no_circle() -> None:
+    order: list[str] = []
+    while len(order) < len(RULES):
+        free = [name for name, rule in RULES.items() if name not in order and {*rule.brings} <= {*order}]
+        assert free, "a circle would leave a run without a cause"
+        order += free
+
+
+def test_of_two_causes_a_red_one_counts_then_the_earlier() -> None:
+    def alarm(name: AlarmName, level: str, step: int) -> RaisedAlarm:
+        return RaisedAlarm(name=name, level=level, step=step, evidence="e", advice="a")
+
+    def cause(*alarms: RaisedAlarm) -> str | None:
+        return None if (found := diagnose(alarms)) is None else found.alarm
+
+    assert cause(alarm("stale", "amber", 3), alarm("value", "amber", 2)) == "value"
+    assert cause(alarm("stale", "red", 3), alarm("value", "amber", 2)) == "stale"
+    assert cause(alarm("dead_groups", "red", 1), alarm("missing_rewards", "amber", 9)) == "missing_rewards"
+    assert cause(RaisedAlarm(name="stall", level="red", step=1, evidence="", advice="")) is None
+    assert cause() is None
 
 
 @pytest.mark.parametrize("name", [*BAD, *GOOD[:3]])

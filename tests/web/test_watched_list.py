@@ -1,6 +1,7 @@
 """States of runs, alarms by their events, families of charts, and the lines that need no browser."""
 
 import math
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,17 @@ from watched_runs import append_line, watched_clock, write_text_run
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError
-from hone.run.alarms import read_alarms
+from hone.run.alarms import RULES, read_alarms
 from hone.run.store.events import EventLog, read_events
 from hone.run.store.folder import RunLock
 from hone.run.store.metrics import metric_catalogue
 from hone.web.app import OpenRuns
+from hone.web.columns import RunColumns
 from hone.web.families import FAMILIES, chart_families, describe, family_of
 from hone.web.rollouts import RolloutReader
 from hone.web.runs import HeldLocks, RunListing, StateFacts, alarm_states, run_state
-from hone.web.serve import DEMO, WatchPlace, unpack_demo
+from hone.web.serve import DEMO, WatchPlace, find_row, run_lines, unpack_demo
+from hone.web.views import run_view
 
 FACTS = {"held": False, "step": 5, "steps": 10, "idle_s": 1.0, "median_step_s": 2.0, "last": ""}
 
@@ -202,12 +205,43 @@ def test_other_hosts_need_a_token_of_the_user(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------- demo
 
 
+FAILURES = {
+    "entropy-collapse": ("entropy_collapse", "entropy fell from"),
+    "exploited-reward": ("reward_hacking", "the held-out score fell from"),
+    "no-end-token": ("no_end", "of the answers are cut by the limit, as they were from the beginning"),
+    "drifting-engine": ("mismatch", "engine and trainer differ by"),
+    "stuck-tool": ("tools", "of the dialogues ended because their world or a tool did not answer"),
+}
+"""Recorded run -> the cause that its page names, and its evidence."""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunListing:
+    cache = tmp_path_factory.mktemp("recorded")
+    return RunListing(unpack_demo(cache), cache / "columns", watched_clock())
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_page_of_a_failure_names_its_cause_and_no_other(name: str, recorded: RunListing) -> None:
+    row, (alarm, evidence) = find_row(recorded, name), FAILURES[name]
+    with closing(RunColumns(recorded.folder(name) / "metrics.jsonl", recorded.cache)) as columns:
+        columns.refresh()
+        cause = run_view(recorded.folder(name), row, columns, RolloutReader())["diagnosis"]
+    assert cause["alarm"] == alarm
+    assert evidence in cause["words"]
+    assert cause["words"].startswith(RULES[alarm].cause)
+    others = {one.name for one in row.alarms if one.raised} - {alarm}
+    assert others == set(cause["follows"]), "whatever else is raised follows from it"
+    (line,) = [line for line in run_lines(recorded, row) if line.startswith("likely cause: ")]
+    assert cause["words"] in line
+
+
 def test_the_demo_has_a_good_and_a_bad_run_with_tokens(tmp_path: Path) -> None:
-    assert DEMO.stat().st_size < 300_000
+    assert [path.stat().st_size < most for path, most in zip(DEMO, (300_000, 120_000), strict=True)] == [True, True]
     root = unpack_demo(tmp_path)
     assert unpack_demo(tmp_path) == root
     rows = {row.id: row for row in RunListing(root, tmp_path / "cache", watched_clock()).rows()}
-    assert set(rows) == {"sums", "sums-too-fast"}
+    assert set(rows) == {"sums", "sums-too-fast", *FAILURES}
     assert all(row.state == "finished" and not row.fault for row in rows.values())
     assert rows["sums"].low > rows["sums-too-fast"].high
     files = [path for path in root.rglob("*") if path.suffix in (".json", ".jsonl", ".txt")]

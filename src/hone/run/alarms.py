@@ -280,6 +280,10 @@ class AlarmRule:
     advice: str
     metrics: tuple[str, ...]
     """Metrics to look at."""
+    cause: str
+    """What is wrong with a run that raises it and nothing that brings it about."""
+    brings: tuple[AlarmName, ...] = ()
+    """Alarms that its fault raises as well, sooner or later."""
     severe: bool = False
     """It may become red."""
     at_once: bool = False
@@ -331,6 +335,7 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         judge=_not_finite, limit=0, limit_is="no limit", at_once=True, severe=True,
         advice="lower learner.lr or learner.max_grad_norm; look at the rewards; `hone debug` names the first tensor",
         metrics=("policy/loss", "policy/grad_norm", "reward/mean"),
+        cause="numbers overflow, and what follows is no training any more",
     ),
     "entropy_collapse": AlarmRule(
         judge=_entropy_collapse, limit=0.2, severe=True,
@@ -338,61 +343,80 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         advice="raise algorithm.clip_high to 0.28, add algorithm.entropy, lower learner.lr, or use a recipe for it "
         "(clip_cov, kl_cov, high_entropy_grpo)",
         metrics=("policy/entropy_nats", "reward/mean"),
+        cause="the policy has collapsed: it gives every prompt one answer, and has nothing left to learn from",
+        brings=("dead_groups",),
     ),
     "dead_groups": AlarmRule(
         judge=_dead_groups, limit=0.6, severe=True, limit_is="share of groups in which all answers score alike",
         advice="failed groups: easier prompts, a start from SFT, partial credit, more samples_per_prompt; solved "
         "groups: harder prompts; the recipe dapo leaves both out",
         metrics=("reward/zero_variance_groups", "reward/mean"),
+        cause="the prompts do not fit the policy: all answers to one score alike",
     ),
     "kl": AlarmRule(
         judge=_kl, limit=10, severe=True, limit_is="multiple of its usual KL divergence that an update may move",
         advice="lower learner.lr, take fewer epochs or minibatches, or add algorithm.kl",
         metrics=("policy/kl_nats", "policy/clip_fraction", "policy/grad_norm"),
+        cause="updates are too large: each throws away what the policy was",
+        brings=("entropy_collapse", "dead_groups", "value"),
     ),
     "mismatch": AlarmRule(
         judge=_mismatch, limit=10, severe=True, limit_is="multiple of the mismatch of the first tenth",
         advice="see docs/concepts/mismatch.md: weights that were not published, quantised rollouts, another kernel; "
         "learner.ratio.correction bounds the harm",
         metrics=("mismatch/mean", "mismatch/ratio_ess", "rollout/canary_gap"),
+        cause="the engine has drifted: it samples by other weights or another arithmetic than the trainer has",
+        brings=("kl", "entropy_collapse", "dead_groups", "length"),
     ),
     "length": AlarmRule(
         judge=_length, limit=0.05, limit_is="share of answers cut by the length limit",
         advice="raise rollout.max_tokens, add a length penalty (rewards.overlong), or set "
         'rollout.learnable.truncated = "mask"; look whether longer answers score more',
         metrics=("answers/tokens_mean", "episodes/truncated"),
+        cause="the reward pays for length, whatever the answer is worth",
+        brings=("entropy_collapse", "dead_groups"),
     ),
     "no_end": AlarmRule(
         judge=_no_end, limit=0.9, severe=True, limit_is="share of answers that are cut from the first line on",
         advice="the policy may never have learnt its end token: look at the rows with `hone show DATA --tokens`, check "
         "the chat template, and raise rollout.max_tokens",
         metrics=("episodes/truncated", "answers/tokens_mean"),
+        cause="answers do not end: the end token was never trained, or the template has none",
+        brings=("length", "dead_groups"),
     ),
     "reward_hacking": AlarmRule(
         judge=_reward_hacking, limit=2, severe=True, limit_is="evaluations one after another below the best one",
         advice="read rollouts of high scores; make the reward stricter; keep the best checkpoint (run.keep_best = 1)",
         metrics=("reward/mean", "eval/score"),
+        cause="the reward is exploited: it pays for what the held-out evaluation does not count",
+        brings=("length", "entropy_collapse", "dead_groups"),
     ),
     "missing_rewards": AlarmRule(
         judge=_missing_rewards, limit=0.02, severe=True, limit_is="share of episodes without a score",
         advice="look at log.txt: a function that raises, times out or returns NaN; raise user_code.deadline_s",
         metrics=("reward/missing",),
+        cause="a reward function fails, and the answers that it fails on teach nothing",
+        brings=("dead_groups",),
     ),
     "stale": AlarmRule(
         judge=_stale, limit=0.1, limit_is="share of answers that are dropped for their age",
         advice="raise rollout.max_staleness, shorten answers, or add replicas",
         metrics=("async/dropped", "async/staleness_max"),
+        cause="answers come too late: the policy has moved on before they are used",
     ),
     "value": AlarmRule(
         judge=_value, limit=-0.1, limit_is="explained variance of the critic",
         advice="raise the critic's learning rate or its epochs, normalise rewards, and check the discount",
         metrics=("value/explained_variance", "critic/explained_variance", "value/error_abs"),
+        cause="the critic misleads: it predicts worse than a constant",
     ),
     "tools": AlarmRule(
         judge=_tools, limit=0.1, severe=True, limit_is="share of dialogues that a world or tool keeps from going on",
         advice="look at the dialogues in the rollouts; run the tool by itself; raise its deadline; tell the policy "
         "what a failed call means",
         metrics=("stops/deadline", "stops/world_died", "tools/repeats", "tools/invalid"),
+        cause="a tool or world is stuck: dialogues wait for it in vain, or repeat one call",
+        brings=("missing_rewards", "no_end", "length", "dead_groups"),
     ),
 }  # fmt: skip
 WATCHED: Final = frozenset(
@@ -544,6 +568,32 @@ def read_alarms(run: Path, *, now_s: float | None = None) -> list[RaisedAlarm]:
         advice = "look at the process: a tool, an environment or a rank may hang; run.patience_s and deadlines end it"
         raised["stall"] = RaisedAlarm(name="stall", level="red", step=_last_step(run), evidence=words, advice=advice)
     return sorted(raised.values(), key=lambda one: (one.level != "red", one.step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The cause of a run's alarms."""
+
+    alarm: str
+    """The alarm that no other one explains."""
+    words: str
+    """Cause and evidence."""
+    follows: tuple[str, ...]
+    """Alarms that come with it."""
+    advice: str
+
+
+def diagnose(raised: Sequence[RaisedAlarm]) -> Diagnosis | None:
+    """The cause of the raised alarms: the one that no other raised one brings about; of several a red one, then the
+    earliest. None without an alarm of `RULES`."""
+    known = {one.name: (one, RULES[one.name]) for one in raised if one.name in RULES}
+    brought = {name for _, rule in known.values() for name in rule.brings}
+    causes = [pair for name, pair in known.items() if name not in brought]
+    if not causes:
+        return None
+    alarm, rule = min(causes, key=lambda pair: (pair[0].level != "red", pair[0].step))
+    follows = tuple(name for name in known if name in rule.brings)
+    return Diagnosis(alarm=alarm.name, words=f"{rule.cause}; {alarm.evidence}", follows=follows, advice=alarm.advice)
 
 
 STALL_STEPS: Final = 5

@@ -23,7 +23,7 @@ from hone.core.clock import Clock
 from hone.core.errors import DataError, HoneError
 from hone.core.strict_json import Json
 from hone.estimators.across_runs import interquartile_mean
-from hone.run.alarms import MIN_STALL_S, STALL_STEPS, read_alarms
+from hone.run.alarms import MIN_STALL_S, STALL_STEPS, Diagnosis, RaisedAlarm, diagnose, read_alarms
 from hone.run.store.durable import read_json_object, replace_file, to_json
 from hone.run.store.evaluations import EVALUATIONS, EvaluationScore, read_evaluations
 from hone.run.store.events import EVENTS_FILE, RunEvent, read_events
@@ -218,6 +218,17 @@ class RunRow:
     state: RunState = "interrupted"
     left_s: float = math.nan
     """Seconds to the last step, for a running one."""
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The cause of the alarms that are raised."""
+        raised = [one for one in self.alarms if one.raised]
+        return diagnose(
+            [
+                RaisedAlarm(name=one.name, level=one.level, step=one.step, evidence=one.words, advice=one.remedy)
+                for one in raised
+            ]
+        )
 
 
 @cache

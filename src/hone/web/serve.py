@@ -27,9 +27,9 @@ from hone.web.guard import TOKEN_BYTES, AccessRules
 from hone.web.runs import RunListing, RunRow, load_figures
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-DEMO: Final = Path(__file__).with_name("demo.zip")
-"""Recorded runs: GRPO on sums that succeeds, and the same with too high a learning rate. `benchmarks/record_demo.py`
-trains and packs them."""
+DEMO: Final = (Path(__file__).with_name("demo.zip"), Path(__file__).with_name("failures.zip"))
+"""Recorded runs: GRPO on sums that succeeds, the same with too high a learning rate, and five that fail in their own
+ways. `benchmarks/record_demo.py` trains and packs them."""
 _LEAST_TOKEN: Final = 16
 _OLD_CACHE_S: Final = 30 * 86400.0
 
@@ -116,7 +116,8 @@ def run_lines(listing: RunListing, row: RunRow) -> list[str]:
     columns.close()
     if timeline is not None:
         lines.append(bottleneck_line(timeline))
-    return [*lines, *alarm_lines([row])]
+    cause = row.diagnosis
+    return [*lines, *([] if cause is None else [f"likely cause: {cause.words}"]), *alarm_lines([row])]
 
 
 def alarm_lines(rows: Sequence[RunRow]) -> list[str]:
@@ -135,14 +136,15 @@ def alarm_lines(rows: Sequence[RunRow]) -> list[str]:
 
 def unpack_demo(cache: Path | None = None) -> Path:
     """Folder of the recorded runs, unpacked into the user's cache where it is not there yet. Raises ResourceError."""
-    data = DEMO.read_bytes()
-    folder = (cache or cache_root()) / f"demo-{hashlib.sha256(data).hexdigest()[:12]}"
+    digest = hashlib.sha256(b"".join(archive.read_bytes() for archive in DEMO)).hexdigest()
+    folder = (cache or cache_root()) / f"demo-{digest[:12]}"
     done = folder / "unpacked"
     if done.exists():
         return folder / "runs"
     try:
-        with zipfile.ZipFile(DEMO) as archive:
-            archive.extractall(folder / "runs")  # which keeps every entry within the folder
+        for path in DEMO:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(folder / "runs")  # which keeps every entry within the folder
         done.touch()
     except OSError as error:
         raise ResourceError(f"cannot unpack the recorded runs into {folder}: {error.strerror}") from error

@@ -12,7 +12,7 @@ from manual_clock import ManualClock
 
 from hone.core.errors import DataError
 from hone.run.store.events import EventLog, RunEvent, parse_event, read_events
-from hone.run.store.histograms import BUCKETS, HISTOGRAMS, HistogramLog, histogram, read_histograms
+from hone.run.store.histograms import BUCKETS, HISTOGRAMS, MOST_WAITING, HistogramLog, histogram, read_histograms
 
 
 def written(folder: Path) -> EventLog:
@@ -119,3 +119,7 @@ def test_histograms_are_written_once_a_second_and_as_they_were(tmp_path: Path) -
     log.write()
     steps, made = read_histograms(tmp_path)["reward"]
     assert (steps.tolist(), [one.low for one in made]) == ([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])
+    for step in range(5, 5 + MOST_WAITING):
+        assert log.path.read_bytes().count(b"\n") == 4
+        log.append(step, {"reward": scores})
+    assert log.path.read_bytes().count(b"\n") == 4 + MOST_WAITING

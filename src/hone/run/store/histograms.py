@@ -31,7 +31,8 @@ from hone.run.store.metrics import repair_last_line, truncate_after
 HISTOGRAMS: Final = "histograms.jsonl"
 BUCKETS: Final = 32
 EVERY_S: Final = 1.0
-"""Between two writes."""
+MOST_WAITING: Final = 256
+"""Seconds between two writes, and lines that wait for one, at most."""
 NAMES: Final = ("reward", "length", "advantage", "ratio", "entropy")
 
 
@@ -77,7 +78,7 @@ class HistogramLog:
     def append(self, step: int, values: Mapping[str, NDArray[np.generic]]) -> None:
         """Add a line with the histogram of each of `values` `[n]`, of which it keeps copies. Raises ResourceError."""
         self._waiting.append((step, {name: column.copy() for name, column in values.items()}))
-        if self.clock.monotonic_s() - self._written_s >= EVERY_S:
+        if self.clock.monotonic_s() - self._written_s >= EVERY_S or len(self._waiting) >= MOST_WAITING:
             self.write()
 
     def write(self) -> None:

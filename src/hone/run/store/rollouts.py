@@ -20,8 +20,9 @@ Answers of a language model, a row each, in row groups of 250:
 | `tool_calls` | int64 | calls that could be read; null for answers that are no dialogues with tools |
 | `seconds` | double | from the request to the end of the answer; null where nobody took the time |
 
-`turns`, `reference`, `components`, `tool_calls` and `seconds` are absent where no answer has them, and so are
-`entropy`, `advantages` and `values` of the following lists, which have an entry for each token of prompt, answer and environment:
+`turns`, `reference`, `components`, `tool_calls` and `seconds` are absent where no answer has them. The following
+lists have an entry for each token of prompt, answer and environment; `entropy`, `advantages` and `values` are absent
+where no token has them:
 
 | column | type | content; null where the token was not sampled, and where it is not known |
 |---|---|---|

@@ -56,6 +56,7 @@ export function RunPage({ run }) {
   return html`<${RunHead} row=${page.row} page="run" />
     ${live.lost ? html`<p class="fault" role="status">the server does not answer; the page goes on as soon as it does</p>` : null}
     <${Health} page=${page} />
+    <${Cause} cause=${page.diagnosis} />
     <${Alarms} row=${page.row} run=${run} />
     ${page.problems.length ? html`<p class="fault">${page.problems.join("\n")}</p>` : null}
     ${page.findings.map((one) => html`<div class="alarm"><p>${one}</p></div>`)}
@@ -79,6 +80,13 @@ function Health({ page }) {
       ${one.start !== null && Math.abs(one.start - one.value) > 0.02 * Math.abs(one.start) ? html`<small class="soft"> from ${one.unit === "fraction" ? share(one.start) : number(one.start)}</small>` : null}</b>
       <span>${one.caption}</span></div>`)}
   </div>`;
+}
+
+function Cause({ cause }) {
+  if (!cause) return null;
+  const follows = cause.follows.map((name) => name.replaceAll("_", " ")).join(", ");
+  return html`<div class="alarm red cause" role="alert"><p><b>Likely cause</b>: ${cause.words}
+    ${follows ? html`<span class="soft"> (it explains: ${follows})</span>` : null}</p></div>`;
 }
 
 export function Alarms({ row, run }) {
