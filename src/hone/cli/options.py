@@ -386,6 +386,21 @@ COMMANDS: tuple[CommandSpec, ...] = (
     SWEEP_COMMAND,
     CHAOS_COMMAND,
     CommandSpec(
+        name="init",
+        summary="three questions, and a config that runs",
+        module="hone.cli.commands.init",
+        optional=(("file", "the config to write (default: run.toml)"),),
+        options=(
+            CommandOption(flag="--what", metavar="KIND", help="what learns: language, control or bandit"),
+            CommandOption(
+                flag="--by",
+                metavar="RECIPE",
+                help="how: grpo, sft or dpo; ppo, dqn or sac; thompson, epsilon_greedy or boltzmann",
+            ),
+            CommandOption(flag="--on", metavar="WHAT", help="on what: a file or sums; an environment; rates of arms"),
+        ),
+    ),
+    CommandSpec(
         name="plan",
         summary="check a config and print its derived numbers, without training",
         module="hone.cli.commands.plan",
@@ -582,10 +597,25 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--model", metavar="DIR", help="with --tokens: the model's folder, for a file of data"),
             CommandOption(flag="--rows", metavar="N", default="4", help="with --tokens: number of rows (default: 4)"),
             CommandOption(flag="--config", help="every setting with its origin"),
+            CommandOption(
+                flag="--diff", metavar="RUN", help="settings, versions and last metrics that RUN has otherwise"
+            ),
             CommandOption(flag="--alarms", help="alarms that are raised now; exit code 7 if one is red"),
             CommandOption(flag="--verify", help="hash every file of every checkpoint; exit code 3 for a damaged one"),
             CommandOption(flag="--map", help="control on a grid: action and value of the policy in each cell"),
         ),
+    ),
+    CommandSpec(
+        name="profile",
+        summary="where the time and memory of a step go, with a flame graph as a page",
+        module="hone.cli.commands.profile",
+        positionals=(("run", "a run's name or folder, or a config, which is then trained for --steps"),),
+        options=(
+            CommandOption(flag="--steps", metavar="N", default="20", help="of a config: steps (default: 20)"),
+            CommandOption(flag="--html", metavar="FILE", help="file of the page (default: profile.html in the run)"),
+            RUNS,
+        ),
+        overrides=True,
     ),
     CommandSpec(
         name="debug",
@@ -612,7 +642,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--alarms", help="print the alarms that are raised, and end; exit code 7 if one is red"),
             CommandOption(flag="--service", metavar="FILE", help="also show the decisions of this service file"),
             CommandOption(flag="--chat", help="let the page ask checkpoints: one message, two answers side by side"),
-            CommandOption(flag="--demo", help="two recorded runs: one that succeeded, and one that did not"),
+            CommandOption(flag="--demo", help="seven recorded runs: one that succeeded, and six that failed"),
         ),
     ),
     CommandSpec(
@@ -670,6 +700,12 @@ COMMANDS: tuple[CommandSpec, ...] = (
             RUNS,
         ),
         overrides=True,
+    ),
+    CommandSpec(
+        name="completion",
+        summary="a script that completes commands and options in a shell",
+        module="hone.cli.commands.completion",
+        positionals=(("shell", "bash, zsh or fish"),),
     ),
 )
 

@@ -44,6 +44,26 @@ def test_show_tells_what_a_run_did(runs: Path, capsys: pytest.CaptureFixture[str
     assert "gamma" in capsys.readouterr().out
 
 
+def test_two_runs_differ_in_settings_versions_and_last_metrics(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"lr": ConfigSetting(value=0.25), "gamma": ConfigSetting(value=0.99), "beta": ConfigSetting(value=1)}
+    facts = RunMetadata(hone_version="0.1.0", recipe="toy", machine="a machine", versions={"torch": "3"})
+    with create_run(runs, "second", config=config, metadata=facts, clock=ManualClock()) as folder:
+        metrics = open_metrics(folder.metrics_path).writer
+        metrics.append(1, {"reward/mean": 0.5, "time/step_s": 9.0})
+        metrics.append(2, {"reward/mean": float("nan"), "kl": 0.1})
+        metrics.close()
+    assert main(["show", "first", "--diff", "second"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["lr", "0.5", "0.25"] in rows
+    assert ["beta", "-", "1"] in rows
+    assert ["torch", "2", "3"] in rows
+    assert ["reward/mean", "0.750", "0.500"] in rows
+    assert ["kl", "-", "0.100"] in rows
+    assert not [row for row in rows if row[:1] in (["gamma"], ["machine"], ["step"], ["time/step_s"])]
+    assert main(["show", "first", "--diff", "secnd"]) == 3
+    assert "did you mean second?" in capsys.readouterr().err
+
+
 def test_unknown_runs_come_with_the_nearest(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "frist"]) == 3
     assert "did you mean first?" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def _examine(folder: Path, *, use_pdb: bool) -> list[str]:
     """Repeat the update of a saved batch, by the weights before it."""
     from hone.evaluate.debugging import examine_batch  # noqa: PLC0415 - torch: not needed to refuse a run
 
-    batch, document = read_batch(folder), _document(folder)
+    batch, document = read_batch(folder), document_of_run(folder)
     with opened_runs(planned_runs(document), may_exceed=True) as (stage,):
         assert stage.opened is not None
         job = stage.opened.build(stage.resolved.config)
@@ -99,11 +99,11 @@ def _train_again(folder: Path, root: Path, screen: TerminalScreen, *, resume: bo
     """Train a run once more in another place, with its code as it is now."""
     display = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
     consent = ResumeConsent(config=True, code=True)
-    with opened_runs(planned_runs(_document(folder)), may_exceed=True) as (stage,):
+    with opened_runs(planned_runs(document_of_run(folder)), may_exceed=True) as (stage,):
         train_one(stage, root=root, resume=resume, progress=display, consent=consent)
 
 
-def _document(folder: Path) -> ConfigDocument:
+def document_of_run(folder: Path) -> ConfigDocument:
     """The config of a run, with its name and without trackers."""
     values = {name: value for name, value in config_tree(folder).items() if value is not None and name != "track"}
     return ConfigDocument(name=str(folder / CONFIG), values=_without_nulls(values))

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from hone.cli.commands.fetch import PREFIX, fetch_model
+from hone.cli.commands.show_diff import show_difference
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.resolve import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
-from hone.run.alarms import read_alarms
+from hone.run.alarms import diagnose, read_alarms
 from hone.run.report.policy_map import text_rows, value_range
 from hone.run.store.folder import RunFolder, list_runs, open_run
 from hone.run.store.metrics import read_metrics
@@ -63,6 +64,9 @@ def _show(screen: TerminalScreen, call: CommandCall, runs: Path) -> int:
     folder = find_run(call.text("run"), runs)
     if call.switch("alarms"):
         return _show_alarms(screen, folder)
+    if call.text("diff"):
+        show_difference(screen, folder, find_run(call.text("diff"), runs))
+        return 0
     if call.switch("map"):
         _show_map(screen, folder)
     else:
@@ -87,6 +91,9 @@ def _show_map(screen: TerminalScreen, folder: RunFolder) -> None:
 def _show_alarms(screen: TerminalScreen, folder: RunFolder) -> int:
     """Print the alarms that a run has raised and not ended; returns the exit code."""
     alarms = read_alarms(folder.path, now_s=SystemClock().now_s())
+    if (cause := diagnose(alarms)) is not None:
+        follows = " and ".join(name.replace("_", " ") for name in cause.follows)
+        screen.line(f"likely cause: {cause.words}" + (f"; it explains {follows}" if follows else ""))
     for one in alarms:
         screen.line(f"{one.level} since step {one.step}: {one.name.replace('_', ' ')}: {one.evidence}")
         screen.line(f"  to try: {one.advice}")
