@@ -152,7 +152,23 @@ def asks(completion, anwser):
 
 def chatty(prompts, completions, log_extra, log_metric, trainer_state, **kwargs):
     log_metric("x", 1.0)
+    log_extra("words", [len(c) for c in completions])
     return [float(c[0]["content"] == p[-1]["content"]) for p, c in zip(prompts, completions, strict=True)]
+
+
+def recorded(completions, log_metric, log_extra):
+    """Records the mean length of its call, and of each completion its length, if that is a digit's."""
+    if "fail" in completions and len(completions) > 1:
+        log_metric("lost", 1.0)
+        raise ValueError("cut me")
+    log_metric("mean", sum(map(len, completions)) / len(completions))
+    log_extra("length", [len(c) if c != "nan" else float("nan") for c in completions])
+    log_extra("text", list(completions))
+    return [0.0 for _ in completions]
+
+
+def facts(completion):
+    return {"score": 1.0, "size": len(completion), "even": len(completion) % 2 == 0, "text": completion}
 
 
 def kinds(completion, odd):

@@ -17,7 +17,7 @@ from manual_clock import ManualClock
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, UserCodeError
 from hone.rewards.config import RewardsConfig, UserCodeConfig
-from hone.rewards.workers import RewardBatch, RewardWorkerPool, origin_fault
+from hone.rewards.workers import RewardBatch, RewardWorkerPool, origin_fault, parse_logged
 
 HOSTILE = Path(__file__).with_name("hostile_functions.py")
 
@@ -189,6 +189,41 @@ def test_conversations_and_trls_hooks(module: Path) -> None:
     )
     with pool_of(module, "chatty") as pool:
         assert pool.score(batch).score.tolist() == [1.0, 0.0]
+        assert pool.pop_logged() == {"logged/words": 1.0, "logged/x": 1.0}
+        assert pool.pop_logged() == {}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_recorded_values_are_means_over_answers_however_they_are_cut(module: Path, workers: int) -> None:
+    texts = ["a" * (1 + place % 7) for place in range(60)]
+    with pool_of(module, "recorded", workers=workers) as pool:
+        for piece in (texts[:1], texts[1:40], texts[40:]):
+            pool.score(batch_of(*piece))
+        figures = pool.pop_logged()
+        assert figures.keys() == {"logged/length", "logged/mean"}, "texts are no numbers"
+        assert list(figures.values()) == pytest.approx([sum(map(len, texts)) / 60] * 2)
+        pool.score(batch_of("fail", "nan", "ok"))
+        assert pool.pop_logged() == pytest.approx({"logged/length": 3.0, "logged/mean": 3.0}), "a call that raised"
+
+
+def test_other_keys_beside_a_score_are_recorded(module: Path) -> None:
+    with pool_of(module, "facts") as pool:
+        pool.score(batch_of("a", "abc"))
+        assert pool.pop_logged() == {"logged/even": 0.0, "logged/size": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("logged", "kept"),
+    [
+        ({"a": [1.0, 2]}, {"a": (1.0, 2.0)}),
+        ({"a": [math.inf, 2], "b": [1, 0], "c": [1], "d": "x", "": [1, 1], "e\n": [1, 1], "f" * 81: [1, 1]}, {}),
+        ([1], {}),
+        (None, {}),
+    ],
+)
+def test_what_a_worker_says_it_recorded_is_checked(logged: object, kept: object) -> None:
+    assert parse_logged({"logged": logged}) == kept
+    assert len(parse_logged({"logged": {str(name): [1, 1] for name in range(99)}})) == 64
 
 
 def test_a_group_is_never_cut(module: Path) -> None:

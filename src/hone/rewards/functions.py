@@ -17,8 +17,8 @@ import numbers
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 from hone.process import user_files
@@ -40,12 +40,39 @@ _VERL = ("solution_str", "ground_truth")
 _VERL_DEFAULTS = {"data_source": "", "extra_info": None}
 
 
-def _ignore_log(*_: object, **__: object) -> None:
-    """Drop a function's log entry, made through a hook of TRL's."""
+_HOOKS = ("log_extra", "log_metric", "trainer_state")
+"""TRL's hooks; `trainer_state` is None."""
 
 
-_HOOKS: dict[str, object] = {"log_extra": _ignore_log, "log_metric": _ignore_log, "trainer_state": None}
-"""TRL's hooks: accepted, so that such functions run; their log entries are dropped."""
+@dataclass(frozen=True, slots=True)
+class RewardLog:
+    """What functions record beside their scores, until it is taken: `log_metric(name, value)` of a call, and
+    `log_extra(name, values)` of each of its completions, as TRL passes them."""
+
+    metrics: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    extra: dict[str, list[object]] = field(default_factory=dict[str, list[object]])
+
+    def log_metric(self, name: str, value: Any) -> None:  # noqa: ANN401 - a number, array or tensor
+        """Record a figure of the call."""
+        self.metrics.setdefault(str(name), []).append(float(value))
+
+    def log_extra(self, name: str, values: Sequence[object]) -> None:
+        """Record a value of each completion."""
+        plain = _plain(values)
+        self.extra[str(name)] = list(cast("Sequence[object]", plain))
+
+    def take(self, count: int) -> dict[str, list[float]]:
+        """Sum over `count` completions and number of completions, by name: those of a metric's mean, and of the finite
+        numbers of an extra. Empties the log."""
+        figures = {name: [count * sum(own) / len(own), float(count)] for name, own in self.metrics.items()}
+        for name, values in self.extra.items():
+            known = [float(value) for value in map(_plain, values) if isinstance(value, numbers.Real)]
+            known = [value for value in known if math.isfinite(value)]
+            if known:
+                figures[name] = [math.fsum(known), float(len(known))]
+        self.metrics.clear()
+        self.extra.clear()
+        return figures
 
 
 class RewardContractError(Exception):
@@ -71,6 +98,8 @@ class LoadedFunction:
     """Subset of `prompts`, `completions`, `prompt`, `completion` that it takes."""
     hooks: Mapping[str, object]
     """Its arguments in place of TRL's hooks."""
+    log: RewardLog
+    """What it records beside its scores."""
 
     def arguments(
         self, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
@@ -89,8 +118,10 @@ class LoadedFunction:
         return {**passed, **{name: texts[name] for name in self.text_arguments}, **self.hooks, **self.options}
 
     def scores(self, result: object, count: int) -> list[tuple[OptionalScore, str]]:
-        """The return value of a call as `count` scores with reasons. Raises RewardContractError."""
+        """The return value of a call as `count` scores with reasons. Raises RewardContractError. Other numbers of a
+        dict with `score`, as verl's functions return them, are recorded."""
         if self.form != "batch":
+            self._record_facts([_plain(result)])
             return [_sample_score(result)]
         plain = _plain(result)
         if not isinstance(plain, list | tuple):
@@ -99,7 +130,13 @@ class LoadedFunction:
             )
         if len(plain) != count:
             raise RewardContractError(f"returned {len(plain)} values for {count} completions")
+        self._record_facts(plain)
         return [_sample_score(value) for value in plain]
+
+    def _record_facts(self, results: Sequence[object]) -> None:
+        facts = [cast("dict[object, object]", one) for one in results if isinstance(one, dict)]
+        for name in dict.fromkeys(str(key) for one in facts for key in one if key not in ("score", "reason")):
+            self.log.log_extra(name, [one.get(name) for one in facts])
 
     @staticmethod
     def load(use: str, options: Mapping[str, object]) -> "LoadedFunction":
@@ -153,6 +190,8 @@ def _inspect_function(
     needs = frozenset(key for key in takes if named[key].default is inspect.Parameter.empty)
     if form == "verl":
         needs -= _VERL_DEFAULTS.keys()
+    log = RewardLog()
+    hooks = {"log_extra": log.log_extra, "log_metric": log.log_metric, "trainer_state": None}
     return LoadedFunction(
         name=name,
         call=function,
@@ -162,7 +201,8 @@ def _inspect_function(
         takes_any_column=takes_all,
         options=options,
         text_arguments=tuple(key for key in spoken if takes_all or key in named),
-        hooks={key: value for key, value in _HOOKS.items() if key in named},
+        hooks={key: value for key, value in hooks.items() if key in named},
+        log=log,
     )
 
 

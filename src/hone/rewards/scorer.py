@@ -48,16 +48,16 @@ class RewardMember(ABC):
     def results(self, tickets: Sequence[Any]) -> tuple[Sequence[Sequence[RewardResult]], Sequence[str]]:
         """Wait for all tickets: the results of each of its rewards in their order, and tracebacks of new errors."""
 
+    def metrics(self) -> Metrics:
+        """Metrics of its latest answers."""
+        return {}
+
     def close(self) -> None:  # noqa: B027 - many start nothing
         """Stop scoring, and end what it started."""
 
 
 class MeasuredMember(RewardMember):
     """A reward that measures itself, with a state that a resume needs."""
-
-    @abstractmethod
-    def metrics(self) -> Metrics:
-        """Metrics of its latest answers."""
 
     def state(self) -> State:
         return {}
@@ -128,8 +128,8 @@ class RewardScorer:
         return scores
 
     def metrics(self) -> Metrics:
-        """Metrics of the members that measure themselves."""
-        return {key: value for member in self.measured.values() for key, value in member.metrics().items()}
+        """Metrics of the members that measure themselves, and what functions recorded."""
+        return {key: value for _, member in self.members for key, value in member.metrics().items()}
 
     def state(self) -> State:
         judges: State = {name: member.state() for name, member in self.measured.items()}

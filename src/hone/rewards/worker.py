@@ -116,6 +116,7 @@ def _score_piece(
 ) -> dict[str, object]:
     """The reply for one piece: scores, or the function's exception, or how it broke its contract."""
     began = time.perf_counter()
+    loaded.log.take(1)  # what a call recorded that raised
     try:
         result = loaded.call(**loaded.arguments(prompts, completions, columns))
         if inspect.iscoroutine(result):
@@ -130,7 +131,12 @@ def _score_piece(
             "seconds": time.perf_counter() - began,
         }
     seconds = time.perf_counter() - began
-    return {"scores": [score for score, _ in scores], "reasons": [reason for _, reason in scores], "seconds": seconds}
+    return {
+        "scores": [score for score, _ in scores],
+        "reasons": [reason for _, reason in scores],
+        "seconds": seconds,
+        "logged": loaded.log.take(len(completions)),
+    }
 
 
 def _reply(channel: ParentChannel, message: Mapping[str, object]) -> None:

@@ -10,6 +10,8 @@ is cut further: down to one unit (a sample, or a group), which has no score.
 
 import contextlib
 import itertools
+import math
+import re
 import threading
 import traceback
 from collections import deque
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from hone.core.clock import Clock, SystemClock
+from hone.core.credit import Metrics
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError, did_you_mean
 from hone.core.judging import DatasetRow
@@ -211,6 +214,21 @@ def parse_results(
     ]
 
 
+def parse_logged(reply: Mapping[str, object]) -> dict[str, tuple[float, float]]:
+    """Sum and count of each figure that a function recorded; what is no such pair of finite numbers is left out, as are
+    names beyond 64 and names that no file should hold."""
+    logged = reply.get("logged")
+    figures: dict[str, tuple[float, float]] = {}
+    for name, pair in cast("dict[object, object]", logged).items() if isinstance(logged, dict) else ():
+        match pair:
+            case [int() | float() as total, int() | float() as count] if math.isfinite(total) and count > 0:
+                if isinstance(name, str) and _LOGGED_NAME.fullmatch(name) and len(figures) < _MOST_LOGGED:
+                    figures[name] = (float(total), float(count))
+            case _:
+                continue
+    return figures
+
+
 def _is_score(score: object) -> bool:
     if isinstance(score, list):
         return all(isinstance(turn, int | float) for turn in cast("list[object]", score))
@@ -238,6 +256,8 @@ Worker: TypeAlias = ChildProcess[bytes]
 
 # -------------------------------------------------------------------------------------------------------------- workers
 
+_LOGGED_NAME = re.compile(r"[\w./ -]{1,80}")
+_MOST_LOGGED = 64
 _MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
 
@@ -261,6 +281,7 @@ class RewardWorkerPool:
         self._closing = False
         self._read_only: tuple[str, ...] = ()
         self._told: set[str] = set()
+        self._logged: dict[str, list[tuple[float, float]]] = {}
         self.warnings, self.notices = list[str](), list[str]()
 
     def __enter__(self) -> "RewardWorkerPool":
@@ -363,6 +384,15 @@ class RewardWorkerPool:
             max_abs_score=self._max_abs_score,
             ids=batch.ids,
         )
+
+    def pop_logged(self) -> Metrics:
+        """`logged/NAME`: mean over the answers since the last call of what functions recorded."""
+        with self._changed:
+            logged, self._logged = self._logged, {}
+        return {
+            f"logged/{name}": math.fsum(total for total, _ in own) / math.fsum(count for _, count in own)
+            for name, own in sorted(logged.items())
+        }
 
     def close(self) -> None:
         """Kill all workers and their descendants; scores not gathered by now are lost."""
@@ -556,6 +586,9 @@ class RewardWorkerPool:
         elif (score := _first_out_of_bounds(results, self._functions[job.function].bounds)) is not None:
             self._abort_ticket(job, f"gave {score:g}, outside its bounds {self._functions[job.function].bounds}")
         else:
+            with self._changed:
+                for name, pair in parse_logged(reply).items():
+                    self._logged.setdefault(name, []).append(pair)
             self._settle(job, piece, results)
 
     def _record_failure(self, job: _RewardJob, piece: tuple[int, ...], reply: Mapping[str, object]) -> None:

@@ -247,6 +247,9 @@ class _FunctionMember(RewardMember):
     def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
         return self.pool.results(tickets)
 
+    def metrics(self) -> Metrics:
+        return self.pool.pop_logged()
+
     def close(self) -> None:
         self.pool.close()
 
