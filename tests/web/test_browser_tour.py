@@ -155,6 +155,18 @@ def test_every_page_is_drawn_under_the_strict_policy_without_a_complaint(tour: T
     assert tour.complaints == []
 
 
+def test_an_address_that_changes_before_the_page_listens_is_followed(tour: Tour, page: Any) -> None:
+    page.add_init_script(
+        "const add = window.addEventListener;"
+        "window.addEventListener = function (name, ...rest) {"
+        "  if (name === 'hashchange' && location.hash !== '#/lab') history.replaceState(null, '', '#/lab');"
+        "  return add.call(window, name, ...rest); };"
+    )
+    page.goto(f"http://127.0.0.1:{tour.port}/#/runs")
+    page.reload()
+    page.get_by_text(SEEN["lab"]).first.wait_for()
+
+
 def test_a_completion_of_markup_is_text(tour: Tour, page: Any) -> None:
     for view in ("tokens", "text", "group", "time"):
         tour.go(page, f"#/rollouts/sums-1?step=30&row=8&view={view}")

@@ -112,13 +112,14 @@ export function setQuery(changes, { push = false } = {}) {
 }
 
 export function useAddress() {
-  const [value, setValue] = useState(readAddress());
+  const [hash, setHash] = useState(location.hash);
   useEffect(() => {
-    const changed = () => setValue(readAddress());
+    const changed = () => setHash(location.hash);
     addEventListener("hashchange", changed);
+    changed(); // it may have changed between the first drawing and this effect
     return () => removeEventListener("hashchange", changed);
   }, []);
-  return value;
+  return useMemo(readAddress, [hash]);
 }
 
 // ------------------------------------------------------------------------------------------------------------- pieces
