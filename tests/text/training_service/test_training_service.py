@@ -382,4 +382,4 @@ def test_work_is_metered_by_tenant_and_every_token_is_counted(serve: Serve) -> N
     assert usage == {"train_tokens": 3, "forward_tokens": 5, "prompt_tokens": 3, "sampled_tokens": 8}
     assert core_s > 0
     text = http.get("/metrics").text
-    assert 'hone_training_usage_total{tenant="local",what="train_tokens"} 3.000000' in text
+    assert 'hone_training_usage_total{tenant="local",what="train_tokens"} 3\n' in text

@@ -3,6 +3,7 @@ and prepared beside the event loop."""
 
 import asyncio
 import hmac
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -197,3 +198,29 @@ class BodyReader:
         """The result of a piece of work, on the thread for its size."""
         threads = self._long if size >= LONG_BODY else self._short
         return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@dataclass(slots=True)
+class RefusalDelays:
+    """Seconds for which a client's next refusal is held back: none for the first `free` in about `fade_s`, then more
+    with each, so that a client that sends what nobody can answer has little of the server's time. No clock, no I/O."""
+
+    free: int = 50
+    fade_s: float = 10.0
+    step_s: float = 0.02
+    most_s: float = 2.0
+    most_clients: int = 10_000
+    _recent: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """By client: refusals, each worth e^(-age / fade_s), and when the last one was."""
+
+    def delay_s(self, client: str, now_s: float) -> float:
+        """Count a refusal."""
+        count, last_s = self._recent.pop(client, (0.0, now_s))
+        count = count * math.exp(-max(0.0, now_s - last_s) / self.fade_s) + 1.0
+        self._recent[client] = count, now_s
+        if len(self._recent) > self.most_clients:  # the one that was refused longest ago
+            del self._recent[next(iter(self._recent))]
+        return min(self.most_s, self.step_s * max(0.0, count - self.free))

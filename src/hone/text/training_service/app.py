@@ -4,6 +4,7 @@ Every record of another tenant is 404, as if it were not there. A submit with a 
 its content, since the client counts on: the refusal is the result. Source: training over HTTP of the `tinker` SDK 0.38.
 """
 
+import asyncio
 import hashlib
 import json
 import time
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from hone.core.errors import DataError
 from hone.run.http.listening import METRICS_TYPE, metric_lines
-from hone.run.http.requests import BODY_S, ApiError, BodyReader
+from hone.run.http.requests import BODY_S, ApiError, BodyReader, RefusalDelays
 from hone.text.serving.completions.app import error_response
 from hone.text.training_service.catalogue import (
     NO_ACCESS_TOKENS,
@@ -43,7 +44,7 @@ from hone.text.training_service.ledger import (
 )
 from hone.text.training_service.messages import read_call
 from hone.text.training_service.sampler import SamplingWorker, read_sample
-from hone.text.training_service.service_config import Caller, Scope, TenantKeys, TrainingServiceConfig
+from hone.text.training_service.service_config import Caller, Scope, TenantKeys, TrainingServiceConfig, key_digest
 from hone.text.training_service.worker import TrainingWorker
 
 PREFIX: Final = "/api/v1"
@@ -66,6 +67,7 @@ class TrainingRoutes:
     context: int
     catalogue: Catalogue
     bodies: BodyReader = field(init=False)
+    refusals: RefusalDelays = field(default_factory=RefusalDelays)
     _draining: bool = False
 
     def __post_init__(self) -> None:
@@ -127,9 +129,17 @@ class TrainingRoutes:
         return Route(f"{PREFIX}/{path}", self._guarded(scope, answer), methods=[method])
 
     def _guarded(self, scope: Scope | None, handler: Callable[[Request, Caller], Awaitable[Response]]) -> Handler:
-        """A handler behind keys and scopes, whose errors all have a status and words."""
+        """A handler behind keys and scopes, whose errors all have a status and words. Who is refused again and again
+        waits for it."""
 
         async def guarded(call: Request) -> Response:
+            response = await answered(call)
+            if 400 <= response.status_code < 500 and response.status_code not in (408, 429):
+                sender = call.headers.get("x-api-key") or (call.client.host if call.client else "")
+                await asyncio.sleep(self.refusals.delay_s(key_digest(sender), self.desk.clock.monotonic_s()))
+            return response
+
+        async def answered(call: Request) -> Response:
             try:
                 kind, _, bearer = call.headers.get("authorization", "").partition(" ")
                 key = call.headers.get("x-api-key") or (bearer if kind.lower() == "bearer" else "")
