@@ -303,6 +303,10 @@ class LoraAdapter:
             twin._updates_of.setdefault(id(one.merged), []).append(one)
         return twin
 
+    def factors_beside(self, weight: Tensor) -> list[tuple[slice, nn.Parameter, nn.Parameter]]:
+        """Rows of a weight that the adapter stands `beside`, with A and B of each; none where it leaves it alone."""
+        return [(one.rows, one.a, one.b) for one in self._updates_of.get(id(weight), ())]
+
     def added_product(self, x: Tensor, weight: Tensor, linear: LinearFn) -> Tensor | None:
         """scale x A^T B^T `[N, out]`, for an adapter `beside` the weight of a layer; None for one that it leaves alone.
 

@@ -7,7 +7,8 @@ row by row. So are they those of the engine that samples with the same adapter.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
-from hone.models.language.batch_invariant import TILE, BatchInvariantPackedAttention, pad_to_tile
+from hone.models.language.batch_invariant import (
+    TILE,
+    BatchInvariantLinear,
+    BatchInvariantPackedAttention,
+    pad_to_tile,
+)
 from hone.models.language.decoder import Decoder
-from hone.models.language.decoder_layer import LinearFn
 from hone.models.language.lora import LoraAdapter
 from hone.models.packing import pack_rows
 
@@ -102,53 +107,124 @@ class RowModel:
         """Log-probabilities of each row's targets."""
         decoder, packed = self.decoder, pack_rows([row.tokens.astype(np.int32) for row in rows])
         lengths = [len(row.tokens) for row in rows]
-        linear = _RowProducts(decoder, adapters, [*lengths, -sum(lengths) % TILE])
+        linear = _RowProducts(decoder.rows, rows, adapters, lengths)
         attend = _RowAttention(decoder, lengths)
         hidden = decoder.run(pad_to_tile(packed.tokens), pad_to_tile(packed.positions), attend, linear)
-        for row, adapter, own in zip(rows, adapters, hidden.split(linear.lengths), strict=False):
+        for row, adapter, own in zip(rows, adapters, hidden[: sum(lengths)].split(lengths), strict=True):
             targets = torch.from_numpy(row.targets.reshape(len(row.tokens), -1))
-            yield self._target_logprobs(own, targets, adapter).view(row.targets.shape)
+            yield self._target_logprobs(own, targets, row, adapter).view(row.targets.shape)
 
-    def _target_logprobs(self, hidden: Tensor, targets: Tensor, adapter: LoraAdapter | None) -> Tensor:
+    def _target_logprobs(self, hidden: Tensor, targets: Tensor, row: TrainedRow, adapter: LoraAdapter | None) -> Tensor:
         """`[N, K]`: the arithmetic of the engine, over one chunk of positions after another."""
         size = max(TILE, _LOGITS // len(self.decoder.output_weight) // TILE * TILE)
         parts = [
-            checkpoint(self._chunk, part, chosen, adapter, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(self._chunk, part, chosen, row, adapter, use_reentrant=False, preserve_rng_state=False)
             if torch.is_grad_enabled()
-            else self._chunk(part, chosen, adapter)
+            else self._chunk(part, chosen, row, adapter)
             for part, chosen in zip(hidden.split(size), targets.split(size), strict=True)
         ]
         return torch.cat(parts)
 
-    def _chunk(self, hidden: Tensor, targets: Tensor, adapter: LoraAdapter | None) -> Tensor:
-        padded = pad_to_tile(hidden)
-        linear = _RowProducts(self.decoder, [adapter], [len(hidden), len(padded) - len(hidden)])
-        logits = self.decoder.logits(padded, linear)[: len(hidden), : self.vocab_used]
+    def _chunk(self, hidden: Tensor, targets: Tensor, row: TrainedRow, adapter: LoraAdapter | None) -> Tensor:
+        linear = _RowProducts(self.decoder.rows, [row], [adapter], [len(hidden)])
+        logits = self.decoder.logits(pad_to_tile(hidden), linear)[: len(hidden), : self.vocab_used]
         return torch.log_softmax(logits, dim=-1).gather(1, targets)
 
 
-class _RowProducts:
-    """Linear layers of rows `lengths`, each with its adapter beside the base; the last length is padding."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beside:
+    """An adapter's update of one layer for neighbouring rows."""
 
-    def __init__(self, decoder: Decoder, adapters: Sequence[LoraAdapter | None], lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
-        self._rows, self._adapters = decoder.rows, adapters
+    lengths: Sequence[int]
+    """Tokens of each row."""
+    places: Sequence[slice]
+    """Outputs of each factor B."""
+    outputs: int
+    scale: float
+    products: BatchInvariantLinear
+
+
+class _BesideContext(Protocol):
+    layer: _Beside
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _BesideFunction(torch.autograd.Function):
+    """y = scale x A^T B^T of rows together. `leaves` are A and B once for each row, the same numbers: a row's gets the
+    row's own gradient, by products of its tokens alone, and so that of a pass without the others."""
+
+    @staticmethod
+    def forward(ctx: _BesideContext, x: Tensor, layer: _Beside, *leaves: Tensor) -> Tensor:
+        count, product = len(layer.places), layer.products.product
+        low = product(pad_to_tile(x), torch.cat(leaves[:count]), None) * layer.scale
+        out = x.new_zeros(len(x), layer.outputs)
+        for place, part, b in zip(layer.places, low.chunk(count, 1), leaves[count : 2 * count], strict=True):
+            out[:, place] = product(part.contiguous(), b, None)[: len(x)]
+        ctx.layer = layer
+        ctx.save_for_backward(x, low, *leaves[: 2 * count])
+        return out
+
+    @staticmethod
+    def backward(ctx: _BesideContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x, low, *factors), (g,), layer = ctx.saved_tensors, grads, ctx.layer
+        count, product = len(layer.places), layer.products.product
+        parts = [g[:, place].contiguous() for place in layer.places]
+        to_low = [
+            product(pad_to_tile(part), b.t(), None) * layer.scale
+            for part, b in zip(parts, factors[count:], strict=True)
+        ]
+        to_x = product(torch.cat(to_low, 1), torch.cat(factors[:count]).t(), None)[: len(x)]
+        slopes, at = list[Tensor](), 0
+        for length in layer.lengths:  # of copies: where a row lies in memory must not choose how it is multiplied
+            own = slice(at, at + length)
+            tokens = x[own].clone()
+            slopes += [one[own].clone().t() @ tokens for one in to_low]
+            slopes += [
+                part[own].clone().t() @ one[own].clone() for part, one in zip(parts, low.chunk(count, 1), strict=True)
+            ]
+            at += length
+        return to_x, None, *slopes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RowProducts:
+    """Linear layers of rows, each with its adapter beside the base; what is behind the rows is padding."""
+
+    products: BatchInvariantLinear
+    rows: Sequence[TrainedRow]
+    adapters: Sequence[LoraAdapter | None]
+    """Of each row, with leaves of its own."""
+    lengths: Sequence[int]
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        out = self._rows.frozen(x, weight, bias)
-        products: LinearFn = self._rows
-        parts = list(x.split(self.lengths))
-        added = [
-            None if adapter is None else adapter.added_product(part, weight, products)
-            for adapter, part in zip(self._adapters, parts, strict=False)
-        ]
-        if not any(one is not None for one in added):
+        out = self.products.frozen(x, weight, bias)
+        added, at, changed = list[Tensor](), 0, False
+        for _, group in groupby(range(len(self.lengths)), lambda place: id(self.rows[place].adapter)):
+            places = list(group)
+            lengths, first = [self.lengths[place] for place in places], self.adapters[places[0]]
+            end = len(x) if len(places) == len(self.rows) else at + sum(lengths)  # of one adapter, the padding too
+            each = [] if first is None else first.factors_beside(weight)
+            if first is None or not each:
+                added.append(out.new_zeros(end - at, out.shape[1]))
+            else:
+                leaves = list[Tensor]()
+                for place in places:
+                    own = self.adapters[place]
+                    assert own is not None
+                    factors = own.factors_beside(weight)
+                    leaves += [*(a for _, a, _ in factors), *(b for _, _, b in factors)]
+                layer = _Beside(
+                    lengths=lengths, places=[one[0] for one in each], outputs=out.shape[1],
+                    scale=first.settings.scale, products=self.products,
+                )  # fmt: skip
+                added.append(_BesideFunction.apply(x[at:end], layer, *leaves))
+                changed = True
+            at = end
+        if not changed:
             return out
-        whole = [
-            out.new_zeros(length, out.shape[1]) if one is None else one
-            for one, length in zip([*added, None], self.lengths, strict=True)
-        ]
-        return out + torch.cat(whole)
+        return out + (added[0] if at == len(x) else torch.cat([*added, out.new_zeros(len(x) - at, out.shape[1])]))
 
 
 class _RowAttention:
