@@ -641,6 +641,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--once", metavar="RUN", help="print a run in a few lines, and end"),
             CommandOption(flag="--alarms", help="print the alarms that are raised, and end; exit code 7 if one is red"),
             CommandOption(flag="--service", metavar="FILE", help="also show the decisions of this service file"),
+            CommandOption(flag="--queue", metavar="WHERE", help="also show this queue: a file, or postgresql://..."),
             CommandOption(flag="--chat", help="let the page ask checkpoints: one message, two answers side by side"),
             CommandOption(flag="--demo", help="seven recorded runs: one that succeeded, and six that failed"),
         ),

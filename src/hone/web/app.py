@@ -25,6 +25,7 @@ from hone.core.errors import HoneError
 from hone.run.store.animation import EPISODE_PNG, episode_frame, read_episode
 from hone.web.columns import RunColumns
 from hone.web.guard import AccessRules, Guard
+from hone.web.queue_view import queue_view
 from hone.web.rollouts import CHIPS, RolloutReader
 from hone.web.runs import RunListing, folded_scores, plain
 from hone.web.series import series_answer
@@ -114,6 +115,8 @@ class WatchParts:
     clock: Clock
     service: Path | None = None
     """Service file of the decisions' page."""
+    queue: str = ""
+    """File or address of the queue's page."""
     chat: bool = False
     """Answer messages by checkpoints: work that takes processor and memory."""
 
@@ -150,6 +153,7 @@ class WatchRoutes:
             "checkpoints": lambda call: {"steps": chat_steps(self._folder(call))},
             "lab": lambda _: lab_view(self._parts.listing.root),
             "decisions": self._decisions,
+            "queue": self._queue,
         }
         routes = [Route(f"/api/{name}", _json_route(work)) for name, work in answers.items()]
         return [
@@ -199,6 +203,7 @@ class WatchRoutes:
             "runs": [plain(asdict(row)) for row in rows],
             "folds": folded_scores(rows),
             "has_service": parts.service is not None,
+            "has_queue": bool(parts.queue),
             "has_chat": parts.chat,
             "has_lab": bool(lab_view(parts.listing.root)),
         }
@@ -297,6 +302,10 @@ class WatchRoutes:
         del call
         service = self._parts.service
         return {"service": None} if service is None else decisions_view(service, self._parts.clock)
+
+    def _queue(self, call: Request) -> Any:  # noqa: ANN401 - JSON
+        del call
+        return queue_view(self._parts.queue, self._parts.clock) if self._parts.queue else {"tenants": None}
 
     # ------------------------------------------------------------------------------------------------------- chat
 

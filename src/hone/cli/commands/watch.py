@@ -48,5 +48,6 @@ def run(call: CommandCall) -> int:
     service = Path(call.text("service")) if call.text("service") else None
     if service is not None and not service.is_file():
         raise ConfigError(f"--service {service}: there is no such service file")
-    serve.serve(WatchParts(listing=listing, clock=clock, service=service, chat=place.chat), place, screen.line)
+    parts = WatchParts(listing=listing, clock=clock, service=service, queue=call.text("queue"), chat=place.chat)
+    serve.serve(parts, place, screen.line)
     return 0

@@ -2,12 +2,13 @@
 
 import { address, ask, html, readAddress, render, useAddress, useEffect, useState } from "/static/base.js";
 import { ChatPage, ComparePage, DataPage, DecisionsPage, EvaluationPage, LabPage, LanesPage, SystemPage, WorldPage } from "/static/pages.js";
+import { QueuePage } from "/static/queue.js";
 import { RolloutsPage } from "/static/rollouts.js";
 import { RunPage } from "/static/run.js";
 import { RunsPage } from "/static/runs.js";
 
 const OF_A_RUN = { run: RunPage, rollouts: RolloutsPage, evaluation: EvaluationPage, world: WorldPage, lanes: LanesPage, system: SystemPage, data: DataPage, chat: ChatPage };
-const ALONE = { runs: RunsPage, compare: ComparePage, lab: LabPage, decisions: DecisionsPage };
+const ALONE = { runs: RunsPage, compare: ComparePage, lab: LabPage, decisions: DecisionsPage, queue: QueuePage };
 
 function App() {
   const { page, rest } = useAddress();
@@ -16,7 +17,7 @@ function App() {
   useEffect(() => { document.title = rest ? `${rest.split("/").pop()} · hone watch` : "hone watch"; scrollTo(0, 0); }, [page, rest]);
   const Own = OF_A_RUN[page];
   const Alone = ALONE[page] || RunsPage;
-  const links = [["runs", "Runs"], ["compare", "Compare"], ["decisions", "Decisions", offers.has_service], ["lab", "Lab", offers.has_lab]].filter(([, , there]) => there !== false);
+  const links = [["runs", "Runs"], ["compare", "Compare"], ["decisions", "Decisions", offers.has_service], ["queue", "Queue", offers.has_queue], ["lab", "Lab", offers.has_lab]].filter(([, , there]) => there !== false);
   const dark = useDark();
   return html`<div class="top"><a class="brand" href=${address("runs")}><img src="/static/icon.svg" alt="" />hone watch</a>
       <nav aria-label="pages">${links.map(([name, words]) => html`<a href=${address(name)} aria-current=${page === name ? "page" : undefined}>${words}</a>`)}

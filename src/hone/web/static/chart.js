@@ -372,7 +372,7 @@ export function Lines({ lines, xLabel, height = 260, cursor, yLabel = "" }) {
     return () => { sized.disconnect(); made.destroy(); };
   }, [key, height, matchMedia("(prefers-color-scheme: dark)").matches]);
   return html`<div>
-    ${lines.length > 1 ? html`<div class="legend">${lines.map((one, index) => html`<span><i class=${`c${index % 8}`}></i>${one.name}</span>`)}</div>` : null}
+    ${lines.length > 1 ? html`<div class="legend">${lines.map((one, index) => (one.name ? html`<span><i class=${`c${index % 8}`}></i>${one.name}</span>` : null))}</div>` : null}
     <div class="lines" ref=${place} role="img" aria-label=${lines.map((one) => one.name).join(", ")}></div>
   </div>`;
 }
