@@ -475,6 +475,8 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--weight", metavar="X", default="1", help="tenant: share of the work (default: 1)"),
             CommandOption(flag="--slots", metavar="N", default="0", help="tenant: most jobs at once; 0: no bound"),
             CommandOption(flag="--until-empty", help="work: end where no job may run"),
+            CommandOption(flag="--memory", metavar="GIB", default="0", help="work: memory of a run; 0: no bound"),
+            CommandOption(flag="--cores", metavar="N", default="0", help="work: cores of a run; 0: no bound"),
             CommandOption(
                 flag="--lease", metavar="S", default="60", help="seconds without a sign of life (default: 60)"
             ),

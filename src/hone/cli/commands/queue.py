@@ -14,6 +14,7 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError
 from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import Admission, RunQueue
+from hone.run.queue.limits import RunLimits
 from hone.run.queue.local_worker import LocalWorker
 
 _ACTIONS = ("submit", "work", "status", "cancel", "tenant")
@@ -70,7 +71,11 @@ def _submit(call: CommandCall, queue: RunQueue) -> None:
 
 def _work(call: CommandCall, queue: RunQueue) -> None:
     screen = standard_screen()
-    worker = LocalWorker(queue, f"{socket.gethostname()}:{os.getpid()}", Path(call.text("runs")), screen.line)
+    memory = parse_number(call.text("memory"), "--memory", least=0, whole=False)
+    cores = int(parse_number(call.text("cores"), "--cores", least=0))
+    limits = RunLimits(memory_bytes=int(memory * 2**30), cores=cores)
+    name, runs = f"{socket.gethostname()}:{os.getpid()}", Path(call.text("runs"))
+    worker = LocalWorker(queue, name, runs, screen.line, limits)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame

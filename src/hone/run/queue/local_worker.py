@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from hone.run.queue.job_queue import JobState, LostLeaseError, QueuedRun, RunQueue
+from hone.run.queue.limits import RunLimits, remove_group
 
 _STOPPED: Final = (130, 143, -signal.SIGTERM)
 """Exit codes of a run that saved a checkpoint and stopped."""
@@ -27,6 +28,7 @@ class LocalWorker:
     name: str
     runs: Path
     tell: Callable[[str], None]
+    limits: RunLimits = field(default_factory=RunLimits)
     idle_s: float = 2.0
     stopping: bool = False
     """Set by a signal: the job in progress goes back."""
@@ -51,9 +53,15 @@ class LocalWorker:
         command += ["--resume"] if (folder / "checkpoints").is_dir() else []
         log = self.runs / f"{job.name}.log"
         self.runs.mkdir(parents=True, exist_ok=True)
-        self.tell(f"job {job.id} of {job.tenant}: {'resuming' if '--resume' in command else 'starting'} {job.name}")
+        group = self.limits.make_group(f"{job.id}-{job.token}")
+        within = self.limits.describe(group)
+        begins = "resuming" if "--resume" in command else "starting"
+        self.tell(f"job {job.id} of {job.tenant}: {begins} {job.name}{f', at most {within}' if within else ''}")
         with log.open("ab") as output:
-            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            child = subprocess.Popen(
+                self.limits.command(command, group), stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env=self.limits.environment(),
+            )  # fmt: skip
             try:
                 cancelled = self._watch(job, child)
             except LostLeaseError as error:
@@ -65,6 +73,7 @@ class LocalWorker:
                 if child.poll() is None:
                     child.kill()
                     child.wait()
+                remove_group(group)
         state = _state_of(child.returncode, cancelled=cancelled)
         why = "" if state == "done" else "gave way at a checkpoint" if state == "queued" else _tail_of(log)
         try:
