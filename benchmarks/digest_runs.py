@@ -220,6 +220,7 @@ REPLAY: dict[str, tuple[str, Settings]] = {
         name: (name, turns()) for name in ("n_step_dqn", "prioritized_dqn", "dueling_dqn", "noisy_dqn", "c51", "qr_dqn")
     },
     "rainbow": ("rainbow", turns()),
+    "r2d2": ("r2d2", turns()),
     "discrete_sac": ("discrete_sac", turns()),
     "her_dqn": ("her_dqn", turns({"env.kwargs": {"bits": 5}}, env="hone/BitFlip-v0")),
     "her_sac": ("her_sac", turns(env="hone/Reach-v0")),

@@ -64,6 +64,7 @@ CONTROL = {
     "dueling_dqn": VALUES.format("dueling_dqn"),
     "prioritized_dqn": VALUES.format("prioritized_dqn"),
     "n_step_dqn": VALUES.format("n_step_dqn"),
+    "r2d2": VALUES.format("r2d2"),
     "c51": VALUES.format("c51"),
     "qr_dqn": VALUES.format("qr_dqn"),
     "noisy_dqn": VALUES.format("noisy_dqn"),

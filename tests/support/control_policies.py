@@ -15,9 +15,9 @@ from hone.control.networks.actor_critic import (
 )
 from hone.control.networks.discriminator import AdversarialActorCritic
 from hone.control.networks.encoders import encoded_spaces
-from hone.control.networks.encoding import ImageLayout, RecurrentMemoryConfig
+from hone.control.networks.encoding import ImageLayout, RecurrentMemoryConfig, RecurrentUnitConfig
 from hone.control.networks.intrinsic_reward import CuriousActorCritic, RndConfig
-from hone.control.networks.memory import MemoryActorCritic
+from hone.control.networks.memory import MemoryActorCritic, RecurrentDqnPolicy
 from hone.control.networks.mlp import (
     BoxActions,
     DiscreteActions,
@@ -42,6 +42,7 @@ CHOICES = DiscreteActions(count=3, start=1)
 MASKED = DiscreteActions(count=3, start=1, masked=True)
 BOX = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(2,), gaussian="clipped")
 SQUASHED = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(1, 2), gaussian="squashed")
+NUMBERED = PolicySpaces(inputs=NUMBERS, actions=CHOICES)
 NETWORK = MlpConfig(hidden=[16, 16])
 RELU = MlpConfig(hidden=[32, 32], activation="relu")
 
@@ -69,6 +70,8 @@ def control_policies() -> dict[str, ControlPolicy]:
                 ),
             ),
         ),
+        ("recurrent dqn", RecurrentDqnPolicy(NUMBERED, RELU, seed=0, memory=RecurrentUnitConfig(kind="gru", units=5))),
+        ("lstm dqn", RecurrentDqnPolicy(NUMBERED, RELU, seed=0, memory=RecurrentUnitConfig(kind="lstm", units=5))),
         ("discrete sac", DiscreteSacPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0)),
         ("iql choices", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=CHOICES), RELU, seed=0)),
         ("iql box", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),

@@ -32,7 +32,7 @@ from hone.control.networks.actor_critic import (
 )
 from hone.control.networks.encoders import MINIGRID_VALUES
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
-from hone.control.networks.memory import MemoryActorCritic, RecurrentUnit
+from hone.control.networks.memory import MemoryActorCritic, RecurrentDqnPolicy, RecurrentUnit
 from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Mlp, ObservationInputs
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.numpy_memory import NumpyFramePolicy
@@ -132,6 +132,13 @@ def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = 
             return _actor_outputs(policy, policy.actor(x), None, policy.value(x).squeeze(1))
         case DiscreteSacPolicy():
             return _actor_outputs(policy, policy.actor(x), None, None)
+        case RecurrentDqnPolicy():
+            assert state is not None
+            network = policy.average
+            after = _unit_step(network.unit, x if network.encoder is None else network.encoder(x), state)
+            values = network.head(after[:, : network.unit.units])
+            action = values.argmax(dim=1) + policy.spaces.choices.start
+            return {"action": action, "q_values": values, _NEXT_STATE: after}
         case QNetworkPolicy() | DqnPolicy() | DiscreteBcqPolicy():
             return _greedy_outputs(policy, observation)
         case _:
@@ -141,14 +148,17 @@ def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = 
 def _memory_outputs(policy: MemoryActorCritic, x: Tensor, state: Tensor) -> Outputs:
     """Outputs of an actor-critic behind recurrent units, one step on."""
     units = [unit for unit in policy.units if isinstance(unit, RecurrentUnit)]
-    after = [
-        gru_step(unit.cell, x, part) if isinstance(unit.cell, nn.GRU) else lstm_step(unit.cell, x, part)
-        for unit, part in zip(units, state.split(policy.state_sizes, dim=1), strict=True)
-    ]
+    parts = state.split(policy.state_sizes, dim=1)
+    after = [_unit_step(unit, x, part) for unit, part in zip(units, parts, strict=True)]
     shown = [part[:, : unit.units] for unit, part in zip(units, after, strict=True)]
     value = None if policy.critic is None else policy.critic(shown[1]).squeeze(1)
     outputs = _actor_outputs(policy, policy.actor(shown[0]), policy.log_std, value)
     return {**outputs, _NEXT_STATE: torch.cat(after, dim=1)}
+
+
+def _unit_step(unit: RecurrentUnit, x: Tensor, state: Tensor) -> Tensor:
+    """State `[n, state_size]` after one observation."""
+    return gru_step(unit.cell, x, state) if isinstance(unit.cell, nn.GRU) else lstm_step(unit.cell, x, state)
 
 
 def _box_outputs(policy: ControlPolicy, x: Tensor) -> Outputs:
@@ -402,7 +412,7 @@ def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
     further: dict[str, Array] = {}
     if isinstance(policy, RecurrentActorCritic):
         further[_STATE] = draws.uniform(-1.0, 1.0, (count, policy.gru.hidden_size)).astype(np.float32)
-    if isinstance(policy, MemoryActorCritic):
+    if isinstance(policy, MemoryActorCritic | RecurrentDqnPolicy):
         further[_STATE] = draws.uniform(-1.0, 1.0, (count, sum(policy.state_sizes))).astype(np.float32)
     if _takes_mask(policy):
         assert isinstance(saved.actions, DiscreteActions)

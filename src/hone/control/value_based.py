@@ -7,16 +7,16 @@ algorithm runs. A recipe says its `ValueMethod`: the shape of the network, the l
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
+from torch import nn
 
 from hone.control.networks.encoders import encoded_spaces, framed_spaces
 from hone.control.networks.encoding import FrameMemoryConfig
-from hone.control.networks.mlp import DiscreteActions, EncodedMlpConfig, MlpConfig, PolicySpaces
-from hone.control.networks.numpy_memory import with_frames
-from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
-from hone.control.networks.q_networks import PLAIN_ARCHITECTURE, BoltzmannLogits, DqnPolicy, QArchitecture
+from hone.control.networks.mlp import EncodedMlpConfig, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_policies import NumpyPolicy
+from hone.control.networks.q_networks import PLAIN_ARCHITECTURE, DqnPolicy, QArchitecture
 from hone.control.normalise import NormaliseConfig, with_normalisation
 from hone.control.off_policy import (
     IterationReplayConfig,
@@ -123,7 +123,7 @@ class ValueRunConfig(ReplayRunConfig):
         the warm-up."""
         return policy.epsilon_greedy_policy(epsilon=1.0) if version == 0 else policy.exploring_policy()
 
-    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[DqnPolicy]:
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[Any]:
         """Networks, replay buffer, behaviour policy and target updates of a value-based method."""
         chosen, replay = self.value_method(), self.replay
         algorithm, sharding = chosen.algorithm, None if self.fleet is None else self.fleet.sharding(self.steps)
@@ -141,15 +141,6 @@ class ValueRunConfig(ReplayRunConfig):
 
         def layout(transitions: Episodes, credits: Credits, done: int) -> ValueRows:
             return value_rows(policy, buffer, self.seed, transitions, credits, iteration=done // updates)
-
-        update_target = polyak_updater([(policy.target, policy.values)])
-        update_average = polyak_updater([(policy.average, policy.values)])
-
-        def after_step(_: DqnPolicy, number: int) -> None:
-            if (number + 1) % (updates * algorithm.target_every) == 0:
-                update_target(algorithm.tau)
-            # Over the latest eighth of a short run's updates (Shamir & Zhang, 2013): first weights must not linger.
-            update_average(max(algorithm.average_rate, 8.0 / (number + 8)))
 
         phase = optimizer_phase(
             "values",
@@ -174,7 +165,7 @@ class ValueRunConfig(ReplayRunConfig):
                 size=spaces.inputs.number_size,
                 discount=algorithm.discount,
             ),
-            after_step=after_step,
+            after_step=followers(policy.values, policy.target, policy.average, algorithm, updates=updates),
             shuffle=priorities is not None,  # they are drawn in the order of the buffer, which is that of time
         )
 
@@ -200,11 +191,22 @@ class ScheduledValueRunConfig(ValueRunConfig):
         level = exploration_level(chosen, self.replay.warmup + version * self.iteration_steps)
         if isinstance(chosen, LinearEpsilon):
             return policy.epsilon_greedy_policy(epsilon=level)
-        actions = policy.spaces.actions
-        assert isinstance(actions, DiscreteActions)
-        sharpened = BoltzmannLogits(values=policy.numpy_q_network(), temperature=level)
-        drawn = NumpyCategoricalPolicy(network=sharpened, inputs=policy.acting_inputs, actions=actions)
-        return with_frames(drawn, policy.spaces.inputs)
+        return policy.boltzmann_policy(level)
+
+
+def followers(
+    values: nn.Module, target: nn.Module, average: nn.Module, algorithm: ValueAlgorithm, *, updates: int
+) -> Callable[[nn.Module, int], None]:
+    """Updates of the target network and of the average of the weights, after each update; `updates` an iteration."""
+    update_target, update_average = polyak_updater([(target, values)]), polyak_updater([(average, values)])
+
+    def after_step(_: nn.Module, number: int) -> None:
+        if (number + 1) % (updates * algorithm.target_every) == 0:
+            update_target(algorithm.tau)
+        # Over the latest eighth of a short run's updates (Shamir & Zhang, 2013): first weights must not linger.
+        update_average(max(algorithm.average_rate, 8.0 / (number + 8)))
+
+    return after_step
 
 
 def exploration_level(exploration: LinearEpsilon | LinearBoltzmann, decisions: int) -> float:

@@ -6,7 +6,7 @@ constant during an iteration, so it is evaluated once, on all transitions of the
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hone.control.networks.q_networks import DqnPolicy
 from hone.control.replay.priority import PrioritizedSampler, PriorityParams
 from hone.control.replay.ring import RingBuffer
+from hone.control.replay.sequences import SequenceBuffer
 from hone.control.replay.sharded import ShardedSampler
 from hone.control.replay.steps import StepBuffer
 from hone.control.rows import TransitionRows, row_picker, transition_rows
@@ -28,6 +29,8 @@ from hone.core.state import State
 from hone.credit.returns import one_step_target
 from hone.learner.share import current_share
 from hone.objectives.terms import LossTerms
+
+S = TypeVar("S", bound=np.generic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,33 +59,35 @@ class ValueRows(ReplayedRows):
 
 
 class PrioritizedBuffer:
-    """A memory of transitions, or of steps that make them; what it last handed out, and how wrong the policy was on
-    that: priorities are handed back once all of it was heard of."""
+    """A memory of transitions, of steps that make them, or of sequences; what it last handed out, and how wrong the
+    policy was on that: priorities are handed back once all of it was heard of."""
 
     def __init__(
         self,
         capacity: int,
         *,
-        steps: int,
+        steps: int = 1,
         discount: float,
         priorities: PriorityParams | None,
         frames: int = 1,
+        sequences: SequenceBuffer | None = None,
         sampler: ShardedSampler | None = None,
     ) -> None:
         """`steps` > 1: transitions cover so many of them; `frames` > 1: observations are stacks of so many, of which
-        each is kept once. Without `priorities` all are as likely. `sampler`: shards in place of one buffer. Raises
-        ConfigError where shards cannot hold such transitions."""
+        each is kept once; `sequences` holds whole sequences instead. Without `priorities` all are as likely. `sampler`:
+        shards in place of one buffer. Raises ConfigError where shards cannot hold such transitions."""
         if sampler is not None and (steps > 1 or frames > 1):
             raise ConfigError("the log of a fleet has single steps: use a recipe of one-step targets, without frames")
-        self.buffer: RingBuffer | StepBuffer | ShardedSampler
+        self.buffer: RingBuffer | StepBuffer | SequenceBuffer | ShardedSampler
         self.prioritised_buffer: PrioritizedSampler | ShardedSampler | None = sampler
         if sampler is not None:
             self.buffer = sampler
         else:
-            single = steps == frames == 1
             self.buffer = held = (
-                RingBuffer(capacity)
-                if single
+                sequences
+                if sequences is not None
+                else RingBuffer(capacity)
+                if steps == frames == 1
                 else StepBuffer(capacity, n_steps=steps, discount=discount, frames=frames)
             )
             self.prioritised_buffer = None if priorities is None else PrioritizedSampler(held, priorities)
@@ -94,7 +99,7 @@ class PrioritizedBuffer:
         """Index and error of the rows of this step that this process has heard of."""
 
     def __len__(self) -> int:
-        return len(self.buffer)
+        return self.buffer.decisions if isinstance(self.buffer, SequenceBuffer) else len(self.buffer)
 
     def add(self, episodes: Episodes) -> object:
         return self._sampled_buffer.add(episodes)
@@ -114,27 +119,33 @@ class PrioritizedBuffer:
             return self.buffer.credit(episodes, values)
         return one_step_target(episodes, values, discount=self.discount)
 
+    def burned(self, episodes: Episodes) -> NDArray[np.int64]:
+        """`[E]` decisions of sequences that only rebuild a state; 0 of what was not handed out last."""
+        sample = self.buffer.last_sample if isinstance(self.buffer, SequenceBuffer) else None
+        if sample is None or episodes is not sample.episodes:
+            return _from_holder(np.zeros(len(episodes), np.int64), is_sampled=False)
+        return _from_holder(sample.burned, is_sampled=True)
+
     def importance_weights(self, episodes: Episodes) -> NDArray[np.float32]:
-        """`[n]` weights of what was handed out last; of other transitions 1. Of several ranks, one has the buffer: the
-        others get the weights from it."""
+        """`[n]` weights of what was handed out last; of other transitions 1."""
         weights = np.ones(len(episodes), np.float32)
         if self.prioritised_buffer is None:
             return weights
         is_sampled = episodes is self._last_sample
         if is_sampled:
             weights = self.prioritised_buffer.last_sample.importance_weight
-        share = current_share()
-        if share is None:
-            return weights
-        shares = [one for one in share.reduction.gather(weights if is_sampled else weights[:0]) if len(one)]
-        return shares[0].astype(np.float32) if shares else weights
+        return _from_holder(weights, is_sampled=is_sampled)
 
     def on_micro_batch(self, rows: ReplayedRows, terms: LossTerms) -> None:
         """Keep the errors of these rows until the end of the step: the absolute TD error, the KL divergence of a
         distribution, else the loss."""
         metrics = terms.metrics
         wrong = next((metrics[name] for name in ("value/error_abs", "value/kl_nats") if name in metrics), terms.loss)
-        self._step.append((rows.sample_index.cpu().numpy(), wrong.detach().cpu().numpy()))
+        self.add_errors(rows.sample_index, wrong)
+
+    def add_errors(self, index: Tensor, errors: Tensor) -> None:
+        """Keep the errors `[n]` of rows `index` `[n]` of the sample until the end of the step."""
+        self._step.append((index.cpu().numpy(), errors.detach().cpu().numpy()))
 
     def finish_step(self, policy: nn.Module) -> Metrics:
         """Take up the errors of a step, of all ranks; update the priorities once those of a whole sample are there."""
@@ -162,8 +173,17 @@ class PrioritizedBuffer:
         self._last_sample = None
 
     @property
-    def _sampled_buffer(self) -> RingBuffer | StepBuffer | PrioritizedSampler | ShardedSampler:
+    def _sampled_buffer(self) -> RingBuffer | StepBuffer | SequenceBuffer | PrioritizedSampler | ShardedSampler:
         return self.buffer if self.prioritised_buffer is None else self.prioritised_buffer
+
+
+def _from_holder(values: NDArray[S], *, is_sampled: bool) -> NDArray[S]:
+    """Numbers of a sample `[n]`: of several ranks, one has the buffer, and the others get its own."""
+    share = current_share()
+    if share is None:
+        return values
+    shares = [one for one in share.reduction.gather(values if is_sampled else values[:0]) if len(one)]
+    return shares[0].astype(values.dtype) if shares else values
 
 
 def priority_schedule(exponent: float, correction: float, *, iterations: int) -> PriorityParams:

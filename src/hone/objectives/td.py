@@ -43,6 +43,20 @@ def double_target(reward: PerDecision, discount: PerDecision, table_now: Table, 
 
 
 @torch.no_grad()
+def rescaled_target(
+    reward: PerDecision, discount: PerDecision, worth: PerDecision, *, epsilon: float = 1e-3
+) -> PerDecision:
+    """h(r + discount * h^-1(value of the next state)): returns of any size are learned on one scale (Pohlen et al.,
+    2018; R2D2). h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, and
+    h^-1(y) = sign(y) (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1).
+    """
+    root = (1.0 + 4.0 * epsilon * (worth.abs() + 1.0 + epsilon)).sqrt()
+    unscaled = worth.sign() * (((root - 1.0) / (2.0 * epsilon)).square() - 1.0)
+    x = reward + discount * unscaled
+    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + epsilon * x
+
+
+@torch.no_grad()
 def twin_target(reward: PerDecision, discount: PerDecision, first: PerDecision, second: PerDecision) -> PerDecision:
     """r + discount * min(Q1', Q2') of target critics at `smoothed_action` (clipped double Q-learning of TD3, Fujimoto
     et al., 2018). The critics' loss is `soft.twin_critic_loss`.

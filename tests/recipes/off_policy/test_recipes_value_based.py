@@ -43,7 +43,7 @@ VALUES = (
     "noisy_dqn",
     "rainbow",
 )
-FAMILY = (*VALUES, "discrete_sac")
+FAMILY = (*VALUES, "discrete_sac", "r2d2")
 SMALL = {
     "env": {"id": "CartPole-v1", "num_envs": 2},
     "network": {"hidden": [16]},
@@ -122,7 +122,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(recipe: str) -> None:
 EXAMPLES = sorted(
     path
     for recipe in FAMILY
-    for path in (Path(__file__).resolve().parents[3] / "examples" / "control").glob(f"{recipe}_cartpole.toml")
+    for path in (Path(__file__).resolve().parents[3] / "examples" / "control").glob(f"{recipe}_*.toml")
 )
 
 

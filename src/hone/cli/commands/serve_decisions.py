@@ -29,9 +29,7 @@ def serve_file(call: CommandCall) -> int:
     if flags:
         raise ConfigError(f"{', '.join(flags)}: for language models; a service file has its own settings")
     path, screen, is_fleet = Path(call.text("checkpoint")), standard_screen(), False
-    with contextlib.suppress(
-        OSError, UnicodeDecodeError, tomllib.TOMLDecodeError
-    ):  # told by who serves it
+    with contextlib.suppress(OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):  # told by who serves it
         is_fleet = "fleet" in tomllib.loads(path.read_text(encoding="utf-8"))
     if call.switch("dry_run") and is_fleet:
         from hone.decide.fleet.http_app import fleet_plan_lines  # noqa: PLC0415 - see --help

@@ -26,7 +26,7 @@ from hone.control.networks.discriminator import AdversarialActorCritic
 from hone.control.networks.encoders import UserEncoder
 from hone.control.networks.encoding import EncoderSpec, ImageLayout, encoder_from_json
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
-from hone.control.networks.memory import MemoryActorCritic
+from hone.control.networks.memory import MemoryActorCritic, RecurrentDqnPolicy
 from hone.control.networks.mlp import (
     BinaryActions,
     BoxActions,
@@ -64,6 +64,7 @@ _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
         MemoryActorCritic,
         MultitaskActorCritic,
         DqnPolicy,
+        RecurrentDqnPolicy,
         DiscreteSacPolicy,
         DiscreteBcqPolicy,
         BcqPolicy,

@@ -46,13 +46,18 @@ class EncoderKeys(Config):
     """Passed to `module`."""
 
 
-class RecurrentMemoryConfig(Config):
-    """A recurrent unit between the observations and the hidden layers, one for the policy and one for the critic."""
+class RecurrentUnitConfig(Config):
+    """A recurrent unit between the observations and the hidden layers."""
 
     kind: Literal["gru", "lstm"]
     """Gated recurrent unit (Cho et al., 2014) or long short-term memory (Hochreiter & Schmidhuber, 1997)."""
     units: int = Field(default=64, ge=1)
     """Numbers of the unit's output."""
+
+
+class RecurrentMemoryConfig(RecurrentUnitConfig):
+    """A recurrent unit for the policy, and one for the critic."""
+
     sequence: int = Field(default=32, ge=1)
     """Longest sequence of decisions that gradients go back through; longer pieces of episodes are cut."""
 

@@ -1,4 +1,4 @@
-"""Actor-critics with a recurrent memory (a GRU or an LSTM), and the config of a memory.
+"""Actor-critics and Q-networks with a recurrent memory (a GRU or an LSTM).
 
 Units in torch run over packed sequences, with gradients through time; their numpy forms for acting are
 `numpy_memory.py`. No sequence crosses an episode's begin, so nothing is masked inside one.
@@ -13,10 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from hone.control.networks.actor_critic import ActorCritic, PolicyOutput, logp_and_entropy, numpy_actor
-from hone.control.networks.encoding import RecurrentMemoryConfig
-from hone.control.networks.mlp import MlpConfig, ObservationInputs, PolicySpaces, orthogonal
+from hone.control.networks.actor_critic import (
+    ActorCritic,
+    ControlPolicy,
+    PolicyOutput,
+    logp_and_entropy,
+    numpy_actor,
+)
+from hone.control.networks.encoders import acting_inputs, make_encoder
+from hone.control.networks.encoding import RecurrentMemoryConfig, RecurrentUnitConfig
+from hone.control.networks.mlp import Mlp, MlpConfig, ObservationInputs, PolicySpaces, orthogonal
 from hone.control.networks.numpy_memory import NumpyGru, NumpyLstm, NumpyRecurrentPolicy, NumpyUnit
+from hone.control.networks.numpy_policies import (
+    BoltzmannLogits,
+    NumpyCategoricalPolicy,
+    NumpyGreedyPolicy,
+    NumpyPolicy,
+)
 from hone.control.rows import SequenceRows, StepRows
 from hone.core.ragged import Ints
 
@@ -161,3 +174,82 @@ class MemoryActorCritic(ActorCritic):
 
     def _units(self) -> list[RecurrentUnit]:
         return [unit for unit in self.units if isinstance(unit, RecurrentUnit)]
+
+
+# ------------------------------------------------------------------------------------------------------- action values
+
+
+class RecurrentQNetwork(nn.Module):
+    """Encoder of observations, if any, a recurrent unit, and hidden layers."""
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, memory: RecurrentUnitConfig, *, seed: int) -> None:
+        super().__init__()
+        self.encoder = make_encoder(spaces.inputs, seed=seed, stream="values")
+        self.unit = RecurrentUnit(memory.kind, spaces.inputs.size, memory.units, seed=seed, stream="values memory")
+        self.head = Mlp(memory.units, spaces.choices.count, network, seed=seed, stream="values")
+
+    def forward(self, x: Tensor, lengths: Ints, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs `[N, ...]` of sequences of `lengths` `[S]`, each at least 1, from states `[S, H]` -> values
+        `[N, choices]`, and the states after the sequences `[S, H]`."""
+        order = PackedOrder.of(lengths)
+        x = x if self.encoder is None else self.encoder(x)
+        decisions, places, rows = (
+            torch.from_numpy(one).to(x.device) for one in (order.decisions, order.places, order.sequences)
+        )
+        outputs, after = self.unit(PackedSequence(x[decisions], order.batch_sizes), state[rows])
+        return self.head(outputs[places]), torch.empty_like(after).index_copy(0, rows, after)
+
+
+class RecurrentDqnPolicy(ControlPolicy):
+    """Acts by the average of the weights; explores by the weights themselves, whose states the replay buffer keeps."""
+
+    kind = "recurrent_values"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, memory: RecurrentUnitConfig) -> None:
+        super().__init__(spaces, network)
+        self.memory = memory
+        self.values = RecurrentQNetwork(spaces, network, memory, seed=seed)
+        self.target, self.average = (
+            RecurrentQNetwork(spaces, network, memory, seed=seed).requires_grad_(requires_grad=False) for _ in range(2)
+        )
+
+    @property
+    def state_sizes(self) -> list[int]:
+        """Numbers of the unit's state."""
+        return [self.values.unit.state_size]
+
+    def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyPolicy:
+        """Greedy policy with the current weights; with probability `epsilon` a random action."""
+        head = NumpyGreedyPolicy(
+            network=self.values.head.to_numpy(), inputs=self._recalled, actions=self.spaces.choices, epsilon=epsilon
+        )
+        return self._acting(self.values, head)
+
+    def boltzmann_policy(self, temperature: float) -> NumpyPolicy:
+        """Softmax of the current values over `temperature`."""
+        logits = BoltzmannLogits(values=self.values.head.to_numpy(), temperature=temperature)
+        head = NumpyCategoricalPolicy(network=logits, inputs=self._recalled, actions=self.spaces.choices)
+        return self._acting(self.values, head)
+
+    def numpy_policy(self) -> NumpyPolicy:
+        network = self.average.head.to_numpy()
+        head = NumpyGreedyPolicy(network=network, inputs=self._recalled, actions=self.spaces.choices)
+        return self._acting(self.average, head)
+
+    @property
+    def _recalled(self) -> ObservationInputs:
+        """Inputs of the hidden layers."""
+        return ObservationInputs(size=self.memory.units)
+
+    def _acting(self, network: RecurrentQNetwork, head: NumpyPolicy) -> NumpyRecurrentPolicy:
+        inputs = acting_inputs(self.spaces.inputs, network.encoder)
+        return NumpyRecurrentPolicy(
+            head=head, inputs=inputs, units=[network.unit.to_numpy()], sizes=[network.unit.state_size]
+        )
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"memory": self.memory.model_dump(mode="json")}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, seed=0, memory=RecurrentUnitConfig.model_validate(extras["memory"]))

@@ -142,6 +142,17 @@ class NumpyGreedyPolicy(DiscreteNetworkPolicy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BoltzmannLogits:
+    """Values over a temperature: the logits of a Boltzmann policy."""
+
+    values: Callable[[Floats], Floats]
+    temperature: float
+
+    def __call__(self, x: Floats) -> Floats:
+        return self.values(x) / np.float32(self.temperature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyGaussianPolicy(BoxNetworkPolicy):
     """A normal distribution around the outputs, in the form of the box (`box_gaussian.py`); where it is not squashed,
     samples may be outside the box, and the environment clips them."""

@@ -20,6 +20,7 @@ from hone.control.networks.mlp import DiscreteActions, Floats, Mlp, MlpConfig, N
 from hone.control.networks.numpy_memory import with_frames
 from hone.control.networks.numpy_policies import (
     Array,
+    BoltzmannLogits,
     Flags,
     NumpyCategoricalPolicy,
     NumpyGreedyPolicy,
@@ -119,17 +120,6 @@ class NumpyNoisyPolicy:
     def _legal(self, values: Floats, mask: Flags | None) -> Floats:
         require_mask(self.actions, mask)
         return values if mask is None else np.where(mask, values, -np.inf)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoltzmannLogits:
-    """Values over a temperature: the logits of a Boltzmann policy."""
-
-    values: _NumpyQNetwork
-    temperature: float
-
-    def __call__(self, x: Floats) -> Floats:
-        return self.values(x) / np.float32(self.temperature)
 
 
 # ------------------------------------------------------------------------------------------------------- layer norm mlp
@@ -378,6 +368,12 @@ class DqnPolicy(ControlPolicy):
     def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyPolicy:
         """Greedy policy with the current mean weights; with probability `epsilon` a random action."""
         return with_frames(self._greedy(self.values, epsilon), self.spaces.inputs)
+
+    def boltzmann_policy(self, temperature: float) -> NumpyPolicy:
+        """Softmax of the current values over `temperature`."""
+        logits = BoltzmannLogits(values=self.numpy_q_network(), temperature=temperature)
+        drawn = NumpyCategoricalPolicy(network=logits, inputs=self.acting_inputs, actions=self.spaces.choices)
+        return with_frames(drawn, self.spaces.inputs)
 
     def exploring_policy(self) -> NumpyPolicy:
         """Policy with the current noisy weights."""
