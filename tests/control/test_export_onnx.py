@@ -1,19 +1,28 @@
 """ONNX files of policies: equal actions by onnxruntime, for batches of any size, and a refusal of what differs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from control_policies import control_policies, legal, observations
+from gymnasium import spaces
 
 from hone.cli.main import main
 from hone.control import export_onnx
+from hone.control.environments.layout import ActionRowSpace, RowSpace, action_leaves, layout_of
 from hone.control.export_onnx import gru_step, random_observations
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.checkpoint import save_policy
+from hone.control.networks.encoding import RecurrentMemoryConfig
+from hone.control.networks.memory import MemoryActorCritic
+from hone.control.networks.mlp import BinaryActions, FactoredActions, MlpConfig, PolicyNetworkConfig
+from hone.control.on_policy import policy_spaces
 from hone.control.predict import open_saved_policy
+from hone.control.spaces import network_spaces
 from hone.control.tables.tables import ActionTable, StateFeatures, StateValues, save_table
 from hone.core.errors import ConfigError, DataError, ResourceError
 
@@ -78,6 +87,75 @@ def test_outputs_are_those_of_the_kind(tmp_path: Path) -> None:
         x = policy.spaces.inputs.tensor(torch.from_numpy(seen))
         np.testing.assert_allclose(logits, policy.actor(x), atol=1e-5)
         np.testing.assert_allclose(value, policy.value(torch.from_numpy(seen)), atol=1e-5)
+
+
+OBSERVATION = spaces.Dict({
+    "gear": spaces.Discrete(3, start=1),
+    "lights": spaces.MultiBinary(4),
+    "speed": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "view": spaces.Box(0, 255, (6, 6, 3), np.uint8),
+})  # fmt: skip
+FINITE = spaces.Tuple((spaces.Discrete(3, start=2), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 4])))
+MIXED = spaces.Dict({"pedal": spaces.Box(-1.0, 3.0, (2,), np.float32), "turn": spaces.Discrete(3)})
+
+
+def of_parts(action: spaces.Space, *, masked: bool = False, memory: str | None = None) -> ActorCritic:
+    """A policy of observations and actions of several parts, with normalised numbers."""
+    layout, leaves = layout_of(OBSERVATION), action_leaves(action)
+    assert layout is not None and leaves is not None
+    unit = None if memory is None else RecurrentMemoryConfig(kind="gru", units=5)
+    network = PolicyNetworkConfig(hidden=[16], memory=unit)
+    found = network_spaces(RowSpace(layout), ActionRowSpace(leaves))
+    assert isinstance(found.actions, FactoredActions)
+    ready = policy_spaces(replace(found, actions=replace(found.actions, masked=masked)), network)
+    size = ready.inputs.number_size
+    inputs = ready.inputs.with_moments(np.full(size, 0.5), np.full(size, 2.0), 3.0)
+    ready, plain = replace(ready, inputs=inputs), MlpConfig(hidden=[16])
+    policy = ActorCritic(ready, plain, seed=0)
+    if unit is not None:
+        policy = MemoryActorCritic(ready, plain, seed=0, memory=unit)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return policy
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("action", [FINITE, MIXED], ids=["finite", "mixed"])
+@pytest.mark.parametrize("memory", [None, "gru"])
+def test_parts_of_observations_are_inputs_and_factors_of_actions_a_row(
+    action: spaces.Space, masked: bool, memory: str | None, tmp_path: Path
+) -> None:
+    policy = of_parts(action, masked=masked, memory=memory)
+    save_policy(policy, tmp_path / "policy")
+    written = export_onnx.export_onnx(tmp_path / "policy", tmp_path / "policy.onnx")
+    assert written.equal == written.rows == 1000
+    further = ["state"] * (memory is not None) + ["mask"] * masked
+    assert list(written.inputs) == ["gear", "lights", "speed", "view", *further]
+    saved = open_saved_policy(tmp_path / "policy")
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
+    OBSERVATION.seed(0)
+    for number in range(5):
+        seen: Any = OBSERVATION.sample()
+        given = {name: np.asarray(value)[None] for name, value in seen.items()}
+        state = mask = None
+        if memory is not None:
+            given["state"] = state = np.random.default_rng(number).normal(size=(1, 10)).astype(np.float32)
+        if masked:
+            bits = 3 + 4 + 6 if action is FINITE else 3
+            given["mask"] = mask = np.ones((1, bits), np.bool_)
+            mask[0, 0] = False
+        chosen, _ = saved.predict(seen, state, mask=mask)
+        np.testing.assert_allclose(session.run(["action"], given)[0][0], chosen, atol=1e-5)
+
+
+def test_a_bit_at_the_edge_is_0_and_a_mask_decides_it() -> None:
+    actions = FactoredActions(parts=(BinaryActions(size=3),))
+    outputs = torch.tensor([[0.0, 1e-6, -1.0]])
+    modes = export_onnx._modes_of_factors
+    assert modes(actions, outputs, None).tolist() == [[0, 1, 0]]
+    only_one = torch.tensor([[False, True, True, False, False, True]])
+    assert modes(actions, outputs, only_one).tolist() == [[1, 0, 1]]
 
 
 def test_a_file_with_other_actions_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

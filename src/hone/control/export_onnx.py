@@ -5,7 +5,8 @@ Belongs here: the graph's inputs, outputs and metadata, and its comparison with 
 observations `[batch, frames, ...]`, oldest first. Outputs are `action` (the policy's mode, in the
 environment's units and within the bounds of a box), and by kind of policy `logits`, `q_values`, `mean` and `log_std`,
 and `value`. A recurrent policy has a further input `state` `[batch, units]` and output `next_state`, and a policy of
-legal actions a further input `mask` `[batch, actions]` of flags.
+legal actions a further input `mask` `[batch, bits]` of flags. Observations of several parts are an input for each part,
+by its path; actions of several factors are a row of numbers, in the order of the space.
 """
 
 import copy
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone import __version__
+from hone.control.environments.layout import Leaf
 from hone.control.networks.actor_critic import (
     ActorCritic,
     ControlPolicy,
@@ -31,16 +33,17 @@ from hone.control.networks.actor_critic import (
     as_mlps,
 )
 from hone.control.networks.encoders import MINIGRID_VALUES
+from hone.control.networks.factored import head_places
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.memory import MemoryActorCritic, RecurrentDqnPolicy, RecurrentUnit
 from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Mlp, ObservationInputs
 from hone.control.networks.multitask import MultitaskActorCritic
-from hone.control.networks.numpy_memory import NumpyFramePolicy
+from hone.control.networks.numpy_memory import NumpyFramePolicy, NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import LOG_STD_RANGE, HasNumpyPolicy
 from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
 from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
 from hone.control.networks.recurrent import RecurrentActorCritic
-from hone.control.predict import SavedPolicy, open_saved_policy
+from hone.control.predict import SavedPolicy, open_saved_policy, within_bounds
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.random import generator
@@ -72,9 +75,17 @@ class _PolicyGraph(nn.Module):
                 module.kernels = None  # compiled code, which the exporter cannot look into
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        leaves, actions = self.policy.spaces.inputs.leaves, self.policy.spaces.actions
+        if leaves:  # the first inputs are the parts of an observation
+            flat = [part.to(torch.float32).flatten(1) if part.dim() > 1 else part[:, None].to(torch.float32)
+                    for part in inputs[: len(leaves)]]  # fmt: skip
+            inputs = (torch.cat(flat, dim=1), *inputs[len(leaves) :])
         masked = _takes_mask(self.policy)  # then the mask is the last input
         outputs = _outputs(self.policy, *(inputs[:-1] if masked else inputs))
-        if masked:
+        if isinstance(actions, FactoredActions):
+            mask = inputs[-1] if masked else None
+            outputs = {**outputs, "action": _modes_of_factors(actions, outputs["logits"], mask)}
+        elif masked:
             scores = next(name for name in ("logits", "q_values") if name in outputs)
             legal = torch.where(inputs[-1], outputs[scores], torch.full_like(outputs[scores], -torch.inf))
             outputs = {**outputs, "action": legal.argmax(dim=1) + self.policy.spaces.choices.start, scores: legal}
@@ -86,7 +97,7 @@ def _takes_mask(policy: HasNumpyPolicy) -> bool:
     if not isinstance(policy, ControlPolicy):
         return False
     actions = policy.spaces.actions
-    return isinstance(actions, DiscreteActions) and actions.masked
+    return not isinstance(actions, BoxActions) and actions.masked
 
 
 class _TableGraph(nn.Module):
@@ -185,18 +196,45 @@ def _actor_outputs(policy: ControlPolicy, outputs: Tensor, log_std: Tensor | Non
     """Outputs of a softmax over choices, or of a Gaussian in the form of its box."""
     actions = policy.spaces.actions
     valued = {} if value is None else {"value": value}
+    if isinstance(actions, FactoredActions):
+        deviations = {} if log_std is None else {"log_std": log_std[None] + torch.zeros_like(outputs[:, :1])}
+        return {"action": outputs, "logits": outputs, **deviations, **valued}
     if not isinstance(actions, BoxActions):
-        assert isinstance(actions, DiscreteActions), "refused before"
         return {"action": outputs.argmax(dim=1) + actions.start, "logits": outputs, **valued}
     assert log_std is not None
+    chosen = _within(actions, _gaussian_mode(actions, outputs))
+    return {"action": chosen, "mean": outputs, "log_std": log_std.expand_as(outputs), **valued}
+
+
+def _gaussian_mode(actions: BoxActions, outputs: Tensor) -> Tensor:
+    """Actions `[n, a]` at the means of a Gaussian in the form of its box."""
     match actions.gaussian:
         case "unscaled":
-            chosen = outputs
+            return outputs
         case "clipped":
-            chosen = torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * outputs
+            return torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * outputs
         case "squashed":
-            chosen = torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * torch.tanh(outputs)
-    return {"action": _within(actions, chosen), "mean": outputs, "log_std": log_std.expand_as(outputs), **valued}
+            return torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * torch.tanh(outputs)
+
+
+def _modes_of_factors(actions: FactoredActions, outputs: Tensor, mask: Tensor | None) -> Tensor:
+    """Actions `[n, A]` of the best choice of each factor that `mask` `[n, bits]` allows, and of the boxes' means."""
+    numbers: list[Tensor] = []
+    for place in head_places(actions):
+        out, part = outputs[:, place.outputs], place.part
+        legal = None if mask is None else mask[:, place.bits]
+        if isinstance(part, BoxActions):
+            numbers.append(_within(part, _gaussian_mode(part, out)).flatten(1))
+        elif isinstance(part, DiscreteActions):
+            scores = out if legal is None else torch.where(legal, out, torch.full_like(out, -torch.inf))
+            numbers.append(scores.argmax(dim=1, keepdim=True) + part.start)
+        elif legal is None:
+            numbers.append((out > 0).long())
+        else:  # a bit that must not be 0, or that is better and may be 1
+            zero, one = legal.unflatten(1, (-1, 2)).unbind(dim=2)
+            numbers.append((one & ((out > 0) | ~zero)).long())
+    kind = torch.float32 if actions.gaussian_size else torch.int64
+    return torch.cat([one.to(kind) for one in numbers], dim=1)
 
 
 def _greedy_outputs(policy: QNetworkPolicy | DqnPolicy | DiscreteBcqPolicy, observation: Tensor) -> Outputs:
@@ -313,7 +351,8 @@ def export_onnx(folder: Path, target: Path) -> OnnxExport:
     graph, example = _graph(saved)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(graph, [_INPUT, *_further_inputs(saved, 2)], example, target)
+        names = [*_observed(saved, random_observations(saved, 1)), *_further_inputs(saved, 1)]
+        _write(graph, names, example, target)
         model = onnx.load(str(target))
         description = (folder / "policy.json").read_text(encoding="utf-8")
         onnx.helper.set_model_props(model, {"policy.json": description, "hone": __version__})
@@ -335,17 +374,18 @@ def _library(name: str) -> Any:  # noqa: ANN401 - an optional library
 def _graph(saved: SavedPolicy) -> tuple[_PolicyGraph | _TableGraph, tuple[Tensor, ...]]:
     """Module for the exporter, and inputs of two rows. Raises ConfigError for kinds without an ONNX form."""
     policy = saved.policy
-    if saved.observation.layout is not None or isinstance(saved.actions, FactoredActions):
+    if saved.observation.layout is not None and isinstance(saved.acting, NumpyFramePolicy):
         raise ConfigError(
-            f"{saved.folder}: observations and actions of several parts have no ONNX form; use hone.api.load, or hone "
-            "serve, which take and return them"
+            f"{saved.folder}: stacks of observations of several parts have no ONNX form; use hone.api.load, or hone "
+            "serve, which take them"
         )
-    seen = torch.from_numpy(np.ascontiguousarray(random_observations(saved, 2)))
+    seen = random_observations(saved, 2)
     if isinstance(policy, ControlPolicy):
         graph = _PolicyGraph(policy)
-        example = (seen, *(torch.from_numpy(array) for array in _further_inputs(saved, 2).values()))
+        arrays = {**_observed(saved, seen), **_further_inputs(saved, 2)}
+        example = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays.values())
     elif isinstance(policy, ActionTable) and isinstance(policy.features, StateFeatures):
-        graph, example = _TableGraph(policy), (seen,)
+        graph, example = _TableGraph(policy), (torch.from_numpy(seen),)
     else:
         raise ConfigError(
             f"{saved.folder}: only networks and tables of action values of numbered states have an ONNX form"
@@ -378,6 +418,11 @@ def random_observations(saved: SavedPolicy, count: int, seed: int = 0) -> Array:
     draws, form = generator(seed, "onnx"), saved.observation
     if form.is_state:
         return draws.integers(form.first, form.first + form.count, count)
+    if form.layout is not None:
+        rows = np.zeros((count, form.layout.row_bytes), np.uint8)
+        for leaf in form.layout.leaves:
+            form.layout.view(rows, leaf)[...] = _random_part(leaf, count, draws)
+        return rows
     inputs = saved.policy.spaces.inputs if isinstance(saved.policy, ControlPolicy) else None
     if inputs is not None and inputs.encoder is not None:
         return _random_images(inputs, count, draws)
@@ -406,6 +451,27 @@ def _random_images(inputs: ObservationInputs, count: int, draws: np.random.Gener
     return draws.random(stacked).astype(np.float32)
 
 
+def _random_part(leaf: Leaf, count: int, draws: np.random.Generator) -> Array:
+    """Random values `[count, *shape]` of a part of an observation."""
+    if leaf.kind == "one_hots":
+        values = [
+            draws.integers(start, start + size, count) for start, size in zip(leaf.starts, leaf.sizes, strict=True)
+        ]
+        return np.stack(values, axis=1).reshape(count, *leaf.shape)
+    if leaf.kind == "bits" or np.dtype(leaf.dtype).kind not in "f":
+        most = leaf.high[0] if leaf.kind == "box" and leaf.high else 1.0
+        return draws.integers(0, int(min(most, 255.0)) + 1, (count, *leaf.shape))
+    return draws.normal(0.0, 2.0, (count, *leaf.shape))
+
+
+def _observed(saved: SavedPolicy, seen: Array) -> dict[str, Array]:
+    """Observations by the names of the inputs: of several parts, each part by its path."""
+    layout = saved.observation.layout
+    if layout is None:
+        return {_INPUT: seen}
+    return {leaf.path or _INPUT: np.ascontiguousarray(layout.view(seen, leaf)) for leaf in layout.leaves}
+
+
 def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
     """Random states and masks `[count, ...]` of a policy that has them, by the names of the inputs."""
     draws, policy = generator(1, "onnx inputs"), saved.policy
@@ -415,11 +481,22 @@ def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
     if isinstance(policy, MemoryActorCritic | RecurrentDqnPolicy):
         further[_STATE] = draws.uniform(-1.0, 1.0, (count, sum(policy.state_sizes))).astype(np.float32)
     if _takes_mask(policy):
-        assert isinstance(saved.actions, DiscreteActions)
-        mask = draws.random((count, saved.actions.count)) < 0.5
-        mask[np.arange(count), draws.integers(0, saved.actions.count, count)] = True
-        further[_MASK] = mask
+        assert not isinstance(saved.actions, BoxActions)
+        further[_MASK] = _random_masks(saved.actions, count, draws)
     return further
+
+
+def _random_masks(actions: DiscreteActions | FactoredActions, count: int, draws: np.random.Generator) -> Array:
+    """Masks `[count, bits]` that leave each factor a choice."""
+    parts = actions.parts if isinstance(actions, FactoredActions) else (actions,)
+    masks: list[Array] = []
+    for part in parts:
+        sizes = [part.count] if isinstance(part, DiscreteActions) else [2] * part.size
+        for size in sizes if not isinstance(part, BoxActions) else ():
+            mask = draws.random((count, size)) < 0.5
+            mask[np.arange(count), draws.integers(0, size, count)] = True
+            masks.append(mask)
+    return np.concatenate(masks, axis=1)
 
 
 def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # noqa: ANN401 - onnxruntime has no types
@@ -428,7 +505,7 @@ def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # 
     names = [one.name for one in session.get_outputs()]
     further = _further_inputs(saved, ROWS)
     expected = _expected_actions(saved, seen, further)
-    outputs = dict(zip(names, session.run(None, {_INPUT: seen, **further}), strict=True))
+    outputs = dict(zip(names, session.run(None, {**_observed(saved, seen), **further}), strict=True))
     equal, tied, greatest = _same_actions(saved, outputs, np.asarray(expected))
     if not (equal | tied).all():
         row = int(np.flatnonzero(~(equal | tied))[0])
@@ -449,6 +526,11 @@ def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # 
 
 def _expected_actions(saved: SavedPolicy, seen: Array, further: Mapping[str, Array]) -> Array:
     """The policy's modes; of a policy of frames for whole stacks."""
+    if saved.observation.layout is not None:
+        mask = further.get(_MASK)
+        if isinstance(saved.acting, NumpyMemoryPolicy):
+            saved.acting.memory = further[_STATE].astype(np.float32)
+        return within_bounds(saved.actions, saved.acting.best(seen, None if mask is None else mask.astype(np.bool_)))
     if not isinstance(saved.acting, NumpyFramePolicy):
         return np.asarray(saved.predict(seen, further.get(_STATE), mask=further.get(_MASK))[0])
     mask = further.get(_MASK)
@@ -467,10 +549,38 @@ def _same_actions(
     if isinstance(saved.actions, BoxActions):
         off = np.abs(chosen - expected).reshape(len(chosen), -1) / saved.actions.reach
         return off.max(axis=1) <= TOLERANCE, np.zeros(len(chosen), np.bool_), float(off.max())
-    assert isinstance(saved.actions, DiscreteActions)
+    if isinstance(saved.actions, FactoredActions):
+        return _same_factors(saved.actions, outputs, expected)
     scores = np.asarray(outputs["logits"] if "logits" in outputs else outputs["q_values"], np.float64)
     rows, start = np.arange(len(chosen)), saved.actions.start
     gap = np.abs(scores[rows, chosen - start] - scores[rows, expected - start])
     gap = np.where(np.isnan(gap), np.inf, gap)  # of two that are not allowed
     scale = np.maximum(np.abs(np.where(np.isfinite(scores), scores, 0.0)).max(axis=1), 1.0)
     return chosen == expected, gap <= TOLERANCE * scale, 0.0
+
+
+def _same_factors(
+    actions: FactoredActions, outputs: Mapping[str, Array], expected: NDArray[Any]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], float]:
+    """`_same_actions` of several factors: a row is a tie where each factor is equal or a tie."""
+    chosen, logits = (np.asarray(outputs[name], np.float64) for name in ("action", "logits"))
+    equal, tied, greatest = np.ones(len(chosen), np.bool_), np.ones(len(chosen), np.bool_), 0.0
+    for place in head_places(actions):
+        ours, theirs, part = chosen[:, place.numbers], expected[:, place.numbers], place.part
+        if isinstance(part, BoxActions):
+            off = np.abs(ours - theirs) / part.reach
+            same, close = off.max(axis=1) <= TOLERANCE, np.zeros(len(chosen), np.bool_)
+            greatest = max(greatest, float(off.max()))
+        else:
+            same = (ours == theirs).all(axis=1)
+            out = logits[:, place.outputs]
+            scale = TOLERANCE * np.maximum(np.abs(out).max(axis=1), 1.0)
+            if isinstance(part, DiscreteActions):
+                rows = np.arange(len(out))
+                gap = out[rows, ours[:, 0].astype(np.int64) - part.start]
+                gap = np.abs(gap - out[rows, theirs[:, 0].astype(np.int64) - part.start])
+            else:
+                gap = np.where(ours == theirs, 0.0, np.abs(out)).max(axis=1)
+            close = gap <= scale
+        equal, tied = equal & same, tied & (same | close)
+    return equal, tied, greatest

@@ -164,7 +164,7 @@ class SavedPolicy:
             self._recall(state, episode_start, len(seen))
             chosen = self.acting.best(seen, legal) if deterministic else self._drawn(seen, legal, seed)
             remembered = _memory(self.acting)
-        chosen = _within(self.actions, chosen)
+        chosen = within_bounds(self.actions, chosen)
         return (chosen if is_batch else chosen[0]), remembered
 
     @property
@@ -253,7 +253,7 @@ def _has_choice(actions: Actions, legal: Flags) -> Flags:
     return possible
 
 
-def _within(actions: Actions, chosen: Array) -> Array:
+def within_bounds(actions: Actions, chosen: Array) -> Array:
     """Actions `[n, ...]` with their boxes clipped to the bounds."""
     match actions:
         case BoxActions():

@@ -32,8 +32,8 @@ from hone.control.networks.mlp import (
     Floats,
     ObservationInputs,
     PolicySpaces,
-    leaf_tensor,
-    leaf_values,
+    leaf_columns,
+    leaf_numbers,
     orthogonal,
 )
 from hone.core.errors import ConfigError, UserCodeError
@@ -126,14 +126,12 @@ class RowEncoder(Encoder):
         self.parts = nn.ModuleList(nn.Identity() if part is None else part for part in parts)
 
     def forward(self, seen: Tensor) -> Tensor:
-        rows = seen.to(torch.uint8).reshape(-1, *self.spec.shape)
         outputs: list[Tensor] = []
-        for leaf, part in zip(self.leaves, self.parts, strict=True):
+        for leaf, part, values in zip(self.leaves, self.parts, leaf_columns(seen, self.leaves), strict=True):
             if isinstance(part, Encoder):
-                values = leaf_values(rows, leaf).reshape(-1, self.frames, *leaf.shape)
-                outputs.append(part(values))
+                outputs.append(part(values.reshape(-1, self.frames, *leaf.shape)))
             else:
-                outputs.append(leaf_tensor(rows, leaf).to(self.dtype).reshape(-1, self.frames * leaf.features))
+                outputs.append(leaf_numbers(values, leaf).to(self.dtype).reshape(-1, self.frames * leaf.features))
         return torch.cat(outputs, dim=1)
 
 
@@ -173,8 +171,8 @@ class UserEncoder(Encoder):
 
     def forward(self, seen: Tensor) -> Tensor:
         if self.leaves:
-            rows = seen.to(torch.uint8).reshape(-1, *self.spec.shape)
-            inputs = {leaf.path: leaf_tensor(rows, leaf).to(self.dtype) for leaf in self.leaves}
+            pairs = zip(self.leaves, leaf_columns(seen, self.leaves), strict=True)
+            inputs = {leaf.path: leaf_numbers(values, leaf).to(self.dtype) for leaf, values in pairs}
         else:
             x = seen.to(self.dtype)
             inputs = {WHOLE: x if self.spec.divisor == 1.0 else x / self.spec.divisor}

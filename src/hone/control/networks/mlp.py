@@ -141,7 +141,8 @@ class ObservationInputs:
         if self.one_hot:
             return F.one_hot(seen.long() - self.start, self.size).to(torch.float32)
         if self.leaves:
-            seen = torch.cat([leaf_tensor(seen, leaf) for leaf in self.leaves], dim=1)
+            pairs = zip(leaf_columns(seen, self.leaves), self.leaves, strict=True)
+            seen = torch.cat([leaf_numbers(values, leaf) for values, leaf in pairs], dim=1)
         flat = (seen if seen.dim() == 2 else seen.reshape(len(seen), -1)).to(torch.float32)
         if self.mean:
             flat = (flat - flat.new_tensor(self.mean)) / flat.new_tensor(self.scale)
@@ -168,14 +169,20 @@ class ObservationInputs:
     def _standardised_rows(self, seen: Tensor) -> Tensor:
         """Rows of bytes `[n, (frames,) row_bytes]` whose floating-point numbers are standardised; the encoder reads
         them."""
-        rows = seen.to(torch.uint8).reshape(-1, self.shown_size).clone()
-        first = 0
+        rows, first = leaf_rows(seen, self.leaves), 0
+        columns = dict(zip(self.leaves, leaf_columns(rows, self.leaves), strict=True))
+        scaled: dict[Leaf, Tensor] = {}
         for leaf in self.number_leaves:
             place, first = slice(first, first + leaf.features), first + leaf.features
             if _is_float(leaf):
-                values = leaf_values(rows, leaf)
-                scaled = (values - values.new_tensor(self.mean[place])) / values.new_tensor(self.scale[place])
-                values.copy_(scaled.clamp(-self.limit, self.limit) if self.limit else scaled)
+                values = columns[leaf]
+                values = (values - values.new_tensor(self.mean[place])) / values.new_tensor(self.scale[place])
+                scaled[leaf] = values.clamp(-self.limit, self.limit) if self.limit else values
+        if rows.is_floating_point():
+            return torch.cat([scaled.get(leaf, values) for leaf, values in columns.items()], dim=1)
+        rows = rows.clone()
+        for leaf, values in scaled.items():
+            leaf_values(rows, leaf).copy_(values)
         return rows.reshape(seen.shape)
 
     def numbers(self, seen: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -230,19 +237,34 @@ def leaf_values(rows: Tensor, leaf: Leaf) -> Tensor:
     return rows[:, leaf.offset : leaf.offset + leaf.bytes].view(kind)
 
 
-def leaf_tensor(rows: Tensor, leaf: Leaf) -> Tensor:
-    """Numbers `[n, features]` float32 of a leaf in rows `[n, row_bytes]` of bytes."""
-    values = leaf_values(rows, leaf)
+def leaf_rows(seen: Tensor, leaves: Sequence[Leaf]) -> Tensor:
+    """Rows of bytes `[n, row_bytes]`; floats, one for each number of the leaves in their order, stay as they are."""
+    if seen.is_floating_point() and seen.shape[-1] == sum(leaf.count for leaf in leaves):
+        return seen
+    return seen.to(torch.uint8).reshape(-1, row_bytes(leaves))
+
+
+def leaf_columns(seen: Tensor, leaves: Sequence[Leaf]) -> Sequence[Tensor]:
+    """Values `[n, count]` of each leaf in rows as `leaf_rows` takes them: views."""
+    rows = leaf_rows(seen, leaves)
+    if rows.is_floating_point():
+        return rows.split([leaf.count for leaf in leaves], dim=1)
+    return [leaf_values(rows, leaf) for leaf in leaves]
+
+
+def leaf_numbers(values: Tensor, leaf: Leaf) -> Tensor:
+    """Numbers `[n, features]` float32 of the values `[n, count]` of a leaf."""
     if leaf.kind != "one_hots":
         numbers = values.to(torch.float32)
         return numbers if _divisor(leaf) == 1.0 else numbers / _divisor(leaf)
     first = np.cumsum([0, *leaf.sizes[:-1]]) - np.array(leaf.starts)
-    places = values.long() + torch.from_numpy(first).to(rows.device)
-    return torch.zeros((len(rows), leaf.features), device=rows.device).scatter_(1, places, 1.0)
+    places = values.long() + torch.from_numpy(first).to(values.device)
+    zeros = torch.zeros_like(values[:, :1], dtype=torch.float32)  # a shape that an exporter does not take for constant
+    return zeros.repeat(1, leaf.features).scatter_(1, places, 1.0)
 
 
 def leaf_array(rows: NDArray[np.generic], leaf: Leaf) -> Floats:
-    """`leaf_tensor` in numpy."""
+    """`leaf_numbers` in numpy, of rows `[n, row_bytes]` of bytes."""
     values = np.ascontiguousarray(rows)[:, leaf.offset : leaf.offset + leaf.bytes].view(leaf.dtype)
     if leaf.kind != "one_hots":
         numbers = values.astype(np.float32)
