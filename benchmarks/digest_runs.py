@@ -171,6 +171,7 @@ ON_POLICY: dict[str, tuple[str, Settings]] = {
     "ppo_counts": ("ppo_counts", control("hone/Maze-v0", MAZE)),
     "ppo_shaped": ("ppo_shaped", control("CartPole-v1", SHORT, HINTS)),
     "ppo_curriculum": ("ppo_curriculum", control("hone/Maze-v0", MAZE, STAGES)),
+    "dispatch": ("dispatch", control("hone/Warehouse-v0", SMALL, {"rollout_steps": 16, "env.kwargs": {"limit": 60}})),
     "option_critic": ("option_critic", control("hone/FourRooms-v0", SMALL, {"rollout_steps": 16})),
     "option_q_learning": ("option_q_learning", control("hone/FourRooms-v0")),
     "multitask_ppo": ("multitask_ppo", {"steps": 3, "evaluation.episodes": 2, "tasks": CARTS} | SHORT),

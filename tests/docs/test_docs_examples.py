@@ -96,7 +96,7 @@ AFTER = {
 """The command that the head of an example says to run afterwards, made smaller."""
 ELSEWHERE = (
     *("agents/", "chain_sum/", "control/", "critics/", "decisions/", "early_experience/", "preferences/"),
-    "smollm2/",
+    *("smollm2/", "warehouse/"),
 )
 CONTROL = sorted(path.name for path in (EXAMPLES / "control").glob("*.toml"))
 

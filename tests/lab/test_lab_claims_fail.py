@@ -70,6 +70,17 @@ REFUTED: dict[str, Sequence[Case]] = {
     "elo-without-deviation": [
         {"excess": {WITH_DEVIATION: np.full(3, 0.2), SMALL_STEPS: np.full(3, 0.2), LARGE_STEPS: np.full(3, 0.1)}}
     ],
+    "flat-or-dispatched": [
+        {
+            "score": {
+                "learnt dispatcher": np.full(2, 9.0),
+                "nearest first": np.full(2, 10.0),
+                "random assignment": np.full(2, 10.0),
+                "flat Q-learning": np.full(2, 9.0),
+            },
+            "collisions": 3,
+        }
+    ],
     "shield-and-its-price": [
         {
             "value": {"no shield": 10.0, "shield, brakes 1": 9.0, "shield, brakes 5": 9.9},

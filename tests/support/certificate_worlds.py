@@ -45,6 +45,7 @@ CONTROL = {
     '[hints.potential]\nkind = "linear"\nweights = [0, 0, 1, 0]\n',
     "ppo_curriculum": 'recipe = "ppo_curriculum"\nsteps = 2\n[env]\nid = "hone/Maze-v0"\n'
     "[curriculum]\nstages = [{ distance = 4 }]\n",
+    "dispatch": 'recipe = "dispatch"\nsteps = 2\n[env]\nid = "hone/Warehouse-v0"\nkwargs = { limit = 60 }\n',
     "option_critic": 'recipe = "option_critic"\nsteps = 2\n[env]\nid = "CartPole-v1"\n',
     "bc": 'recipe = "bc"\nsteps = 2\nlog = "log.parquet"\n',
     "cql": 'recipe = "cql"\nsteps = 2\nlog = "log.parquet"\n',

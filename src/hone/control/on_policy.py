@@ -91,13 +91,18 @@ class RolloutRunConfig(RunConfig):
     uses_masks: ClassVar[bool] = False
     """Whether the recipe takes legal actions only, where the environments tell masks."""
 
+    @property
+    def training_env(self) -> GymConfig:
+        """The environments to learn in: those of `env`, unless their rewards are for evaluation only."""
+        return self.env
+
     def open_envs(
         self, build: Callable[[Any, GymWorld], TrainingJob[Any]], require: Callable[[Any, PolicySpaces], object]
     ) -> OpenedRun:
         """Open the environments for `build(config, world)`. Raises as `open_gym_run`."""
         return open_gym_run(
             self,
-            self.env,
+            self.training_env,
             steps=self.rollout_steps,
             build=build,
             require=require,
@@ -242,6 +247,8 @@ class OnPolicyMethod:
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile."""
     use_critic: bool = True
+    make_policy: type[ActorCritic] = ActorCritic
+    """Class of a policy without memory."""
     layout: Callable[[ActorCritic, Episodes, Credits], StepRows] | None = None
     """Rows of a loss that looks at the policy before the update; None: `step_rows`."""
     wrap_source: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
@@ -282,7 +289,7 @@ def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
             predict_values=predict_memory_values,
             split=split_by_rows,
         )
-    policy = ActorCritic(space, network, seed=config.seed, critic=method.use_critic).to(device)
+    policy = method.make_policy(space, network, seed=config.seed, critic=method.use_critic).to(device)
     layout = partial(step_rows, device=device) if method.layout is None else partial(method.layout, policy)
     if isinstance(memory, FrameMemoryConfig):
         frames, of_windows = memory.count, layout
@@ -292,7 +299,12 @@ def _policy_parts(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
             predict_values=lambda policy, episodes: predict_values(policy, stack_frames(episodes, frames)),
         )
     squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
-    plain = policy.encoder is None and not squashed and not isinstance(space.actions, FactoredActions)
+    plain = (
+        type(policy) is ActorCritic
+        and policy.encoder is None
+        and not squashed
+        and not isinstance(space.actions, FactoredActions)
+    )
     return PolicyParts(policy=policy, layout=layout, predict_values=predict_values, is_plain=plain)
 
 

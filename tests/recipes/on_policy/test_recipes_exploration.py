@@ -50,6 +50,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "option_q_learning": {"env": {"id": "hone/FourRooms-v0", "num_envs": 3, "max_episode_steps": 25}},
     "option_critic": {"env": {"id": "CartPole-v1", "num_envs": 3}, "rollout_steps": 14},
+    "dispatch": {
+        "env": {"id": "hone/Warehouse-v0", "num_envs": 3, "kwargs": {"floor": "tiny", "limit": 60}},
+        "rollout_steps": 14,
+        "algorithm": {"horizon": 15},
+    },
 }  # fmt: skip
 
 

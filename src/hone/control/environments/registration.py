@@ -65,6 +65,16 @@ _BUILTIN_ENVS = {
         entry_point="hone.control.suite.meta_tasks:make_sine_trial",
         vector_entry_point="hone.control.suite.meta_tasks:SineTrialsVectorEnv",
     ),
+    "hone/Warehouse-v0": _BuiltinEnv(
+        entry_point="hone.control.warehouse.envs:WarehouseEnv",
+        max_episode_steps=100_000,  # decisions; `limit` ends an episode long before, after so many steps of the robots
+        vector_entry_point="hone.control.warehouse.envs:WarehouseVectorEnv",
+    ),
+    "hone/WarehouseFlat-v0": _BuiltinEnv(
+        entry_point="hone.control.warehouse.envs:FlatWarehouseEnv",
+        max_episode_steps=100_000,
+        vector_entry_point="hone.control.warehouse.envs:FlatWarehouseVectorEnv",
+    ),
     "hone/CarFollowing-v0": _BuiltinEnv(
         entry_point="hone.decide.simulators.car_following:CarFollowingEnv", max_episode_steps=200
     ),

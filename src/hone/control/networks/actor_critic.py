@@ -25,6 +25,7 @@ from hone.control.networks.mlp import (
     Floats,
     Mlp,
     MlpConfig,
+    NumpyMlp,
     ObservationInputs,
     PolicySpaces,
 )
@@ -456,3 +457,54 @@ class NumpyDeterministicPolicy(BoxNetworkPolicy):
     def best(self, seen: Array, mask: Flags | None = None) -> Array:
         del mask
         return scale_to_box(np.tanh(self.network(self.inputs.array(seen))), self.actions)
+
+
+# ---------------------------------------------------------------------------------------------------------- candidates
+# A policy over candidates: one network scores each row of an observation, and a softmax over the scores chooses. The
+# same weights read every candidate, so their order and number do not matter to it.
+
+
+class CandidateScorer(ActorCritic):
+    """Scores `[n, choices]` of observations `[n, choices * numbers]`, a row of numbers for each choice; the critic, if
+    any, reads all rows at once."""
+
+    kind = "candidate_scorer"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
+        super().__init__(spaces, network, seed=seed, critic=critic)
+        size, choices = spaces.inputs.size, spaces.choices.count
+        if size % choices or self.encoder is not None:
+            raise ConfigError(f"observations of {size} numbers are no rows for {choices} choices")
+        self.row = size // choices
+        self.actor = Mlp(self.row, 1, network, seed=seed, stream="actor", gain=0.01)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """`[n, choices * numbers]` -> `[n, choices]`."""
+        return self.actor(x.reshape(-1, self.row)).reshape(len(x), -1)
+
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> PolicyOutput:
+        x = self.encode(seen)
+        logp, entropy = categorical(self.scores(x), self.action_indices(chosen), mask)
+        value = None if self.critic is None else self.critic(x).squeeze(-1)
+        return PolicyOutput(logp=logp, entropy=entropy, value=value, mask=mask)
+
+    def numpy_policy(self) -> NumpyPolicy:
+        network = NumpyCandidateScorer(network=self.actor.to_numpy(), row=self.row)
+        return NumpyCategoricalPolicy(network=network, inputs=self.acting_inputs, actions=self.spaces.choices)
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, seed=0, critic=bool(extras["critic"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyCandidateScorer:
+    """The network of a `CandidateScorer` in numpy."""
+
+    network: NumpyMlp
+    row: int
+    """Numbers of a candidate."""
+
+    def __call__(self, x: Floats) -> Floats:
+        """`[n, choices * numbers]` -> `[n, choices]`."""
+        return self.network(x.reshape(-1, self.row)).reshape(len(x), -1)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from hone.control.environments.layout import leaf_from_json
 from hone.control.networks.actor_critic import (
     ActorCritic,
+    CandidateScorer,
     ControlPolicy,
     DeterministicActorCritic,
     QNetworkPolicy,
@@ -57,6 +58,7 @@ _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
     kind.kind: kind
     for kind in (
         ActorCritic,
+        CandidateScorer,
         SoftActorCritic,
         QNetworkPolicy,
         ModelPlanner,
