@@ -48,10 +48,12 @@ def test_without_a_task_a_robot_waits(dispatcher: Dispatcher) -> None:
 
 def test_all_that_does_not_fit_is_told_at_once(dispatcher: Dispatcher) -> None:
     robots = [RobotReport(cell=(0, 0), heading="north"), RobotReport(cell=(0, 0)), RobotReport(cell=(40, 0))]
+    robots += [RobotReport(cell=(5, row), carrying=(1, 1)) for row in range(2)]
     with pytest.raises(ConfigError) as fault:
         dispatcher.assign(robots, [(0, 0), (1, 1), (1, 2), (2, 1)])
     text = str(fault.value)
-    for part in ("3 robots, and the floor has 4", "4 tasks", "'north'", "robots 0 and 1 are both at (0, 0)",
+    for part in ("5 robots, and the floor has 4", "4 tasks", "'north'", "robots 0 and 1 are both at (0, 0)",
+                 "robots 3 and 4 both carry the shelf of (1, 1)",
                  "robot 2 at (40, 0) is beyond", "task 0 at (0, 0): no shelf"):  # fmt: skip
         assert part in text
 

@@ -374,6 +374,26 @@ def test_a_blocked_aisle_is_planned_around_at_once_and_whoever_is_inside_leaves(
     assert (floor.state["collisions"], floor.state["longest_still"] <= 50) == (0, True)
 
 
+def test_a_loaded_robot_leaves_a_closed_aisle_through_it() -> None:
+    floor = Floor(floor_spec("small", robots=2, requests=4), 3)
+    floor.robots["cell"], floor.robots["heading"], floor.robots["skill"] = [53, 0], [UP, UP], 0
+    shelf = int(floor.state["queue"][0])
+    floor.robots["carrying"][0], floor.state["shelf_cell"][shelf] = shelf, 53
+    aisle = [row * 10 + 3 for row in range(1, 9)]  # shelves on both sides
+    floor.close_cells(aisle)
+    assert SKILLS[floor.robots[0]["skill"]] == "evacuate"
+    assert floor.robots[0]["steps"] == slow_way_out(5)
+    go_on(floor, slow_way_out(5))
+    assert int(floor.robots[0]["cell"]) not in aisle
+    assert SKILLS[floor.robots[0]["skill"]] == "deliver", "the task goes on"
+    assert floor.state["interventions"] == 0
+
+
+def slow_way_out(row: int) -> int:
+    """Steps of a robot that looks up, from a row of the aisle between rows 0 and 9: straight on, or after two turns."""
+    return min(row, 9 - row + 2)
+
+
 def test_a_carried_shelf_cannot_vanish() -> None:
     floor = running()
     shelf = int(floor.robots[robot_with(floor, "deliver")]["carrying"])

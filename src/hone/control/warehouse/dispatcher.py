@@ -199,9 +199,11 @@ def _misfits(spec: FloorSpec, robots: Sequence[RobotReport], tasks: Sequence[tup
         yield f"{len(robots)} robots, and the floor has {spec.robots}"
     if len(tasks) > spec.requests:
         yield f"{len(tasks)} tasks, and the floor takes {spec.requests} at a time"
-    cells = [report.cell for report in robots]
+    cells, loads = [report.cell for report in robots], [report.carrying for report in robots]
     for number, report in enumerate(robots):
         if report.heading not in HEADINGS:
             yield f"robot {number}: heading {report.heading!r} is not one of {', '.join(HEADINGS)}"
         if (first := cells.index(report.cell)) < number:
             yield f"robots {first} and {number} are both at {report.cell}"
+        if report.carrying is not None and (first := loads.index(report.carrying)) < number:
+            yield f"robots {first} and {number} both carry the shelf of {report.carrying}"

@@ -305,11 +305,11 @@ class Floor:
 
     def lose_shelf(self, shelf: int) -> None:
         """A shelf vanishes: skills that need it fail, and a request of it is replaced by the next one."""
-        if self.robots["carrying"][self.robots["carrying"] == shelf].size:
+        if (self.robots["carrying"] == shelf).any():
             raise ConfigError(f"shelf {shelf} is carried by a robot: stop the robot instead")
         self.state["shelf_cell"][shelf] = NOBODY
         for place in np.flatnonzero(self.state["queue"][: self.spec.requests] == shelf):
             taken = {*self.state["queue"][: self.spec.requests].tolist()}
             left = [one for one in range(int(self.state["shelves"])) if self.state["shelf_cell"][one] >= 0]
-            self.state["queue"][place] = next(one for one in left if one not in taken)
+            self.state["queue"][place] = next((one for one in left if one not in taken), NOBODY)
         self.settle()

@@ -152,14 +152,11 @@ inline uint32_t settle(const Settings& map, State& state, uint32_t delivered) {
     }
     if (state.blocked[robot.cell] && robot.skill != EVACUATE) {
       if (robot.skill != NONE && robot.skill != WAIT) state.failures += 1;
-      ways_of(map, state, robot, NOBODY, steps);
       int best = NOBODY;
-      const Passable passable(map, state, robot.carrying != NOBODY, NOBODY, NOBODY);
-      {  // out of the closed cells, over them
-        State open = state;
-        std::memset(open.blocked, 0, sizeof(open.blocked));
-        ways_of(map, open, robot, NOBODY, steps);
-      }
+      const bool loaded = robot.carrying != NOBODY;
+      const Passable passable(map, state, loaded, NOBODY, NOBODY);
+      const Passable through(map, state, loaded, robot.cell, NOBODY, true);
+      distances_from(map, through, robot.cell * 4 + robot.heading, steps);
       for (int cell = 0; cell < map.height * map.width; ++cell)
         if (passable.cell[cell] && steps[cell] < FAR && (best == NOBODY || steps[cell] < steps[best])) best = cell;
       if (best != NOBODY) {

@@ -15,7 +15,7 @@ enum Action : int8_t { NOOP, FORWARD, LEFT, RIGHT, TOGGLE };
 enum Heading : int8_t { UP, DOWN, WEST, EAST };
 enum Skill : int8_t { NONE, FETCH, DELIVER, STORE, SEARCH, WAIT, EVACUATE };
 
-// As `_Settings` in floor.py.
+// As `Settings` in floor.py.
 struct Settings {
   int32_t height, width, robots, requests;
   int32_t limit;       // steps of an episode

@@ -19,10 +19,12 @@ struct Distances {
 // Where a robot may stand: below shelves unless it is loaded, never on a closed cell.
 struct Passable {
   bool cell[MAX_CELLS];
-  Passable(const Settings& map, const State& state, bool loaded, int own, int target) {
+  // `over_closed`: a robot that leaves a closed zone may drive through it
+  Passable(const Settings& map, const State& state, bool loaded, int own, int target, bool over_closed = false) {
     const int cells = map.height * map.width;
     for (int place = 0; place < cells; ++place)
-      cell[place] = (!loaded || map.highway[place] || place == own || place == target) && !state.blocked[place];
+      cell[place] = (!loaded || map.highway[place] || place == own || place == target) &&
+                    (over_closed || !state.blocked[place]);
     for (int number = 0; number < map.robots; ++number)
       if (state.robot[number].dead) cell[state.robot[number].cell] = false;
     if (own != NOBODY) cell[own] = true;
@@ -128,7 +130,8 @@ inline bool search(const Settings& map, State& state, int number, const Reservat
   robot.planned = 0;
   static thread_local Distances to;
   const int target = robot.target;
-  const Passable passable(map, state, robot.carrying != NOBODY, robot.cell, target);
+  const bool leaves = robot.skill == EVACUATE;
+  const Passable passable(map, state, robot.carrying != NOBODY, robot.cell, target, leaves);
   if (!rests) distances_to(map, passable, &target, 1, to);
   const auto estimate = [&](int pose) { return rests ? 0 : int{to.steps[pose]}; };
   const auto push = [&](int pose, int step, int32_t parent) {
@@ -279,7 +282,7 @@ inline uint32_t shield(const Settings& map, const State& state, int8_t* actions)
     wants[number] = robot.cell;
     if (actions[number] != FORWARD) continue;
     const int to = ahead(map, robot.cell, robot.heading);
-    const bool closed = to == NOBODY || robot.dead || state.blocked[to] ||
+    const bool closed = to == NOBODY || robot.dead || (state.blocked[to] && robot.skill != EVACUATE) ||
                         (robot.carrying != NOBODY && shelves.stands[to]);
     if (closed)
       held |= 1u << number;
