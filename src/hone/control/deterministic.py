@@ -15,7 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.control.networks.actor_critic import DeterministicActorCritic, NumpyDeterministicPolicy
-from hone.control.networks.mlp import MlpConfig, PolicySpaces
+from hone.control.networks.encoders import encoded_spaces
+from hone.control.networks.mlp import EncodedMlpConfig, PolicySpaces
 from hone.control.networks.numpy_policies import scale_to_box
 from hone.control.off_policy import OffPolicyMethod, ReplayConfig, ReplayRunConfig, rows_with_noise
 from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
@@ -60,11 +61,14 @@ ActionNoiseConfig: TypeAlias = Annotated[GaussianNoise | OrnsteinUhlenbeckNoise,
 class DeterministicRunConfig(ReplayRunConfig):
     """A deterministic policy on Gymnasium environments with a box of actions."""
 
-    network: MlpConfig = MlpConfig(hidden=[400, 300], activation="relu")
-    """Network of the policy, and of each critic."""
+    network: EncodedMlpConfig = EncodedMlpConfig(hidden=[400, 300], activation="relu")
+    """Encoder of observations, and hidden layers of the policy and of each critic."""
     replay = new_default(ReplayConfig(capacity=200_000, warmup=1000))
     exploration: ActionNoiseConfig = GaussianNoise()
     """Noise added to actions while learning."""
+
+    def policy_spaces(self, spaces: PolicySpaces) -> PolicySpaces:
+        return encoded_spaces(spaces, self.network)
 
 
 # ---------------------------------------------------------------------------------------------- exploring
@@ -149,11 +153,13 @@ def deterministic_method(
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed, critics=critics)
     policy = policy.to(config.run.device)
     actor = NoisyActor(policy.numpy_policy(), config.exploration)
-    pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics)]
+    encoders = policy.target_encoders()
+    pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics), *encoders]
+    judging = [*(part for _, encoder in encoders for part in encoder.parameters()), *policy.critics.parameters()]
     return OffPolicyMethod(
         policy=policy,
         phases=[
-            optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
+            optimizer_phase("critic", critic_objective, judging, config.learner),
             optimizer_phase(
                 "actor",
                 _actor_objective,

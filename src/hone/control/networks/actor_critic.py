@@ -67,13 +67,21 @@ class ControlPolicy(SharedStatistics):
 
     def encode(self, seen: Tensor) -> Tensor:
         """`[n, *observation]` -> numbers `[n, inputs]` that the networks read."""
-        x = self.spaces.inputs.tensor(seen)
-        return x if self.encoder is None else self.encoder(x)
+        return encode_with(self.encoder, self.spaces.inputs, seen)
+
+    def encode_frozen(self, seen: Tensor) -> Tensor:
+        """`encode` without a gradient of the encoder."""
+        x = self.encode(seen)
+        return x if self.encoder is None else x.detach()
 
     @property
     def acting_inputs(self) -> ObservationInputs:
         """Inputs of a numpy policy; they share the weights of the encoder."""
         return acting_inputs(self.spaces.inputs, self.encoder)
+
+    def target_encoders(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Target and online encoder that the critics train and the actor reads; none where each network has its own."""
+        return []
 
     @abstractmethod
     def numpy_policy(self) -> NumpyPolicy:
@@ -104,6 +112,25 @@ class ControlPolicy(SharedStatistics):
         """A policy of this kind with arbitrary weights, for loading. Raises KeyError, TypeError, ValueError."""
         del extras
         return cls(spaces, network, seed=0)  # pyright: ignore[reportCallIssue] - every subclass takes a seed
+
+
+def encode_with(encoder: nn.Module | None, inputs: ObservationInputs, seen: Tensor) -> Tensor:
+    """`[n, *observation]` -> numbers `[n, inputs]`, by `encoder` where there is one."""
+    x = inputs.tensor(seen)
+    return x if encoder is None else encoder(x)
+
+
+def encoder_pairs(target: nn.Module | None, online: nn.Module | None) -> list[tuple[nn.Module, nn.Module]]:
+    """Both in a list; an empty one without encoders that learn."""
+    if target is None or online is None or not list(online.parameters()):
+        return []
+    return [(target, online)]
+
+
+def _encoder_and_target(inputs: ObservationInputs, *, seed: int) -> tuple[nn.Module | None, nn.Module | None]:
+    """An encoder, and a target network of it with the same weights; None where observations are read as they are."""
+    encoder, target = (make_encoder(inputs, seed=seed, stream="encoder") for _ in range(2))
+    return encoder, None if target is None else target.requires_grad_(requires_grad=False)
 
 
 class ActorCritic(ControlPolicy):
@@ -185,7 +212,10 @@ def entropy_metrics(nats: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
 
 
 class SoftActorCritic(ControlPolicy):
-    """A tanh-squashed Gaussian, two critics with target networks, and a temperature (Haarnoja et al., 2018)."""
+    """A tanh-squashed Gaussian, two critics with target networks, and a temperature (Haarnoja et al., 2018).
+
+    Images are read by one encoder, which the critics train and the actor takes as it is (SAC-AE, Yarats et al., 2021).
+    """
 
     kind = "soft_actor_critic"
 
@@ -194,6 +224,7 @@ class SoftActorCritic(ControlPolicy):
         if not isinstance(spaces.actions, BoxActions) or not spaces.actions.is_finite:
             raise ConfigError(f"a squashed Gaussian needs a box of actions with finite bounds, got {spaces.actions}")
         size, actions = spaces.inputs.size, spaces.actions.size
+        self.encoder, self.target_encoder = _encoder_and_target(spaces.inputs, seed=seed)
         self.actor = Mlp(size, 2 * actions, network, seed=seed, stream="actor", gain=0.01)
         self.critics = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
         self.targets = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
@@ -219,24 +250,28 @@ class SoftActorCritic(ControlPolicy):
 
     def q_values(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
         """Both critics' values `[n]`; `frozen` lets gradients through to the actions only."""
-        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        features = self.encode_frozen(seen) if frozen else self.encode(seen)
+        x = torch.cat((features, unit), dim=1)
         first, second = (critic.forward_frozen(x) if frozen else critic(x) for critic in as_mlps(self.critics))
         return first.squeeze(-1), second.squeeze(-1)
 
     @torch.no_grad()
     def min_target_q_values(self, seen: Tensor, unit: Tensor) -> Tensor:
         """Minimum of the target critics' values `[n]`."""
-        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        x = torch.cat((encode_with(self.target_encoder, self.spaces.inputs, seen), unit), dim=1)
         first, second = (critic(x) for critic in as_mlps(self.targets))
         return torch.minimum(first, second).squeeze(-1)
 
     def numpy_policy(self) -> NumpyPolicy:
         return NumpySquashedGaussianPolicy(
-            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.box
+            network=self.actor.to_numpy(), inputs=self.acting_inputs, actions=self.spaces.box
         )
 
+    def target_encoders(self) -> list[tuple[nn.Module, nn.Module]]:
+        return encoder_pairs(self.target_encoder, self.encoder)
+
     def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.actor(self.spaces.inputs.tensor(seen)).chunk(2, dim=1)
+        mean, log_std = self.actor(self.encode_frozen(seen)).chunk(2, dim=1)
         return mean, log_std.clamp(*LOG_STD_RANGE)
 
 
@@ -372,7 +407,8 @@ def polyak_update(target: Iterable[Tensor], online: Iterable[Tensor], *, tau: fl
 class DeterministicActorCritic(ControlPolicy):
     """tanh of a network, scaled to the box; `critics` values of observation and action; target networks of all.
 
-    Two critics are TD3's (Fujimoto et al., 2018), one is DDPG's (Lillicrap et al., 2016).
+    Two critics are TD3's (Fujimoto et al., 2018), one is DDPG's (Lillicrap et al., 2016). Images are read by one
+    encoder, which the critics train and the actor takes as it is.
     """
 
     kind = "deterministic_actor_critic"
@@ -383,6 +419,7 @@ class DeterministicActorCritic(ControlPolicy):
             raise ConfigError(f"a deterministic policy needs a box of actions with finite bounds, got {spaces.actions}")
         size, actions = spaces.inputs.size, spaces.actions.size
         streams = [f"critic{number}" for number in range(1, critics + 1)]
+        self.encoder, self.slow_encoder = _encoder_and_target(spaces.inputs, seed=seed)
         self.actor = Mlp(size, actions, network, seed=seed, stream="actor", gain=0.01)
         self.critics = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=name) for name in streams)
         self.slow_actor = Mlp(size, actions, network, seed=seed, stream="actor", gain=0.01)
@@ -403,33 +440,36 @@ class DeterministicActorCritic(ControlPolicy):
 
     def actions_of(self, seen: Tensor) -> Tensor:
         """Actions `[n, actions]` in [-1, 1]."""
-        return torch.tanh(self.actor(self.spaces.inputs.tensor(seen)))
+        return torch.tanh(self.actor(self.encode_frozen(seen)))
 
     @torch.no_grad()
     def target_actions(self, seen: Tensor) -> Tensor:
         """Actions `[n, actions]` in [-1, 1] of the target network."""
-        return torch.tanh(self.slow_actor(self.spaces.inputs.tensor(seen)))
+        return torch.tanh(self.slow_actor(encode_with(self.slow_encoder, self.spaces.inputs, seen)))
 
     def q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
         """Each critic's values `[n]`."""
-        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        x = torch.cat((self.encode(seen), unit), dim=1)
         return [critic(x).squeeze(-1) for critic in as_mlps(self.critics)]
 
     def first_q_value(self, seen: Tensor, unit: Tensor) -> Tensor:
         """The first critic's values `[n]`; gradients reach the actions only."""
-        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        x = torch.cat((self.encode_frozen(seen), unit), dim=1)
         return as_mlps(self.critics)[0].forward_frozen(x).squeeze(-1)
 
     @torch.no_grad()
     def target_q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
         """Each target critic's values `[n]`."""
-        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        x = torch.cat((encode_with(self.slow_encoder, self.spaces.inputs, seen), unit), dim=1)
         return [critic(x).squeeze(-1) for critic in as_mlps(self.slow_critics)]
 
     def numpy_policy(self) -> "NumpyDeterministicPolicy":
         return NumpyDeterministicPolicy(
-            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.box
+            network=self.actor.to_numpy(), inputs=self.acting_inputs, actions=self.spaces.box
         )
+
+    def target_encoders(self) -> list[tuple[nn.Module, nn.Module]]:
+        return encoder_pairs(self.slow_encoder, self.encoder)
 
     def extras(self) -> Mapping[str, Any]:
         return {"critics": len(self.critics)}

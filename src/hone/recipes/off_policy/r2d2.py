@@ -67,22 +67,15 @@ class R2d2Algorithm(ValueAlgorithm):
     average_rate = new_default(0.001)
 
 
-class SequenceReplayConfig(IterationReplayConfig):
-    """Replay buffer of sequences, each of the steps that an environment makes in an iteration."""
-
-    collect = new_default(
-        32, "Steps of each environment per iteration, which are the longest sequence; `updates_per_iteration` follow."
-    )
-    batch = new_default(16, "Sequences per update.")
-
-
 class R2d2Config(ScheduledValueRunConfig):
     """Recurrent deep Q-learning."""
 
     run = new_default(RunSettings(threads=1, log_every=50, checkpoint_every=500))
     learner = new_default(ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=8))
-    replay: SequenceReplayConfig = SequenceReplayConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
-    """The replay buffer."""
+    replay = new_default(
+        IterationReplayConfig(collect=32, batch=16),
+        "The replay buffer: an update has `batch` sequences, of up to `collect` decisions.",
+    )
     network: RecurrentValueNetworkConfig = RecurrentValueNetworkConfig(hidden=[64], activation="relu")  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The Q network."""
     algorithm: R2d2Algorithm = R2d2Algorithm()

@@ -14,7 +14,8 @@ from torch import Tensor
 from hone.control.environments.world import GymWorld
 from hone.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.control.networks.actor_critic import SoftActorCritic
-from hone.control.networks.mlp import MlpConfig, PolicySpaces
+from hone.control.networks.encoders import encoded_spaces
+from hone.control.networks.mlp import EncodedMlpConfig, PolicySpaces
 from hone.control.networks.q_networks import DiscreteSacPolicy
 from hone.control.off_policy import MethodWrapper, OffPolicyMethod, ReplayRunConfig, rows_with_noise
 from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
@@ -41,12 +42,15 @@ class SacAlgorithm(TdAlgorithm):
 class SacConfig(ReplayRunConfig):
     """A squashed Gaussian policy on Gymnasium environments with a box of actions."""
 
-    network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
-    """Network of the policy, and of each critic."""
+    network: EncodedMlpConfig = EncodedMlpConfig(hidden=[256, 256], activation="relu")
+    """Encoder of observations, and hidden layers of the policy and of each critic."""
     demonstrations: DemonstrationsConfig | None = None
     """Log of demonstrations, mixed into the replay buffer's batches."""
     algorithm: SacAlgorithm = SacAlgorithm()
     """Targets and temperature."""
+
+    def policy_spaces(self, spaces: PolicySpaces) -> PolicySpaces:
+        return encoded_spaces(spaces, self.network)
 
     def open_replay(self, world: GymWorld) -> MethodWrapper:
         return with_demonstrations(self.demonstrations, world_spaces(world))
@@ -91,9 +95,11 @@ def soft_phases(
 ) -> list[OptimizerPhase[S, TransitionRows]]:
     """Critics, then actor and temperature, then the target networks of the critics."""
     acting = [*policy.actor.parameters(), policy.log_temperature]
-    follow = target_update([(policy.targets, policy.critics)], tau=tau)
+    encoders = policy.target_encoders()
+    follow = target_update([(policy.targets, policy.critics), *encoders], tau=tau)
+    judging = [*(part for _, encoder in encoders for part in encoder.parameters()), *policy.critics.parameters()]
     return [
-        optimizer_phase("critic", critic, policy.critics.parameters(), config),
+        optimizer_phase("critic", critic, judging, config),
         optimizer_phase("actor", actor, acting, config, after_step=follow),
     ]
 
