@@ -266,6 +266,13 @@ NO_VELOCITIES = {
     "learner": {"lr": 1e-3, "epochs": 20, "minibatches": 1, "lr_decay": "linear", "max_grad_norm": 0.5},
 }  # fmt: skip
 """rl-zoo's settings of its recurrent PPO for this task."""
+R2D2 = {
+    "exploration": {"decay_env_steps": 20_000, "end": 0.02}, "algorithm": {"average_rate": 0.002},
+    "learner": {"lr": 1e-3, "updates_per_iteration": 8},
+}  # fmt: skip
+R2D2_CUE = {
+    "exploration": {"decay_env_steps": 30_000, "end": 0.02}, "algorithm": {"rescale": False}, "learner": {"lr": 3e-3},
+}  # fmt: skip
 CUE = {
     "rollout_steps": 64, "algorithm": {"discount": 0.99, "gae_lambda": 0.95, "entropy_weight": 0.01},
     "learner": {"lr": 3e-3, "epochs": 6, "minibatches": 4, "lr_decay": "linear", "max_grad_norm": 0.5},
@@ -303,19 +310,25 @@ def native(name: str, num_envs: int) -> dict[str, Any]:
 
 
 def velocities(seeds: Sequence[int], *, quick: bool) -> Iterator[Line]:
-    """Cart pole that shows no velocities, 100,000 steps: 475 of 500 with a memory."""
+    """Cart pole that shows no velocities: 475 of 500 with a memory, by R2D2 in 154,000 steps and by PPO in 100,000."""
+    env = native("hone/CartPoleNoVel-v1", 8)
+    values = scores("r2d2", env, seeds, steps=60 if quick else 600, **R2D2)
+    yield line_of("cart pole without velocities, R2D2", values, 475.0)
     steps = 60 if quick else 391
     for kind, memory in MEMORIES.items():
         network = {"hidden": [64], "memory": memory}
-        values = scores("ppo", native("hone/CartPoleNoVel-v1", 8), seeds, steps=steps, network=network, **NO_VELOCITIES)
+        values = scores("ppo", env, seeds, steps=steps, network=network, **NO_VELOCITIES)
         low = memory is None
         yield line_of(f"cart pole without velocities, {kind}", values, 200.0 if low else 475.0, most=low)
 
 
 def cue(seeds: Sequence[int], *, quick: bool) -> Iterator[Line]:
     """A symbol that is shown first and repeated at every later step; without a memory -0.5 is chance."""
+    values = scores("r2d2", native("hone/RepeatFirst-v0", 16), seeds, steps=30 if quick else 200, **R2D2_CUE)
+    yield line_of("repeat the first symbol, R2D2", values, 0.95)
     for kind in ("GRU", "LSTM", "no memory"):
-        network = {"hidden": [64], "memory": MEMORIES[kind]}
+        memory = MEMORIES[kind]
+        network = {"hidden": [64], "memory": memory and {**memory, "units": 32}}
         env = native("hone/RepeatFirst-v0", 64)
         values = scores("ppo", env, seeds, steps=30 if quick else 90, network=network, **CUE)
         low = kind == "no memory"
