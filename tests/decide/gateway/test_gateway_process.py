@@ -122,3 +122,18 @@ def test_a_signal_ends_the_server_after_its_requests(shop: Path) -> None:
         output, _ = server.process.communicate(timeout=60)
         assert server.process.returncode == 0
         assert "every record is in the log" in output
+
+
+def test_a_session_over_a_websocket_is_answered_until_the_server_stops(shop: Path) -> None:
+    client = pytest.importorskip("websockets.sync.client")
+    with serving(shop) as server, client.connect(f"ws://127.0.0.1:{server.port}/v1/session") as session:
+        for number in range(3):
+            body = {"op": "decide", "unit": f"u{number}", "context": {"age": 0.25, "country": "de"}, "ref": number}
+            session.send(json.dumps(body))
+            answer = json.loads(session.recv(timeout=30))
+            assert answer["ref"] == number and answer["action"] in ("banner", "mail", "none")
+        session.send(json.dumps({"op": "reward", "id": answer["id"], "value": 1.0}))
+        assert json.loads(session.recv(timeout=30))["status"] == "joined"
+        server.process.send_signal(signal.SIGTERM)
+        session.send(json.dumps({"op": "reward", "id": answer["id"], "value": 1.0}))
+        server.process.wait(timeout=60)

@@ -157,7 +157,7 @@ class ServingVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ServedChoice:
+class ServedChoice:
     """A usable choice, the version that made it, and the failures before it."""
 
     choice: Choice
@@ -198,7 +198,7 @@ class FallbackChain:
         self.versions = versions
         self._clock = clock
 
-    def choose(self, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float) -> _ServedChoice:
+    def choose(self, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float) -> ServedChoice:
         """A choice before `deadline_s` on the monotonic clock, by the first version that gives a usable one.
 
         A version that may be late gets half of the time that is left. Raises PolicyFailureError if even the default
@@ -216,7 +216,7 @@ class FallbackChain:
                 reasons += [choice.intervention] if choice.intervention else []
                 # a rounding error above 0 is taken off
                 choice = replace(choice, logp=min(choice.logp, 0.0), intervention="; ".join(reasons))
-            return _ServedChoice(choice=choice, version=version.name, failures=tuple(failures))
+            return ServedChoice(choice=choice, version=version.name, failures=tuple(failures))
         raise PolicyFailureError("; ".join(f"{name}: {reason}" for name, reason in failures))
 
     def _ask(

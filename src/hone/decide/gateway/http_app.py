@@ -1,14 +1,14 @@
 """The routes of a decision service, an application for any server of ASGI.
 
-POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /live, /ready, /health, /metrics,
-/openapi.json. A request is refused by its token and its tenant's rate before its body is read.
+POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/decide/joint, /v1/reward/batch; GET /live, /ready, /health, /metrics,
+/openapi.json; WebSocket /v1/session. A request is refused by its token and its tenant's rate before its body is read.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, cast
 
 import orjson
@@ -16,8 +16,9 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from hone.core.errors import did_you_mean
 from hone.core.strict_json import strict_json
@@ -38,6 +39,7 @@ from hone.decide.gateway.requests import (
     RewardRequest,
     check_number,
     check_text,
+    joint_requests,
     shown,
 )
 from hone.decide.gateway.service import DecisionService, ServiceAnswer, ServiceRequest
@@ -99,6 +101,18 @@ def _read_reward(fields: Mapping[str, object], key: str = "", tenant: str = "") 
     )
 
 
+def _read_joint(fields: Mapping[str, object], key: str, tenant: str, made: Callable[[], str]) -> list[DecisionRequest]:
+    """The requests of a joint decision's units; `made` gives it an id if neither the body nor `key` does."""
+    units = _required(fields, "units")
+    if not isinstance(units, list):
+        raise RequestError(f"units must be a list, got {shown(units)}", code="bad_batch", field="units")
+    shared = {name: value for name, value in fields.items() if name != "units"}
+    if "unit" in shared:
+        raise RequestError("unknown field 'unit'; did you mean units?", code="unknown_field", field="unit")
+    request = _read_decision({**shared, "unit": "joint"}, key, tenant)
+    return joint_requests(cast("list[object]", units), replace(request, id=request.id or made()))
+
+
 def _read_batch(fields: Mapping[str, object], name: str) -> Sequence[object]:
     """The entries of a batch under the field `name`. Raises RequestError."""
     _refuse_unknown(fields, (name,))
@@ -151,7 +165,8 @@ def _optional_text(fields: Mapping[str, object], name: str) -> str:
 
 
 _SERVED: Final = (
-    "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /live, /ready, /metrics, /openapi.json"
+    "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/decide/joint, /v1/reward/batch; GET /live, /ready, /metrics, "
+    "/openapi.json; WebSocket /v1/session"
 )
 
 
@@ -266,6 +281,7 @@ class GatewayRoutes:
             "/v1/decide": _PostEndpoint(self, "/v1/decide", "decide", _read_decision),
             "/v1/reward": _PostEndpoint(self, "/v1/reward", "reward", _read_reward),
             "/v1/decide/batch": _PostEndpoint(self, "/v1/decide/batch", "decide", _read_decision, "decisions"),
+            "/v1/decide/joint": _PostEndpoint(self, "/v1/decide/joint", "decide", _read_decision, "units"),
             "/v1/reward/batch": _PostEndpoint(self, "/v1/reward/batch", "reward", _read_reward, "rewards"),
         }
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
@@ -275,6 +291,7 @@ class GatewayRoutes:
             Route("/health", self.ready),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.schema),
+            WebSocketRoute("/v1/session", _Session(self, posts)),
         ]
         other = Starlette(routes=routes, exception_handlers={404: self._not_served, 405: self._not_allowed})
 
@@ -402,15 +419,25 @@ class _PostEndpoint:
         self, caller: CallerAccess, headers: Mapping[bytes, bytes], receive: Receive
     ) -> tuple[int, object]:
         routes = self._routes
+        self.admit(caller)
+        fields = _read_object(await _body(headers, receive, routes.max_body_bytes, routes.body_s))
+        return 200, await self.answer(caller, fields, headers.get(b"idempotency-key", b"").decode("latin-1"))
+
+    def admit(self, caller: CallerAccess) -> None:
+        """Raise RequestError for a caller who lacks the scope, or whose tenant sends more than its rate."""
         caller.require_scope(self._scope)
         if caller.tenant:
-            routes.limit(caller.tenant, 1)
-        fields = _read_object(await _body(headers, receive, routes.max_body_bytes, routes.body_s))
-        key = headers.get(b"idempotency-key", b"").decode("latin-1")
+            self._routes.limit(caller.tenant, 1)
+
+    async def answer(self, caller: CallerAccess, fields: Mapping[str, object], key: str) -> object:
+        """The body of the answer to an admitted request. Raises RequestError."""
+        routes = self._routes
         tenants = routes.service.parts.rules.tenants
         tenant = caller.tenant or tenants[0]
         entries: list[ServiceRequest | RequestError]
-        if self._many:
+        if self._many == "units":
+            entries = [*_read_joint(fields, key, tenant, routes.service.parts.new_id)]
+        elif self._many:
             entries = [_entry(entry, self._read, tenant) for entry in _read_batch(fields, self._many)]
         else:
             entries = [self._read(fields, key, tenant)]
@@ -428,11 +455,71 @@ class _PostEndpoint:
                     routes.limit(tenant, more)
         answered = iter(await routes.batcher.answer(requests)) if requests else iter(())
         whole = [answer if answer is not None else next(answered) for answer in answers]
-        if self._many:
-            return 200, {"answers": [_answer_body(answer) for answer in whole]}
-        if isinstance(whole[0], RequestError):
+        if isinstance(whole[0], RequestError) and self._many in ("", "units"):
             raise whole[0]
-        return 200, _answer_body(whole[0])
+        return {"answers": [_answer_body(answer) for answer in whole]} if self._many else _answer_body(whole[0])
+
+
+SESSION_IDLE_S: Final = 300.0
+"""A session without a message for so long is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A game's connection: messages are requests with the name of their route, answered one after another.
+
+    `{"op": "decide", "unit": ..., "ref": 7}` is answered as POST /v1/decide is, with `ref` as it came; other names are
+    `reward` and `decide/joint`. A refused message is answered and leaves the session open, one that is no request
+    closes it. The token is that of the handshake.
+    """
+
+    routes: GatewayRoutes
+    posts: Mapping[str, _PostEndpoint]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        socket = WebSocket(scope, receive, send)
+        try:
+            caller = self.routes.access.caller(socket.headers.get("authorization", ""))
+        except RequestError as fault:
+            self.routes.refuse("/v1/session", fault, None)
+            await socket.close(1008, str(fault)[:100])
+            return
+        await socket.accept()
+        try:
+            while not self.routes.draining:
+                async with asyncio.timeout(SESSION_IDLE_S):
+                    text = await socket.receive_text()
+                await socket.send_text((await self._reply(caller, text)).decode())
+            await socket.close(1012, "the server stops; connect again")
+        except TimeoutError:
+            await socket.close(1001, f"no message for {SESSION_IDLE_S:g} s")
+        except RequestError as fault:
+            self.routes.refuse("/v1/session", fault, caller)
+            await socket.close(1009 if fault.status == 413 else 1003, str(fault)[:100])
+        except WebSocketDisconnect:
+            return
+
+    async def _reply(self, caller: CallerAccess, text: str) -> bytes:
+        """The answer to one message. Raises RequestError for one that is no request."""
+        if len(text) > self.routes.max_body_bytes:
+            message = f"the message has {len(text)} characters, at most {self.routes.max_body_bytes} are read"
+            raise RequestError(message, status=413, code="too_large")
+        fields = dict(_read_object(text.encode("utf-8", "surrogatepass")))
+        name, ref = fields.pop("op", None), fields.pop("ref", None)
+        endpoint = self.posts.get(f"/v1/{name}") if name in _SESSION_OPS else None
+        try:
+            if endpoint is None:
+                message = f"op must be one of {', '.join(_SESSION_OPS)}, got {shown(name)}"
+                raise RequestError(message, code="bad_value", field="op")
+            endpoint.admit(caller)
+            answer = await endpoint.answer(caller, fields, "")
+        except RequestError as fault:
+            self.routes.refuse("/v1/session", fault, caller)
+            answer = _answer_body(fault)
+        return _to_json({**cast("dict[str, object]", answer), "ref": ref})
+
+
+_SESSION_OPS: Final = ("decide", "decide/joint", "reward")
 
 
 def _bound(

@@ -359,6 +359,20 @@ class OpenedService:
         name = tenant or self.config.service.tenants[0]
         return self.service.decide(unit, context, actions, deadline_s=deadline_s, tenant=name, id=id)
 
+    def decide_jointly(
+        self,
+        units: Sequence[str],
+        context: ContextInput = None,
+        actions: Sequence[ActionInput] | None = None,
+        *,
+        deadline_s: float | None = None,
+        tenant: str = "",
+        id: str = "",
+    ) -> list[Decided]:
+        """Decide once for several units that execute one joint action -> each one's answer. Raises RequestError."""
+        name = tenant or self.config.service.tenants[0]
+        return self.service.decide_jointly(units, context, actions, deadline_s=deadline_s, tenant=name, id=id)
+
     def reward(
         self, id: str, value: float, kind: str = "reward", *, at_s: float | None = None, tenant: str = "", key: str = ""
     ) -> Rewarded:

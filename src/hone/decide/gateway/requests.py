@@ -8,7 +8,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, TypeAlias, cast
 
@@ -59,6 +59,21 @@ class DecisionRequest:
     tenant: str = DEFAULT_TENANT
     deadline_s: float | None = None
     """Seconds until the answer; None: the service's own."""
+    joint: "JointDecision | None" = None
+    """The joint decision that this is one unit's part of; None: the unit's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointDecision:
+    """A decision of several units together: one action, drawn once, that all of them execute.
+
+    Its actions are joint ones (who takes which seat, which of several pairings). Each unit's record has the joint
+    action, its log-probability and key, and the identity `id:PLACE/UNITS`.
+    """
+
+    id: str
+    lead: str
+    """The first unit: a rollout routes all of them as it routes this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +127,28 @@ class Rewarded:
     status: str
     """`joined`: its decision is known; `waiting`: the decision was not seen here (yet), the log keeps the outcome;
     `repeated`: it was told before, nothing changed."""
+
+
+MAX_JOINT: Final = 100
+"""Units of one joint decision."""
+
+
+def joint_requests(units: Sequence[object], request: DecisionRequest) -> list[DecisionRequest]:
+    """The requests of the units of a joint decision; `request` has its id and everything that they share.
+
+    Raises RequestError for no unit, more than 100, and one that stands twice.
+    """
+    if not 1 <= len(units) <= MAX_JOINT:
+        raise RequestError(f"units must be 1 to {MAX_JOINT}, got {len(units)}", code="bad_batch", field="units")
+    names = [check_text(unit, f"units.{place}") for place, unit in enumerate(units)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"units names {shown(twice)} twice", code="repeated_unit", field="units")
+    joint = JointDecision(id=check_text(request.id, "id"), lead=names[0])
+    return [
+        replace(request, unit=name, id=f"{joint.id}:{place}/{len(names)}", joint=joint)
+        for place, name in enumerate(names)
+    ]
 
 
 def check_text(value: object, field: str) -> str:

@@ -17,7 +17,7 @@ from hone.core.errors import ConfigError, HoneError
 from hone.decide.gateway.http_app import MAX_BATCH, MAX_DEADLINE_S, GatewayRoutes, RequestBatcher
 from hone.decide.gateway.opening import OpenedService, open_service, read_service_file
 from hone.decide.gateway.operations import LogProbe, reload_service, tenant_limits
-from hone.decide.gateway.requests import MAX_ACTIONS, MAX_TEXT, TEXT_PATTERN
+from hone.decide.gateway.requests import MAX_ACTIONS, MAX_JOINT, MAX_TEXT, TEXT_PATTERN
 from hone.decide.gateway.service_config import FolderServiceConfig, ServiceTableConfig
 from hone.decide.log.codec import MAX_SEQ
 from hone.run.http.listening import listening, signals_end_quietly
@@ -75,6 +75,12 @@ def _openapi_document(name: str, service: ServiceTableConfig) -> Schema:
             "/v1/decide/batch": {
                 "post": _post("Decide for several units.", _batch("decisions", "Decide"), _answers("Decided"))
             },
+            "/v1/decide/joint": {
+                "post": _post(
+                    "Decide once for several units, that execute one joint action.",
+                    _decide_schema(service, joint=True), _answers("Decided"),
+                )
+            },
             "/v1/reward/batch": {
                 "post": _post("Tell several outcomes.", _batch("rewards", "Reward"), _answers("Rewarded"))
             },
@@ -87,18 +93,21 @@ def _openapi_document(name: str, service: ServiceTableConfig) -> Schema:
     }  # fmt: skip
 
 
-def _decide_schema(service: ServiceTableConfig) -> Schema:
-    """Schema of a decision request."""
+def _decide_schema(service: ServiceTableConfig, *, joint: bool = False) -> Schema:
+    """Schema of a decision request; of a joint one, with `units`."""
     context = _features_schema(service.features)
     action: Schema = {"enum": list(service.actions)} if service.actions else TEXT
     if service.action_features:
         action = _object({"name": TEXT, "features": _features_schema(service.action_features)})
     actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS, "uniqueItems": True}
-    required = ["unit"] + (["context"] if context["required"] else [])
+    who = "units" if joint else "unit"
+    required = [who] + (["context"] if context["required"] else [])
     required += [] if service.actions and not service.action_features else ["actions"]
     deadline = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DEADLINE_S}
+    units = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_JOINT, "uniqueItems": True}
     fields = {
-        "unit": TEXT, "context": context, "actions": actions if "actions" in required else _optional(actions),
+        who: units if joint else TEXT, "context": context,
+        "actions": actions if "actions" in required else _optional(actions),
         "id": _optional(TEXT), "tenant": _optional(TEXT), "deadline_s": _optional(deadline),
     }  # fmt: skip
     return _object(fields, required=required)
@@ -193,6 +202,10 @@ class JoinedWrites(asyncio.Transport):
         """Hand the connection to another protocol."""
         self._inner.set_protocol(protocol)
 
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """The protocol that has the connection."""
+        return self._inner.get_protocol()
+
     def abort(self) -> None:
         """Close at once; what waits is lost."""
         self._inner.abort()
@@ -254,9 +267,9 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
         with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
             host, port = listener.getsockname()[:2]
             config = uvicorn.Config(
-                routes.app(), http=_OnePacketConnection, ws="none", log_level="warning", access_log=False,
-                lifespan="off", server_header=False, date_header=False, proxy_headers=False,
-                timeout_graceful_shutdown=DRAIN_S,
+                routes.app(), http=_OnePacketConnection, ws="auto", log_level="warning", access_log=False,
+                ws_max_size=4 * opened.config.service.max_body_bytes, lifespan="off", server_header=False,
+                date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
             live = ", ".join(sorted({serving.live.name for serving in opened.policies.tenants.values()}))

@@ -25,7 +25,7 @@ from hone.core.decisions import (
     decision_key,
     is_shadow_kind,
 )
-from hone.decide.gateway.fallback_chain import FallbackChain
+from hone.decide.gateway.fallback_chain import FallbackChain, ServedChoice
 from hone.decide.gateway.log_learner import LogLearner
 from hone.decide.gateway.log_writer import LoggedBatch, LogWriter, SequenceNumbers
 from hone.decide.gateway.requests import (
@@ -43,6 +43,7 @@ from hone.decide.gateway.requests import (
     check_number,
     check_text,
     decided_answer,
+    joint_requests,
     request_digest,
     shown,
 )
@@ -262,6 +263,8 @@ class DecisionService:
         self.parts = parts
         self._lock = threading.Lock()
         self._next_tick_s = float("-inf")
+        self._joint: dict[tuple[str, str], tuple[ServedChoice, str]] = {}
+        """Choices and routes of the joint decisions of the batch at hand."""
 
     def decide(
         self,
@@ -278,6 +281,28 @@ class DecisionService:
             unit=unit, context=context, actions=actions, id=id, tenant=tenant, deadline_s=deadline_s
         )
         return cast("Decided", _answer_of(self.answer_many([request])[0]))
+
+    def decide_jointly(
+        self,
+        units: Sequence[str],
+        context: ContextInput = None,
+        actions: Sequence[ActionInput] | None = None,
+        *,
+        deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        id: str = "",
+    ) -> list[Decided]:
+        """Decide once for several units, that execute one joint action -> the answer of each, in their order.
+
+        The action is drawn once, and every unit's record has its log-probability, which is that of the joint action.
+        Raises RequestError; then nothing was decided.
+        """
+        request = DecisionRequest(
+            unit=units[0] if units else "", context=context, actions=actions, id=id or self.parts.new_id(),
+            tenant=tenant, deadline_s=deadline_s,
+        )  # fmt: skip
+        answers = self.answer_many(joint_requests(units, request))
+        return [cast("Decided", _answer_of(answer)) for answer in answers]
 
     def reward(
         self,
@@ -382,6 +407,7 @@ class DecisionService:
 
     def _answer_once(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
         """Answers of a batch. Raises NameTakenError, if another gateway took a name of it; then nothing was logged."""
+        self._joint.clear()
         answers: list[ServiceAnswer | RequestError | None] = []
         prepared: list[tuple[int, _PreparedAnswer]] = []
         repeats: dict[int, int] = {}
@@ -447,10 +473,16 @@ class DecisionService:
         parts, tenant = self.parts, request.tenant
         began_s = parts.clock.monotonic_s()
         decision_id = request.id or parts.new_id()
-        key = decision_key(parts.rules.seed, tenant, decision_id)
-        chain, route = parts.policies.chain(tenant, request.unit)
-        deadline_s = parts.rules.deadline_s if request.deadline_s is None else request.deadline_s
-        served = chain.choose(context, actions, key, began_s + deadline_s)
+        joint = request.joint
+        key = decision_key(parts.rules.seed, tenant, decision_id if joint is None else joint.id)
+        if joint is not None and (tenant, joint.id) in self._joint:
+            served, route = self._joint[tenant, joint.id]
+        else:
+            chain, route = parts.policies.chain(tenant, request.unit if joint is None else joint.lead)
+            deadline_s = parts.rules.deadline_s if request.deadline_s is None else request.deadline_s
+            served = chain.choose(context, actions, key, began_s + deadline_s)
+            if joint is not None:
+                self._joint[tenant, joint.id] = served, route
         choice = served.choice
         decision = Decision(
             id=decision_id, tenant=tenant, unit=request.unit, at_s=parts.clock.now_s(), context=context,

@@ -49,6 +49,9 @@ class TimedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass bytes on, and watch whether they make a request."""
         self._inner.data_received(data)
+        if self._transport is not None and self._transport.get_protocol() is not self:
+            self._stop_timer()  # upgraded to a WebSocket, which watches itself
+            return
         cycle = self._inner.cycle
         if cycle is not None and not cycle.response_complete:
             self._stop_timer()
