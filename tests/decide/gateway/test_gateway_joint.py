@@ -138,7 +138,7 @@ def test_a_session_needs_a_token_a_scope_and_a_rate() -> None:
     with session(app, {"Authorization": "Bearer t"}) as socket:
         codes: list[str] = []
         for op in ("reward", "decide", "decide", "decide"):
-            socket.send_json({"op": op, "id": "", "unit": "a", "context": CONTEXT} if op == "decide" else {"op": op})
+            socket.send_json({"op": op, "unit": "a", "context": CONTEXT} if op == "decide" else {"op": op})
             codes.append(socket.receive_json().get("error", {}).get("code", "ok"))
     assert codes == ["wrong_scope", "ok", "ok", "rate_limited"]
 
