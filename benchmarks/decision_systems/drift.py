@@ -27,7 +27,7 @@ from hone.decide.estimators.drift.detector import (
 )
 from hone.decide.monitor.config import MonitorConfig
 from hone.decide.simulators.drifting import DriftingArms, DriftPhase, abrupt_changes
-from hone.lab.drifting_service import serve_continually, serve_plainly, serve_table
+from hone.lab.drifting_service import serve_continually, serve_plainly, serve_table, serve_windows
 
 TITLE = "Drift and continual learning"
 SEED = 100
@@ -61,6 +61,27 @@ def two_changes(seeds: range, rounds: int) -> Iterator[AcceptanceLine]:
     yield AcceptanceLine(
         figure="two changes, the first version served on", value=float(frozen.mean()), at_most=0.75, negative=True,
         seeds=len(seeds), words=f"best seed {frozen.max():.3f}",
+    )  # fmt: skip
+
+
+def windows(seeds: range, rounds: int) -> Iterator[AcceptanceLine]:
+    """Two abrupt changes without a monitor: an ensemble of windows beside one learner, and what it costs in calm."""
+    phases = abrupt_changes(rounds, [0, 1, 2]), abrupt_changes(rounds, [0])
+    changing, still = (
+        [DriftingArms(rounds=rounds, phases=own, seed=seed, **SHARED) for seed in seeds] for own in phases
+    )
+    lengths = (200, 1000, 0)
+    with cpu_seconds() as spent:
+        shares = np.array([serve_windows(world, lengths).share for world in changing])
+    plain = np.array([serve_plainly(world).share for world in changing])
+    alone = np.mean([serve_windows(world, (200,)).share for world in changing])
+    calm_shares = [np.mean([serve_windows(world, own).share for world in still]) for own in (lengths, (200,))]
+    calm_plain = np.mean([serve_plainly(world).share for world in still])
+    yield AcceptanceLine(
+        figure="two changes, gain of an ensemble of windows over one learner", value=float((shares - plain).mean()),
+        at_least=0.01, seeds=len(seeds), cpu_s=spent.spent,
+        words=f"{shares.mean():.3f} beside {plain.mean():.3f}, worst seed {(shares - plain).min():+.3f}; a window of "
+        f"200 alone {alone:.3f}; without a change {calm_shares[0]:.3f}, {calm_plain:.3f} and {calm_shares[1]:.3f}",
     )  # fmt: skip
 
 
@@ -252,5 +273,7 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield from recurring(range(SEED, SEED + (1 if fast else 10)), 9000)
     yield from run_lengths(range(SEED, SEED + (1 if fast else 30)), 20_000)
     yield from correlated(range(SEED, SEED + (1 if fast else 10)), 20_000)
+    if not fast:
+        yield from windows(few, rounds)
     if not fast and find_spec("sklearn") is not None:
         yield from digits(range(SEED, SEED + 3))

@@ -11,7 +11,7 @@ from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.models import LinearGaussianPosterior
 from hone.decide.bandits.wrappers import EpsilonFloor
 from hone.decide.monitor.config import MonitorConfig
-from hone.decide.monitor.continual import ContinualLearner
+from hone.decide.monitor.continual import ContinualLearner, WindowEnsemble
 from hone.decide.simulators.drifting import DriftingArms
 
 _FLOOR, _ALPHA = 0.01, 0.5
@@ -60,6 +60,21 @@ def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: in
         chosen[t] = choice.action
         if freeze is None or t < freeze:
             learner.observe(context[None], np.array([choice.action]), np.array([world.rewards[t, choice.action]]))
+    return _served(world, chosen)
+
+
+def serve_windows(world: DriftingArms, windows: Sequence[int]) -> _ServedRun:
+    """Serve an ensemble of learners that forget with these windows, in rounds; 0: never."""
+    learners: list[BanditLearner] = []
+    for window in windows:
+        discount = 1.0 - 1.0 / window if window else 1.0
+        model = LinearGaussianPosterior(world.arms, world.features, discount=discount)
+        learners.append(BanditLearner(EpsilonFloor(LinUcbPolicy(model, _ALPHA), _FLOOR), model, world.actions))
+    ensemble, chosen = WindowEnsemble(learners), np.empty(world.rounds, np.int64)
+    for t, context in enumerate(world.contexts):
+        choice = ensemble.served.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
+        chosen[t] = choice.action
+        ensemble.learn(context, world.actions, choice.action, float(world.rewards[t, choice.action]))
     return _served(world, chosen)
 
 

@@ -105,6 +105,19 @@ def test_a_failing_policy_is_replaced_by_the_default() -> None:
     assert (choice.action, choice.logp, choice.intervention) == (3, 0.0, "fallback: the policy failed")
 
 
+def test_a_policy_that_is_not_confident_hands_over_and_at_equality_it_does_not() -> None:
+    inner, default = FixedPolicy([0.5, 0.25, 0.25, 0.0]), FixedPolicy([0.0, 0.0, 0.5, 0.5])
+    assert probabilities(Fallback(inner, default, min_confidence=0.5)) == pytest.approx([0.5, 0.25, 0.25, 0.0])
+    assert probabilities(Fallback(inner, default, min_confidence=0.51)) == pytest.approx([0.0, 0.0, 0.5, 0.5])
+    handed = Fallback(inner, default, min_confidence=0.51).act(np.zeros(3), ACTIONS, 5)
+    assert handed.intervention == "fallback: low confidence" and handed.logp == pytest.approx(np.log(0.5))
+    kept = Fallback(inner, default, min_confidence=0.5)
+    assert {kept.act(np.zeros(3), ACTIONS, decision_key(0, "t", str(n))).intervention for n in range(20)} == {""}
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="min_confidence must be from 0 to 1"):
+            Fallback(inner, default, min_confidence=wrong)
+
+
 def test_interventions_are_told_and_others_are_not() -> None:
     sure = FixedPolicy([0.0, 1.0, 0.0, 0.0])
     assert Clipped(sure, ActionRange(2, 3)).act(np.zeros(3), ACTIONS, 5).intervention == "clip"

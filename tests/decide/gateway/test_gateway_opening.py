@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from manual_clock import ManualClock
 
+from hone.api import serve_decisions
 from hone.core.decisions import Decision
 from hone.core.errors import ConfigError, ResourceError
 from hone.decide.gateway.opening import OpenedService, open_service, pages
@@ -198,3 +199,31 @@ def test_drift_is_watched_told_and_queued_for_retraining(tmp_path: Path) -> None
     assert told and "retrain" in told[0]
     assert (tmp_path / "shop" / "alarms.jsonl").is_file()
     shop.close()
+
+
+def test_below_the_confidence_the_safe_action_is_taken_with_its_own_probability(tmp_path: Path) -> None:
+    text = """
+    [service]
+    features = ["age"]
+    actions = ["a", "b", "c"]
+    safe_action = "b"
+    min_confidence = 0.5
+
+    [policy]
+    kind = "boltzmann"
+    publish_every = 1
+    temperature = 0.05
+
+    [join]
+    rule = "first"
+    """
+    path = tmp_path / "s.toml"
+    path.write_text(text, encoding="utf-8")
+    with serve_decisions(path) as service:
+        first = service.decide("u", {"age": 1.0})  # nothing is learnt: each action has a third
+        assert (first.action, first.logp, first.intervention) == ("b", 0.0, "fallback: low confidence")
+        assert service.replay(next(one.record for one in pages(service.log))).intervention == first.intervention
+        for number in range(30):
+            service.reward(service.decide("u", {"age": 1.0}, ["a"], id=str(number)).id, 1.0)
+        later = [service.decide("u", {"age": 1.0}) for _ in range(20)]
+        assert {one.intervention for one in later} == {""} and [one.action for one in later].count("a") > 15

@@ -244,24 +244,31 @@ class Shielded(BanditPolicy):
 class Fallback(BanditPolicy):
     """Policy with a default: the mass of actions that the inner policy's model does not trust is the default's.
 
-    An action is not trusted if its score is below `min_score` or NaN. Where the inner policy fails (an arithmetic,
+    An action is not trusted if its score is below `min_score` or NaN. Where the inner policy's largest probability is
+    below `min_confidence` the default decides alone: that depends on the context and not on the draw, so the
+    log-probability is the default's own. Where the inner policy fails (an arithmetic,
     value or look-up error, or a distribution that is none) the default decides alone. A deadline is the caller's: one
     that stops waiting executes the default, with the default's log-probability.
     """
 
     kind = "fallback"
 
-    def __init__(self, inner: DecisionPolicy, default: DecisionPolicy, min_score: float = -np.inf) -> None:
+    def __init__(
+        self, inner: DecisionPolicy, default: DecisionPolicy, min_score: float = -np.inf, min_confidence: float = 0.0
+    ) -> None:
+        if not 0.0 <= min_confidence <= 1.0:
+            raise ConfigError(f"min_confidence must be from 0 to 1, got {min_confidence}")
         self.inner = as_bandit_policy(inner)
         self.default = as_bandit_policy(default)
         self.min_score = float(min_score)
+        self.min_confidence = float(min_confidence)
 
     def restricts(self) -> bool:
         return self.inner.restricts() or self.default.restricts()
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         inner = self._inner_distribution(context, actions)
-        if inner is None:
+        if inner is None or not self._confident(inner):
             return self.default.distribution(context, actions)
         trusted = self._trusted(inner)
         if trusted.all():
@@ -277,6 +284,9 @@ class Fallback(BanditPolicy):
         if inner is None:
             chosen, default = self.default.decide(context, actions, draw_key)
             return replace(chosen, intervention="fallback: the policy failed"), default
+        if not self._confident(inner):
+            chosen, default = self.default.decide(context, actions, draw_key)
+            return replace(chosen, intervention="fallback: low confidence"), default
         drawn, _ = self.inner.decide(context, actions, key(draw_key, self.kind))
         trusted = self._trusted(inner)
         if trusted.all():
@@ -296,18 +306,24 @@ class Fallback(BanditPolicy):
             return None
         return inner if abs(np.exp(inner.logp).sum() - 1.0) <= LOGP_TOLERANCE else None  # NaN is no distribution
 
+    def _confident(self, inner: PolicyDistribution) -> bool:
+        return float(np.exp(inner.logp.max())) >= self.min_confidence - LOGP_TOLERANCE
+
     def _trusted(self, inner: PolicyDistribution) -> Bools:
         return np.ones(len(inner.logp), np.bool_) if inner.scores is None else inner.scores >= self.min_score
 
     def contents(self) -> PolicyContents:
         settings: dict[str, float | None] = {"min_score": None if self.min_score == -np.inf else self.min_score}
+        if self.min_confidence:  # absent in policies that were saved before it existed
+            settings["min_confidence"] = self.min_confidence
         return PolicyContents(settings=settings, parts={"inner": self.inner, "default": self.default})
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "Fallback":
         unlimited = contents.settings.get("min_score") is None
         lowest = -np.inf if unlimited else contents.number("min_score")
-        return cls(contents.policy("inner"), contents.policy("default"), lowest)
+        confidence = contents.number("min_confidence") if "min_confidence" in contents.settings else 0.0
+        return cls(contents.policy("inner"), contents.policy("default"), lowest, confidence)
 
 
 class Routed(BanditPolicy):

@@ -38,7 +38,7 @@ from hone.core.decisions import (
 )
 from hone.core.errors import ConfigError, DataError, ErrorCollector, HoneError, ResourceError, variable_name
 from hone.decide.bandits.saving import open_decision_policy
-from hone.decide.bandits.wrappers import EpsilonFloor, Shielded
+from hone.decide.bandits.wrappers import EpsilonFloor, Fallback, Shielded
 from hone.decide.gateway.access import AccessList, ServiceClient, token_digest
 from hone.decide.gateway.fallback_chain import FallbackChain, GuardedPolicy, SafeDefault, ServingVersion, ShadowAsker
 from hone.decide.gateway.log_learner import LogLearner, new_learning
@@ -190,13 +190,18 @@ def _make_policies(
     service, policy = config.service, config.policy
     declared = make_catalogue(service).declared
     shield = _open_shield(beside, config, clock)
-    wrap = partial(_wrapped, declared, shield)
+    wrap = partial(_wrapped, declared, shield, service)
     name = ""
     if config.shield is not None and shield is not None:  # the certificate, or the hash of the rules
         name = (shield.certificate or sha256(config.shield.model_dump_json().encode()).hexdigest())[:8]
+    if service.min_confidence:  # another rule is another version
+        rule = f"{name} {service.min_confidence} {service.safe_action}"
+        name = sha256(rule.encode()).hexdigest()[:8]
     shelf = VersionShelf(folder / "versions", name)
     safe = SafeDefault(service.safe_action)
-    live = default = ServingVersion(name=shelf.named(safe.version), policy=_wrapped(None, shield, safe))
+    live = default = ServingVersion(
+        name=shelf.named(safe.version), policy=safe if shield is None else Shielded(safe, shield)
+    )
     if isinstance(policy, FolderServiceConfig):
         live = saved_version(policy, beside, shelf, wrap, clock)
     elif (learning := new_learning(config)) is not None:
@@ -215,7 +220,8 @@ def _make_policies(
 
 def make_wrapper(beside: Path, config: ServiceFileConfig, clock: Clock) -> PolicyWrapper:
     """Wrapper of every version of a service: names of actions, shield. Raises as `ShieldConfig.open`."""
-    return partial(_wrapped, make_catalogue(config.service).declared, _open_shield(beside, config, clock))
+    declared = make_catalogue(config.service).declared
+    return partial(_wrapped, declared, _open_shield(beside, config, clock), config.service)
 
 
 def _open_shield(beside: Path, config: ServiceFileConfig, clock: Clock) -> GuardedShield | None:
@@ -245,9 +251,13 @@ def _told(lines: FaultLines, code: str, words: str) -> None:
     lines.fault(code, words, {})
 
 
-def _wrapped(declared: ActionSet | None, shield: ActionShield | None, policy: DecisionPolicy) -> DecisionPolicy:
-    """The policy over the names of actions, behind the shield."""
+def _wrapped(
+    declared: ActionSet | None, shield: ActionShield | None, service: ServiceTableConfig, policy: DecisionPolicy
+) -> DecisionPolicy:
+    """The policy over the names of actions, with the safe action where it is not confident, behind the shield."""
     named = policy if declared is None else _NamedArms(policy, declared)
+    if service.min_confidence:
+        named = Fallback(named, SafeDefault(service.safe_action), min_confidence=service.min_confidence)
     return named if shield is None else Shielded(named, shield)
 
 

@@ -222,6 +222,8 @@ class ServiceTableConfig(Config):
     """Features that requests give with each action; empty: actions are told apart by their names."""
     safe_action: str = ""
     """Action that is taken where every version of the policy fails; empty: each with equal probability."""
+    min_confidence: float = Field(default=0.0, ge=0, lt=1)
+    """Where a version's likeliest action is less likely than this, the safe action is taken; 0: no such rule."""
     tenants: list[str] = Field(default=["default"], min_length=1)
     """Tenants; each has decisions, rewards, limits and a learner of its own."""
     clients: list[ClientConfig] = []

@@ -1,15 +1,20 @@
-"""A bandit that keeps learning in a world that changes: it starts anew when the monitor finds drift, and goes on from
-an older version when one explains the recent rewards."""
+"""Bandits that keep learning in a world that changes.
+
+`ContinualLearner` starts anew when the monitor finds drift, and goes on from an older version when one explains the
+recent rewards. `WindowEnsemble` needs no alarm: learners with memories of several lengths decide together.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hone.core.decisions import Decision, DecisionPolicy, Outcome
-from hone.core.state import State
+from hone.core.decisions import ActionSet, Decision, DecisionPolicy, Floats, Outcome
+from hone.core.errors import ConfigError
+from hone.core.state import State, array, substate
 from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.policy import BanditPolicy
+from hone.decide.bandits.wrappers import Routed
 from hone.decide.monitor.alarms import MonitorAlarm
 from hone.decide.monitor.config import MonitorConfig
 from hone.decide.monitor.monitor import RewardedDecision, ServiceMonitor
@@ -23,6 +28,54 @@ class _ShelvedLearner:
 
     state: State
     policy: BanditPolicy
+
+
+class WindowEnsemble:
+    """Policies learnt over time windows of several lengths, mixed by how well each predicts the rewards of late.
+
+    The mixture is by exponential weights of the squared errors with a fixed share (Herbster and Warmuth, 1998): each
+    reward multiplies a weight by exp(-rate * (reward - predicted)^2), and a share of all weight is then spread evenly,
+    so that a window that was wrong for long can come back. The served policy is the mixture's whole distribution.
+    """
+
+    def __init__(self, learners: Sequence[BanditLearner], *, rate: float = 2.0, share: float = 0.01) -> None:
+        if not learners or rate <= 0 or not 0 <= share < 1:
+            raise ConfigError(
+                f"an ensemble needs learners, a rate above 0 and a share from 0 to below 1, got {len(learners)}, "
+                f"{rate:g} and {share:g}"
+            )
+        self.learners = list(learners)
+        self.weights: Floats = np.full(len(learners), 1 / len(learners))
+        """`[windows]`, their sum is 1."""
+        self._rate, self._share = rate, share
+
+    @property
+    def served(self) -> BanditPolicy:
+        """The policy as it decides now."""
+        return Routed([learner.policy for learner in self.learners], self.weights.tolist())
+
+    def learn(self, context: Floats, actions: ActionSet, action: int, reward: float) -> None:
+        """Take the reward of an executed action: weigh the windows by their errors, then teach each."""
+        errors = np.zeros(len(self.learners))
+        for place, learner in enumerate(self.learners):
+            scores = learner.policy.distribution(context, actions).scores
+            if scores is not None:
+                errors[place] = (reward - float(scores[action])) ** 2
+        self.weights = self.weights * np.exp(-self._rate * (errors - errors.min()))
+        self.weights /= self.weights.sum()
+        self.weights = (1 - self._share) * self.weights + self._share / len(self.weights)
+        for learner in self.learners:
+            learner.observe(context[None], np.array([action]), np.array([reward]), action_set=actions)
+
+    def state(self) -> State:
+        """Weights and learners, to go on from."""
+        return {"weights": self.weights, **{f"learner{k}": one.state() for k, one in enumerate(self.learners)}}
+
+    def restore(self, state: State) -> None:
+        """Go on from a state."""
+        self.weights = array(state, "weights").astype(np.float64)
+        for place, learner in enumerate(self.learners):
+            learner.restore(substate(state, f"learner{place}"))
 
 
 class ContinualLearner:
