@@ -2,16 +2,18 @@
 
 `ContinualLearner` starts anew when the monitor finds drift, and goes on from an older version when one explains the
 recent rewards. `WindowEnsemble` needs no alarm: learners with memories of several lengths decide together.
+`VersionTraffic` learns nothing but which of several versions is the best, and sends it the most decisions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hone.core.decisions import ActionSet, Decision, DecisionPolicy, Floats, Outcome
+from hone.core.decisions import ActionSet, Choice, Decision, DecisionPolicy, Floats, Outcome
 from hone.core.errors import ConfigError
 from hone.core.state import State, array, substate
+from hone.decide.bandits.greedy import normal_best
 from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.bandits.wrappers import Routed
@@ -76,6 +78,61 @@ class WindowEnsemble:
         self.weights = array(state, "weights").astype(np.float64)
         for place, learner in enumerate(self.learners):
             learner.restore(substate(state, f"learner{place}"))
+
+
+class VersionTraffic:
+    """Traffic between versions by a bandit: each has the share with which it is the best, and a floor.
+
+    A decision is drawn from the mixture of the versions, so that its reward tells of all of them: version v's value is
+    the self-normalised mean of the rewards with the weights p_v(action) / p(action), which the floor bounds by K /
+    floor. Shares are Thompson sampling's (Thompson, 1933), (1 - floor) P(v is best) + floor / K, for independent normal
+    values with the means' standard errors; `spread` is the standard deviation of a value before any reward.
+    """
+
+    def __init__(self, versions: Mapping[str, BanditPolicy], *, floor: float = 0.1, spread: float = 1.0) -> None:
+        if not versions or not 0 < floor <= 1 or spread <= 0:
+            raise ConfigError(
+                f"traffic needs versions, a floor above 0 and at most 1, and a spread above 0, got {len(versions)}, "
+                f"{floor:g} and {spread:g}"
+            )
+        self.versions = dict(versions)
+        self._floor, self._spread = floor, spread
+        self.sums: Floats = np.zeros((5, len(versions)))
+        """Per version: sums of w, w r, w^2, w^2 r, w^2 r^2."""
+
+    def values(self) -> tuple[Floats, Floats]:
+        """Means and standard errors `[K]` of the versions' rewards; each with one pseudo-reward of 0."""
+        weight, paid, square, square_paid, square_square = self.sums
+        mean = paid / (weight + 1)
+        noise = square_square - 2 * mean * square_paid + mean**2 * square
+        return mean, np.sqrt(np.maximum(noise, 0.0) + self._spread**2) / (weight + 1)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each version."""
+        mean, error = self.values()
+        best = normal_best(mean, error**2)
+        shares = (1 - self._floor) * best / best.sum() + self._floor / len(mean)
+        return dict(zip(self.versions, shares.tolist(), strict=True))
+
+    @property
+    def served(self) -> BanditPolicy:
+        """The mixture as it decides now."""
+        return Routed(list(self.versions.values()), list(self.shares.values()))
+
+    def learn(self, context: Floats, actions: ActionSet, choice: Choice, reward: float) -> None:
+        """Take the reward of a decision that `served` made."""
+        logp = np.array([policy.logp(context, actions)[choice.action] for policy in self.versions.values()])
+        weight = np.exp(logp - choice.logp)
+        self.sums += np.stack([weight, weight * reward, weight**2, weight**2 * reward, weight**2 * reward**2])
+
+    def state(self) -> State:
+        """The sums, to go on from."""
+        return {"sums": self.sums}
+
+    def restore(self, state: State) -> None:
+        """Go on from a state."""
+        self.sums = array(state, "sums").astype(np.float64)
 
 
 class ContinualLearner:
