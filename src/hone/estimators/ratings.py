@@ -143,7 +143,7 @@ def _check_game(teams: Sequence[Sequence[Rating]], ranks: Sequence[float], *, la
 
 
 def _score(rank: float, other: float) -> float:
-    return 0.5 if rank == other else float(rank < other)
+    return 0.5 + 0.5 * (int(rank < other) - int(rank > other))
 
 
 # -------------------------------------------------------------------------------------------------------- Weng and Lin

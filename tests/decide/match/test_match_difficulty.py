@@ -8,9 +8,9 @@ import pytest
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import key
+from hone.decide.bandits.greedy import TargetRatePolicy
 from hone.decide.bandits.policy import numbered_actions
 from hone.decide.bandits.saving import load_policy, save_policy
-from hone.decide.bandits.target_rate import TargetRatePolicy
 from hone.decide.match.difficulty import Difficulty
 from hone.decide.simulators.players import LevelWorld
 from hone.estimators.ratings import Rating, WengLin

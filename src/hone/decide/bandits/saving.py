@@ -36,6 +36,7 @@ from hone.decide.bandits.greedy import (
     GaussianThompsonPolicy,
     LinUcbPolicy,
     SquareCbPolicy,
+    TargetRatePolicy,
     Ucb1Policy,
     thompson_policy,
 )
@@ -48,7 +49,6 @@ from hone.decide.bandits.models import (
     LinearGaussianPosterior,
 )
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents, Saveable
-from hone.decide.bandits.target_rate import TargetRatePolicy
 from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed
 from hone.run.saved_config import policy_folder
 from hone.run.store.codec import state_bytes, state_from_bytes

@@ -13,8 +13,8 @@ from hone.core.decisions import ActionSet, Choice, Floats
 from hone.core.errors import DataError
 from hone.core.random import key
 from hone.core.state import State, array
+from hone.decide.bandits.greedy import TargetRatePolicy
 from hone.decide.bandits.policy import BanditPolicy, numbered_actions
-from hone.decide.bandits.target_rate import TargetRatePolicy
 from hone.decide.bandits.wrappers import EpsilonFloor
 from hone.estimators.ratings import Rating, WengLin
 
