@@ -455,27 +455,35 @@ def _life(folder: Path, env: str, episodes: int) -> tuple[ServerProcess, list[di
         free.bind(("127.0.0.1", 0))
         server = ServerProcess(folder / "fleet.toml", free.getsockname()[1])
     server.start()
+    try:
+        return server, _killed_while_they_live(folder, env, episodes, server)
+    finally:
+        server.stop()
+
+
+def _killed_while_they_live(folder: Path, env: str, episodes: int, server: ServerProcess) -> list[dict[str, int]]:
+    """Robots in four processes, while the service is killed five times -> what they did."""
     url, share = f"http://127.0.0.1:{server.port}", -(-ROBOTS // 4)
     robots = [
         subprocess.Popen(
-            [sys.executable, str(EXAMPLE / "robots.py"), url, str(folder / "spools"), "--first", str(first), "--count",
-             str(min(share, ROBOTS - first)), "--episodes", str(episodes), "--env", env, "--pause-s", "0.2"],
+            [
+                sys.executable, str(EXAMPLE / "robots.py"), url, str(folder / "spools"), "--first", str(first),
+                "--count", str(min(share, ROBOTS - first)), "--episodes", str(episodes), "--env", env,
+                "--pause-s", "0.2",
+            ],
             stdout=subprocess.PIPE,
         )
         for first in range(0, ROBOTS, share)
     ]  # fmt: skip
     database, chance = folder / "fleet" / "fleet.db", random.Random(SEED)
-    marks = (
-        [5000 * number for number in range(1, 6)] if not env.startswith("Inverted") else [2000 * n for n in range(1, 6)]
-    )
+    each = (100 if env.startswith("Inverted") else 250) * episodes
+    marks = [each * number for number in range(1, 6)]
     while any(one.poll() is None for one in robots):
         time.sleep(0.05 + 0.1 * chance.random())
         if marks and sum(_stored(database).values()) >= marks[0]:
             marks.pop(0)
             server.kill()
-    reports = [robot for one in robots for robot in json.loads(one.communicate()[0])]
-    server.stop()
-    return server, reports
+    return [robot for one in robots for robot in json.loads(one.communicate()[0])]
 
 
 def _stored(database: Path) -> dict[str, int]:
