@@ -5,8 +5,10 @@ import itertools
 import json
 import math
 import random
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from manual_clock import ManualClock
 
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.robot_steps import RobotSchema, RobotStep, number_row, pack_step
-from hone.decide.fleet.device import HttpCall, Uploader
+from hone.decide.fleet.device import HttpCall, HttpTransport, Uploader
 from hone.decide.fleet.store import FleetStore, open_fleet_store, read_batch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -303,6 +305,28 @@ def test_a_spool_that_is_something_else_and_an_uploader_that_is_not_open_are_tol
         Uploader(tmp_path / "r2.db", to="http://nowhere").status()
     with pytest.raises(ConfigError, match="capacity 0"):
         Uploader(tmp_path / "r2.db", to="http://nowhere", capacity=0)
+
+
+def test_a_kept_connection_that_the_service_closed_is_made_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = HttpTransport(f"http://127.0.0.1:{listener.getsockname()[1]}/base")
+        heard: list[bytes] = []
+
+        def answer_and_hang_up(times: int) -> None:
+            for _ in range(times):
+                connection, _ = listener.accept()
+                heard.append(connection.recv(4096).split(b"\r\n")[0])
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                connection.close()
+
+        thread = threading.Thread(target=answer_and_hang_up, args=(2,))
+        thread.start()
+        call = HttpCall(method="GET", path="/live")
+        assert [transport(call), transport(call)] == [(200, b"ok"), (200, b"ok")]
+        thread.join()
+        assert heard == [b"GET /base/live HTTP/1.1"] * 2
+    with pytest.raises(OSError, match="Connection refused"):  # nobody listens any more
+        transport(call)
 
 
 def test_a_robot_needs_neither_torch_nor_numpy() -> None:

@@ -57,7 +57,13 @@ class HttpTransport:
     _connection: HTTPConnection | None = None
 
     def __call__(self, call: HttpCall) -> tuple[int, bytes]:
-        """Send a request. Raises OSError."""
+        """Send a request; again on a new connection where a kept one was closed meanwhile. Raises OSError."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                return self._sent(call)
+        return self._sent(call)
+
+    def _sent(self, call: HttpCall) -> tuple[int, bytes]:
         parts = urlsplit(self.url)
         try:
             if self._connection is None:
