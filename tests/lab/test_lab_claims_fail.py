@@ -293,6 +293,16 @@ REFUTED: dict[str, Sequence[Case]] = {
             "silent": {CLIP: (0.05, 0.05), CISPO: (0.05, 0.0)},
         }
     ],
+    "naive-self-play": [
+        {
+            "path": {
+                "newest policy alone": np.array([[1.0, 0.1, 0.1, 0.1]]),
+                "equilibrium of the population": np.full((1, 4), 0.1),
+                "mean of the population": np.ones((1, 4)),
+                "CFR+": np.ones((1, 4)),
+            }
+        }
+    ],
     "deadly-triad": [
         {
             "grown": {

@@ -186,7 +186,7 @@ def test_a_match_is_written_once(tmp_path: Path) -> None:
     assert (log.count(), log.rows("figures")) == (1, [(1, "nash_conv", 0.5)])
     log.close()
     (tmp_path / FILE).write_bytes(b"x" * 4096)
-    with pytest.raises(DataError, match=r"league.db: cannot be used as the record"):
+    with pytest.raises(ResourceError, match=r"cannot open .*league.db: file is not a database"):
         log.count()
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hone.control.seats.whole_matches import PlayedMatch
-from hone.core.errors import DataError, ResourceError
+from hone.run.store.durable import writing
+from hone.run.store.sqlite import open_database, transaction
 
 FILE = "league.db"
 _TABLES = """
@@ -40,51 +41,44 @@ class MatchLog:
     _connection: sqlite3.Connection | None = field(default=None, repr=False)
 
     def open(self) -> sqlite3.Connection:
-        """The connection. Raises ResourceError for a file that cannot be written, DataError for one that is none."""
+        """The connection. Raises ResourceError for a file that cannot be used."""
         if self._connection is None:
-            try:
+            with writing(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-                self._connection.execute("pragma journal_mode = wal")
-                self._connection.execute("pragma synchronous = normal")
-                self._connection.executescript(_TABLES)
-            except sqlite3.DatabaseError as error:
-                kind = ResourceError if isinstance(error, sqlite3.OperationalError) else DataError
-                raise kind(f"{self.path}: cannot be used as the record of a league: {error}") from error
-            except OSError as error:
-                raise ResourceError(f"{self.path}: cannot be written: {error}") from error
+            self._connection = open_database(self.path, _TABLES, durable="kill")
         return self._connection
 
     def add_matches(self, step: int, played: Sequence[PlayedMatch]) -> None:
-        """Write matches, each once, in one transaction."""
+        """Write matches, each once, in one transaction. Raises ResourceError."""
+        connection = self.open()
         rows = [(one.number, step, json.dumps(one.players), json.dumps(one.returns), one.steps) for one in played]
-        with self.open() as connection:
-            connection.execute("begin")
+        with transaction(connection, str(self.path)):
             before = connection.total_changes
             connection.executemany("insert or ignore into matches values (?, ?, ?, ?, ?)", rows)
             self.duplicates += len(rows) - (connection.total_changes - before)
 
     def add(self, table: str, rows: Sequence[Sequence[float | str]]) -> None:
-        """Write rows of another table; those with the same key are replaced."""
+        """Write rows of another table; those with the same key are replaced. Raises ResourceError."""
         assert table in TABLES
-        with self.open() as connection:
-            connection.execute("begin")
+        connection = self.open()
+        with transaction(connection, str(self.path)):
             for row in rows:
-                connection.execute(f"insert or replace into {table} values ({', '.join('?' * len(row))})", tuple(row))
+                places = ", ".join("?" * len(row))
+                connection.execute(f"insert or replace into {table} values ({places})", tuple(row))
 
     def rows(self, table: str) -> list[tuple[float | str, ...]]:
-        """All rows of a table, in the order of its key."""
+        """All rows of a table, in the order of its key. Raises ResourceError."""
         assert table in TABLES
         return list(self.open().execute(f"select * from {table} order by 1, 2"))
 
     def count(self) -> int:
-        """Matches written."""
+        """Matches written. Raises ResourceError."""
         return int(self.open().execute("select count(*) from matches").fetchone()[0])
 
     def forget_after(self, step: int, *, first_match: int) -> None:
         """Remove what steps after `step` wrote, and matches from `first_match` on: a resumed run plays them again."""
-        with self.open() as connection:
-            connection.execute("begin")
+        connection = self.open()
+        with transaction(connection, str(self.path)):
             connection.execute("delete from matches where number >= ?", (first_match,))
             for table in TABLES[1:]:
                 connection.execute(f"delete from {table} where step > ?", (step,))
