@@ -156,6 +156,9 @@ SEATS: dict[str, tuple[str, tuple[Settings, ...]]] = {
     "ia2c": ("ia2c", (PENNIES, {"opponents": {"kind": "pfsp", "every": 1}})),
     "mappo": ("mappo", ()),
 }
+POKER: Settings = {"env.id": "compiled:kuhn_poker"}
+LEAGUE: Settings = {"league.every": 1, "league.reset_every": 2, "league.payoff_matches": 2}
+FOUR: Settings = {"env.id": "compiled:connect_four", "search.simulations": 4, "search.evaluation_simulations": 4}
 TEAM: Settings = {"replay": {"collect": 8, "batch": 16, "capacity": 120, "warmup": 40}}
 ON_POLICY: dict[str, tuple[str, Settings]] = {
     "ppo": ("ppo", control("CartPole-v1", SHORT, {"learner.lr_decay": "linear", "algorithm.gae_lambda": 0.9})),
@@ -181,6 +184,9 @@ ON_POLICY: dict[str, tuple[str, Settings]] = {
         control("hone/SineTrials-v0", SMALL, {"env.kwargs": {"arms": 5, "pulls": 10}, "rollout_steps": 10}, steps=20),
     ),
     **{name: (recipe, control(GAME, SHORT, *more)) for name, (recipe, more) in SEATS.items()},
+    "league": ("league", control("", SMALL, POKER, LEAGUE)),
+    "alphazero": ("alphazero", control("", SMALL, FOUR, {"learner.minibatches": 2}, steps=2)),
+    **{name: (name, control("", POKER, steps=6)) for name in ("cfr_plus", "double_oracle")},
     "gail": ("gail", control("CartPole-v1", SMALL, {"log": "cartpole.parquet", "rollout_steps": 32})),
 }
 
