@@ -137,6 +137,19 @@ def test_blocks_are_the_same_wherever_they_are_played(tmp_path: Path) -> None:
     assert np.allclose(here.episodes.search_policy.sum(axis=1), 1)
 
 
+@pytest.mark.slow  # starts a cluster
+def test_tasks_of_a_ray_cluster_play_the_same_matches(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    alone, here = job_of(tmp_path / "alone", steps=2), StepRecorder()
+    train(alone.recipe, steps=2, callback=here)
+    many, there = job_of(tmp_path / "many", steps=2, workers={"count": 2, "on_ray": True}), StepRecorder()
+    train(many.recipe, steps=2, callback=there)
+    assert there.lines == here.lines
+    assert source_of(many).log.count() == 32
+    many.close()
+    alone.close()
+
+
 def blocks(count: int) -> list[MatchBlock]:
     ticket = MatchTicket(number=0, players=(-1, -1))
     return [MatchBlock(number=number, tickets=[ticket], players={}, learners={-1: 7}) for number in range(count)]
