@@ -59,6 +59,15 @@ def test_wilson_is_symmetric_and_inside_its_range(successes: int) -> None:
     assert 0 <= one.low <= one.mean <= one.high <= 1
 
 
+@pytest.mark.parametrize("n", [1, 7, 80, 1000])
+def test_wilson_ends_exactly_at_0_and_1(n: int) -> None:
+    none, all_, one = wilson_interval(0, n), wilson_interval(n, n), wilson_interval(1, n + 1)
+    assert (none.low, all_.high) == (0.0, 1.0)
+    assert 0 < none.high < 1
+    assert 0 < all_.low < 1
+    assert 0 < one.low < one.high < 1
+
+
 def test_wilson_covers_at_n_20_by_enumeration() -> None:
     """Over a grid of truths: 95% on average, never below 83% (its known worst case near 0 and 1)."""
     intervals = [wilson_interval(k, 20) for k in range(21)]

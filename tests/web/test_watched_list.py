@@ -230,6 +230,7 @@ def test_the_page_of_a_failure_names_its_cause_and_no_other(name: str, recorded:
     assert cause["alarm"] == alarm
     assert evidence in cause["words"]
     assert cause["words"].startswith(RULES[alarm].cause)
+    assert row.alarms[0].name == alarm, "the list shows it first"
     others = {one.name for one in row.alarms if one.raised} - {alarm}
     assert others == set(cause["follows"]), "whatever else is raised follows from it"
     (line,) = [line for line in run_lines(recorded, row) if line.startswith("likely cause: ")]

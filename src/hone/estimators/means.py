@@ -46,7 +46,9 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Estimate:
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return Estimate(mean=p, low=max(0.0, centre - half), high=min(1.0, centre + half), n=n)
+    # Without a success, or a failure, an end is exact: the difference would be rounding.
+    low = max(0.0, centre - half) if successes else 0.0
+    return Estimate(mean=p, low=low, high=min(1.0, centre + half) if successes < n else 1.0, n=n)
 
 
 def bootstrap_mean(scores: NDArray[np.float64], *, level: float = 0.95, draws: int = 2000, seed: int = 0) -> Estimate:

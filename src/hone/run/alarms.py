@@ -358,7 +358,7 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         advice="lower learner.lr, take fewer epochs or minibatches, or add algorithm.kl",
         metrics=("policy/kl_nats", "policy/clip_fraction", "policy/grad_norm"),
         cause="updates are too large: each throws away what the policy was",
-        brings=("entropy_collapse", "dead_groups", "value"),
+        brings=("value",),
     ),
     "mismatch": AlarmRule(
         judge=_mismatch, limit=10, severe=True, limit_is="multiple of the mismatch of the first tenth",

@@ -161,19 +161,23 @@ class AlarmState:
 
 
 def alarm_states(folder: Path, events: Sequence[RunEvent]) -> list[AlarmState]:
-    """Alarms of a run as `hone show --alarms` tells them, and those that ended: raised and red ones first.
+    """Alarms of a run as `hone show --alarms` tells them, and those that ended: the cause first, then raised and red
+    ones.
 
     A run of an earlier version, which wrote no events, is judged by its metrics if they are few enough.
     """
     path = folder / "metrics.jsonl"
     if not path.exists() or (not events and path.stat().st_size > CACHED_BYTES):
         return []
+    raised_now = read_alarms(folder)
     states = [
         AlarmState(name=one.name, level=one.level, raised=True, step=one.step, words=one.evidence, remedy=one.advice)
-        for one in read_alarms(folder)
+        for one in raised_now
     ]
     raised = {one.name for one in states}
     last = {str(one.data.get("alarm")): one for one in events if one.kind == "alarm"}
+    if (cause := diagnose(raised_now)) is not None:
+        states.sort(key=lambda one: one.name != cause.alarm)
     ended = [
         AlarmState(
             name=name, level=str(one.data.get("level", "amber")), raised=False, step=one.step,
