@@ -68,9 +68,12 @@ def test_a_slope_by_hand_and_by_least_squares() -> None:
     (slope, _), covariance = np.polyfit(np.arange(20), values[20:], 1, cov=True)
     assert made.bytes_per_step == pytest.approx(slope)
     assert made.half_width == pytest.approx(1.96 * np.sqrt(covariance[0, 0]))
+    jump = memory_slope([0] * 8 + [1, 1, 1, 1, 1, 9, 9, 9])
+    assert jump is not None
+    assert (jump.bytes_per_step > 1, jump.is_steady, jump.grows) == (True, False, False), "one import is no leak"
     assert [MemorySlope(2.0, one).grows for one in (1.0, 2.0, 3.0)] == [True, False, False]
     assert "grows by 3.0 KiB" in slope_line(MemorySlope(3072.0, 10.0))
-    assert "does not grow" in slope_line(MemorySlope(-3072.0, 10.0))
+    assert "does not grow steadily" in slope_line(MemorySlope(-3072.0, 10.0))
 
 
 def test_blocks_of_a_flame_graph_stand_below_their_callers() -> None:

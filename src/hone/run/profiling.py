@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
@@ -41,7 +42,8 @@ class StackSamples:
             code = frame.f_code
             if code not in self._names:
                 self._names[code] = f"{_module(code.co_filename)}:{code.co_qualname}"
-            stack.append(self._names[code])
+            if not code.co_filename.startswith("<frozen importlib"):  # an import counts for the function that imports
+                stack.append(self._names[code])
             if code is self.root:
                 self.counts[tuple(reversed(stack))] += 1
                 return
@@ -118,11 +120,13 @@ class MemorySlope(NamedTuple):
     bytes_per_step: float
     half_width: float
     """Of the 95% interval."""
+    is_steady: bool = True
+    """Each quarter of these steps has a higher mean than the one before: no single buffer or import."""
 
     @property
     def grows(self) -> bool:
-        """Whether the interval lies above 0."""
-        return self.bytes_per_step - self.half_width > 0
+        """Whether the interval lies above 0, and the growth is steady."""
+        return self.is_steady and self.bytes_per_step - self.half_width > 0
 
 
 def memory_slope(sizes: Sequence[float]) -> MemorySlope | None:
@@ -136,4 +140,5 @@ def memory_slope(sizes: Sequence[float]) -> MemorySlope | None:
     slope = float(x @ y) / spread
     rest = y - y.mean() - slope * x
     error = float(np.sqrt(rest @ rest / (len(y) - 2) / spread))
-    return MemorySlope(slope, 1.96 * error)
+    quarters = [float(part.mean()) for part in np.array_split(y, min(4, len(y)))]
+    return MemorySlope(slope, 1.96 * error, all(before < after for before, after in pairwise(quarters)))

@@ -175,14 +175,15 @@ def run(call: CommandCall) -> int:
 
 
 def _choice(
-    given: str, flag: str, question: str, choices: Mapping[str, str], asked: Callable[[str, str], str] | None
+    option: str, flag: str, question: str, choices: Mapping[str, str], asked: Callable[[str, str], str] | None
 ) -> str:
     """One of `choices`: the option, the answer in the terminal, or the first. Raises ConfigError for another word."""
     first = next(iter(choices))
-    if not given and asked is not None:
+    answer = option or first
+    if not option and asked is not None:
         listed = "\n".join(f"  {name:<16}{words}" for name, words in choices.items())
-        given = asked(f"{question}\n{listed}\n", first)
-    if (answer := given or first) not in choices:
+        answer = asked(f"{question}\n{listed}\n", first)
+    if answer not in choices:
         raise ConfigError(
             f"{flag} {answer} is not known{did_you_mean(answer, list(choices))}; known: {', '.join(choices)}"
         )

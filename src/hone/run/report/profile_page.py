@@ -45,7 +45,7 @@ def slope_line(slope: MemorySlope) -> str:
     size, error = human_bytes(round(abs(slope.bytes_per_step))), human_bytes(round(slope.half_width))
     if slope.grows:
         return f"resident memory grows by {size} a step (\N{PLUS-MINUS SIGN} {error}) in the second half"
-    return f"resident memory does not grow in the second half of the steps (at most {error} a step)"
+    return "resident memory does not grow steadily in the second half of the steps"
 
 
 def profile_page(profile: RunProfile, run: RunData) -> Html:
@@ -76,7 +76,7 @@ def profile_page(profile: RunProfile, run: RunData) -> Html:
         steps, mib = np.arange(1, len(profile.sizes) + 1), np.array(profile.sizes, np.float64) / 2**20
         parts += [
             element("h2", text("Resident memory, MiB")),
-            styled("div", "card", curve_plot(steps.astype(np.int64), mib)),
+            styled("div", "curves", styled("div", "curve", curve_plot(steps.astype(np.int64), mib))),
         ]
     return page(f"Profile of {profile.name}", *parts)
 
