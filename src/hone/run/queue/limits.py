@@ -55,19 +55,18 @@ class RunLimits:
             return None
         return group
 
+    def remove_group(self, group: Path | None) -> None:
+        """Remove a group whose processes have ended; one that still has some stays."""
+        with suppress(OSError):
+            if group is not None:
+                group.rmdir()
+
     def describe(self, group: Path | None) -> str:
         """The limits in words."""
         memory = f"{self.memory_bytes / 2**20:.0f} MiB{' in a control group' if group else ' a process'}"
         words = [memory] if self.memory_bytes else []
         words += [f"{self.cores} cores"] if self.cores else []
         return ", ".join(words)
-
-
-def remove_group(group: Path | None) -> None:
-    """Remove a group whose processes have ended."""
-    if group is not None:
-        with suppress(OSError):
-            group.rmdir()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from hone.run.queue.job_queue import JobState, LostLeaseError, QueuedRun, RunQueue
-from hone.run.queue.limits import RunLimits, remove_group
+from hone.run.queue.limits import RunLimits
 
 _STOPPED: Final = (130, 143, -signal.SIGTERM)
 """Exit codes of a run that saved a checkpoint and stopped."""
@@ -73,7 +73,7 @@ class LocalWorker:
                 if child.poll() is None:
                     child.kill()
                     child.wait()
-                remove_group(group)
+                self.limits.remove_group(group)
         state = _state_of(child.returncode, cancelled=cancelled)
         why = "" if state == "done" else "gave way at a checkpoint" if state == "queued" else _tail_of(log)
         try:

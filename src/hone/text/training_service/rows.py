@@ -8,7 +8,7 @@ row by row. So are they those of the engine that samples with the same adapter.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -144,19 +144,12 @@ class _Beside:
     products: BatchInvariantLinear
 
 
-class _BesideContext(Protocol):
-    layer: _Beside
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
 class _BesideFunction(torch.autograd.Function):
     """y = scale x A^T B^T of rows together. `leaves` are A and B once for each row, the same numbers: a row's gets the
     row's own gradient, by products of its tokens alone, and so that of a pass without the others."""
 
     @staticmethod
-    def forward(ctx: _BesideContext, x: Tensor, layer: _Beside, *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: _Beside, *leaves: Tensor) -> Tensor:  # noqa: ANN401 - torch's
         count, product = len(layer.places), layer.products.product
         low = product(pad_to_tile(x), torch.cat(leaves[:count]), None) * layer.scale
         out = x.new_zeros(len(x), layer.outputs)
@@ -167,7 +160,7 @@ class _BesideFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _BesideContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - torch's
         (x, low, *factors), (g,), layer = ctx.saved_tensors, grads, ctx.layer
         count, product = len(layer.places), layer.products.product
         parts = [g[:, place].contiguous() for place in layer.places]
