@@ -1,6 +1,7 @@
 """The service over plain HTTP: results, order, exactness, checkpoints, refusals, isolation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from hone.engine.native.library import unavailable_reason
 from hone.models.packing import pack_rows, row_targets
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.training_service.ledger import CheckpointRecord
+from hone.text.training_service.rows import TrainedRow
 from hone.text.training_service.service_config import TenantConfig, key_digest
 
 Serve = Callable[..., tuple[TrainingService, TestClient]]
@@ -94,6 +96,29 @@ def test_a_tenants_results_are_the_same_bits_alone_and_in_company(serve: Serve, 
     assert clients[0].sample(sampler, [4, 5, 6], samples=2).SerializeToString() == drawn
     assert [one for one in mixed if isinstance(one, bytes)] == [one for one in outputs if isinstance(one, bytes)]
     assert adapter_bytes(service, models[0]) == expected
+
+
+@pytest.mark.parametrize("sizes", [(15, 5), (23, 1), (16, 15), (5, 5), (17, 1, 14)])
+def test_rows_of_several_adapters_fill_a_pass_of_any_length_to_the_bit(serve: Serve, sizes: tuple[int, ...]) -> None:
+    """With two more rows, the first two cases are multiples of 16, and have no padding behind them."""
+    service, http = serve()
+    client = WireClient(http)
+    rows = service.trainer.base.rows
+    adapters = [service.trainer._model(client.model(number=n, seed=n)).adapter for n in range(len(sizes))]
+    draws = torch.Generator().manual_seed(0)
+    for adapter in adapters:
+        for _, factor in adapter.factors():
+            factor.data.normal_(0, 0.1, generator=draws)
+    ids = np.random.default_rng(0).integers(3, 90, (len(sizes), 40))
+    asked = [
+        TrainedRow(adapter=one, tokens=own[:size], targets=own[1 : size + 1], loss=lambda logp: -logp.sum())
+        for one, own, size in zip(adapters, ids, sizes, strict=True)
+    ]
+    asked += [replace(asked[0], tokens=ids[1][:7], targets=ids[1][1:8]), asked[-1]]
+    for row, result in zip(asked, rows.compute(asked, gradients=True), strict=True):
+        (alone,) = rows.compute([row], gradients=True)
+        assert np.array_equal(result.logprobs, alone.logprobs)
+        assert all(torch.equal(a, b) for a, b in zip(result.gradient or [], alone.gradient or [], strict=True))
 
 
 @pytest.mark.parametrize("runner", ["torch", "native"])

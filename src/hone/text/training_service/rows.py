@@ -217,7 +217,7 @@ class _RowProducts:
             at = end
         if not changed:
             return out
-        return out + (added[0] if at == len(x) else torch.cat([*added, out.new_zeros(len(x) - at, out.shape[1])]))
+        return out + torch.cat([*added, out.new_zeros(len(x) - at, out.shape[1])] if at < len(x) else added)
 
 
 class _RowAttention:
