@@ -374,6 +374,24 @@ def test_a_blocked_aisle_is_planned_around_at_once_and_whoever_is_inside_leaves(
     assert (floor.state["collisions"], floor.state["longest_still"] <= 50) == (0, True)
 
 
+def test_a_place_that_nobody_can_reach_any_more_is_given_up() -> None:
+    floor = Floor(floor_spec("small", robots=1, requests=1), 3)
+    while SKILLS[floor.robots[0]["skill"]] != "store":
+        go_on(floor, 1)
+    place = int(floor.robots[0]["target"])
+    around = [
+        cell for cell in (place - 10, place - 1, place + 1, place + 10) if "".join(floor.spec.layout)[cell] == "."
+    ]
+    failures = int(floor.state["failures"])
+    floor.close_cells(around)
+    go_on(floor, 1)
+    assert floor.state["failures"] == failures + 1
+    assert SKILLS[floor.robots[0]["skill"]] in {"wait", "none"}, "there is no other free place"
+    floor.open_cells(around)
+    go_on(floor, 60)
+    assert floor.robots[0]["carrying"] == -1 or floor.state["deliveries"] > 1
+
+
 def test_a_loaded_robot_leaves_a_closed_aisle_through_it() -> None:
     floor = Floor(floor_spec("small", robots=2, requests=4), 3)
     floor.robots["cell"], floor.robots["heading"], floor.robots["skill"] = [53, 0], [UP, UP], 0

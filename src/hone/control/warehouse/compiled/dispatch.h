@@ -114,6 +114,10 @@ inline uint32_t settle(const Settings& map, State& state, uint32_t delivered) {
       robot.planned = 1;
     };
     const bool requested = robot.carrying != NOBODY && request_of(map, state, robot.carrying) != NOBODY;
+    if (!robot.planned && !is_free(robot) && robot.skill != EVACUATE) {  // is there a way, if all others were gone?
+      ways_of(map, state, robot, robot.target, steps);
+      if (steps[robot.target] >= FAR) end(false);
+    }
     switch (robot.skill) {
       case FETCH:
         if (robot.carrying == robot.shelf) {
