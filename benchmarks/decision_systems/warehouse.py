@@ -153,8 +153,8 @@ def learnt_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield AcceptanceLine(
         figure="flat Q-learning, share of the learnt dispatcher", value=float(flat.mean() / learnt.mean()),
         at_most=0.25, seeds=len(flat), cpu_s=spent.spent,
-        words=f"{flat.mean():.2f} deliveries; {64 * (600 if fast else 1200):,} steps of the floor, no fewer than the "
-        "dispatcher's with those that its credit simulated",
+        words=f"{flat.mean():.2f} deliveries after {64 * (600 if fast else 1200):,} steps of the floor; the "
+        f"dispatcher's credit simulated at most {2 * horizon * steps * 256:,}",
     )  # fmt: skip
 
 
