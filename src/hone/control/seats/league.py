@@ -404,7 +404,6 @@ def league_job(config: LeagueRunConfig, world: SeatWorld, players: NamedPlayers)
         learners={number: learner.policy for number, learner in learners.items()},
         matches=config.env.num_envs * config.rollout_steps,
         block=config.env.num_envs,
-        name=config.env.id,
     )
     ahead = AsyncSource(matches, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
     source: Source[Any] = ahead if method.max_staleness else matches

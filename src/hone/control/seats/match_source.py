@@ -67,8 +67,6 @@ class MatchSource:
     matches: int
     block: int
     """Matches that are played together."""
-    name: str
-    """Name of the game, for messages."""
     search: TreeSearchConfig | None = None
     """Search of the players that learn."""
     pool: OpponentPool | None = None

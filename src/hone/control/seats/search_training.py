@@ -167,7 +167,6 @@ def _search_job(
         learners={LEARNER: policy},
         matches=config.env.num_envs * config.rollout_steps,
         block=config.env.num_envs,
-        name=config.env.id,
         search=config.search,
     )
     source: Source[Any] = RecentMatches(matches, window=method.window)
