@@ -29,6 +29,7 @@ from hone.control.seats.evaluation import open_arena
 from hone.control.seats.league_page import EXPLOITABILITY, write_league_page
 from hone.control.seats.match_log import MatchLog
 from hone.control.seats.match_source import MatchSource, WorkersConfig, open_runner
+from hone.control.seats.matches import SeatLayout
 from hone.control.seats.opponents import EXPLOITER, OpponentPool, PastOpponents, match_scores, pfsp_weights
 from hone.control.seats.players import Player
 from hone.control.seats.training import NamedPlayers, SeatsRunConfig, apart_by, seats_scorer, snapshot_gate
@@ -367,9 +368,10 @@ class LeagueRunConfig(SeatsRunConfig):
         return ["random"] if self.evaluation.against is None else self.evaluation.against
 
 
-def league_job(config: LeagueRunConfig, world: SeatWorld, players: NamedPlayers) -> TrainingJob[Any]:
-    """Training job of a league: main, its exploiters, and the population."""
-    layout, method = world.layout, config.method()
+def _league_learners(
+    config: LeagueRunConfig, layout: SeatLayout, method: on_policy.OnPolicyMethod
+) -> dict[int, GradientLearner[ActorCritic, StepRows]]:
+    """Learners of main and of the exploiters, by their numbers as players."""
     space = gaussian_spaces(layout.policy_spaces, config.network)
     learners: dict[int, GradientLearner[ActorCritic, StepRows]] = {}
     for role in range(1 + config.league.exploiters):
@@ -380,6 +382,11 @@ def league_job(config: LeagueRunConfig, world: SeatWorld, players: NamedPlayers)
         plain = isinstance(space.actions, DiscreteActions)
         parts = on_policy.PolicyParts(policy=policy, layout=rows, predict_values=predict_values, is_plain=plain)
         learners[LEARNER - role] = on_policy.on_policy_learner(config, method, parts)
+    return learners
+
+
+def _duel_of(config: LeagueRunConfig, layout: SeatLayout) -> Duel:
+    """Matches of two members, as many in either seat."""
     arenas = partial(open_arena, game_maker(config.env), layout, max_steps=config.env.max_match_steps)
 
     def duel(one: Player, other: Player, number: int) -> Floats:
@@ -388,6 +395,13 @@ def league_job(config: LeagueRunConfig, world: SeatWorld, players: NamedPlayers)
         returns = arenas(matches=count).play(seating, seed=key(config.seed, "payoffs", number))
         return np.array([match_scores(row, place % 2) for place, row in enumerate(returns)])
 
+    return duel
+
+
+def league_job(config: LeagueRunConfig, world: SeatWorld, players: NamedPlayers) -> TrainingJob[Any]:
+    """Training job of a league: main, its exploiters, and the population."""
+    layout, method = world.layout, config.method()
+    learners, duel = _league_learners(config, layout, method), _duel_of(config, layout)
     pool = LeaguePool(
         seats=len(layout.seats),
         seed=config.seed,
