@@ -59,7 +59,7 @@ def hunt(name: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
     def look(event: Any) -> None:  # noqa: ANN401 - the callback's event
         spent.append(time.process_time())
-        if event.step % max(1, steps // LOOKS) == 0:
+        if event.step % max(1, steps // LOOKS) == 0 and event.step < steps:  # the last step also ends the run
             gc.collect()
             sizes.append(resident_bytes())
             objects.append(len(gc.get_objects()))
