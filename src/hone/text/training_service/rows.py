@@ -8,7 +8,7 @@ row by row. So are they those of the engine that samples with the same adapter.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
+from hone.models.gradient_buffers import AutogradContext
 from hone.models.language.batch_invariant import (
     TILE,
     BatchInvariantLinear,
@@ -149,7 +150,7 @@ class _BesideFunction(torch.autograd.Function):
     row's own gradient, by products of its tokens alone, and so that of a pass without the others."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: _Beside, *leaves: Tensor) -> Tensor:  # noqa: ANN401 - torch's
+    def forward(ctx: AutogradContext, x: Tensor, layer: _Beside, *leaves: Tensor) -> Tensor:
         count, product = len(layer.places), layer.products.product
         low = product(pad_to_tile(x), torch.cat(leaves[:count]), None) * layer.scale
         out = x.new_zeros(len(x), layer.outputs)
@@ -160,7 +161,7 @@ class _BesideFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - torch's
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, low, *factors), (g,), layer = ctx.saved_tensors, grads, ctx.layer
         count, product = len(layer.places), layer.products.product
         parts = [g[:, place].contiguous() for place in layer.places]
