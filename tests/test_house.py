@@ -70,7 +70,9 @@ TORCH_FREE = (
 )
 
 # path -> (lines allowed, reason)
-LONG_FILES: dict[str, tuple[int, str]] = {}
+LONG_FILES: dict[str, tuple[int, str]] = {
+    "src/hone/cli/options.py": (742, "one table of all commands and their options"),
+}
 # path::name -> (lines allowed, at most 80, reason)
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}
 # path::name -> reason
@@ -82,6 +84,7 @@ FORBIDDEN_CALLS: dict[str, str] = {
 OPEN_DOORS: dict[str, str] = {}
 # Config class -> (fields allowed, reason)
 WIDE_CONFIGS: dict[str, tuple[int, str]] = {
+    "hone.decide.gateway.service_config.ServiceTableConfig": (13, "two rules say when the safe action is taken"),
     "hone.decide.monitor.config.MonitorConfig": (13, "a cycle of the rewards stands beside their run length"),
     "hone.text.tasks.task.TaskConfig": (14, "a source of prompts, and how they are asked as chats"),
     "hone.text.answer_data.AnswerTaskConfig": (15, "the same, with the use of its answers"),

@@ -31,7 +31,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SavedPolicy]:
 
 
 def test_every_kind_that_is_saved_is_here() -> None:
-    seats = {"central_actor_critic", "team_values", "seat_policies"}  # they act in matches
+    seats = {"central_actor_critic", "team_values", "seat_policies", "policy_value", "information_sets"}  # of matches
     assert {policy.kind for policy in POLICIES.values()} == set(_POLICY_KINDS) - seats
 
 

@@ -88,7 +88,7 @@ def test_the_help_of_a_command_names_options_and_commands_that_exist(command) ->
 # ------------------------------------------------------------------------------------------------- names in docstrings
 
 SOURCE = ROOT / "src" / "hone"
-FOREIGN = {"mpmath", "jaxtyping", "ns", "file", "my_recipe", "episodes_00000000", "tests"}
+FOREIGN = {"mpmath", "scipy", "jaxtyping", "ns", "file", "my_recipe", "episodes_00000000", "tests"}
 """First words of dotted names in docstrings that are none of hone's: of libraries, of examples, of data."""
 
 

@@ -8,6 +8,7 @@ import torch
 
 from hone.control.networks.actor_critic import (
     ActorCritic,
+    CandidateScorer,
     ControlPolicy,
     DeterministicActorCritic,
     QNetworkPolicy,
@@ -43,6 +44,7 @@ MASKED = DiscreteActions(count=3, start=1, masked=True)
 BOX = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(2,), gaussian="clipped")
 SQUASHED = BoxActions(low=(-2.0, 0.0), high=(1.0, 4.0), shape=(1, 2), gaussian="squashed")
 NUMBERED = PolicySpaces(inputs=NUMBERS, actions=CHOICES)
+PAIRS = ObservationInputs(size=2 * CHOICES.count)
 NETWORK = MlpConfig(hidden=[16, 16])
 RELU = MlpConfig(hidden=[32, 32], activation="relu")
 
@@ -55,6 +57,7 @@ def control_policies() -> dict[str, ControlPolicy]:
         ("ppo states", ActorCritic(PolicySpaces(inputs=STATES, actions=CHOICES), NETWORK, seed=0, critic=False)),
         ("ppo clipped", ActorCritic(PolicySpaces(inputs=NORMALISED, actions=BOX), NETWORK, seed=0)),
         ("ppo squashed", ActorCritic(PolicySpaces(inputs=NUMBERS, actions=SQUASHED), RELU, seed=0)),
+        ("pairs", CandidateScorer(PolicySpaces(inputs=PAIRS, actions=MASKED), NETWORK, seed=0)),
         ("sac", SoftActorCritic(PolicySpaces(inputs=NUMBERS, actions=BOX), RELU, seed=0)),
         ("td3", DeterministicActorCritic(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),
         ("values", QNetworkPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0)),

@@ -651,16 +651,12 @@ class TorchRunner:
         """`_linear` of rows that belong to `sequence` `[n]`, each with the adapter of its sequence; rows behind them
         are padding."""
         own = np.array(names)[sequence]
-        rows = [
-            (self.adapters[one].product, torch.from_numpy(np.flatnonzero(own == one)))
-            for one in sorted({*names})
-            if one
-        ]
+        rows = [(self.adapters[one], torch.from_numpy(np.flatnonzero(own == one))) for one in sorted({*names}) if one]
 
         def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             out = self._linear(x, weight, bias)
             for adapter, at in rows:
-                if len(at) and (added := adapter(x[at], weight, self._linear)) is not None:
+                if len(at) and (added := adapter.product(x[at], weight, self._linear)) is not None:
                     out.index_add_(0, at.to(out.device), added)
             return out
 

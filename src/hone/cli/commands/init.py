@@ -152,7 +152,9 @@ def run(call: CommandCall) -> int:
     """Ask, and write the file; returns the exit code."""
     screen = standard_screen()
     target = Path(call.text("file") or "run.toml")
-    asked = _terminal_answer if sys.stdin.isatty() else None
+    asked: Callable[[str, str], str] | None = None
+    if sys.stdin.isatty():
+        asked = lambda question, default: input(f"{question} [{default}] ").strip() or default  # noqa: E731
     kind = _choice(call.text("what"), "--what", "What learns?", {k: one.words for k, one in KINDS.items()}, asked)
     chosen = KINDS[kind]
     method = _choice(call.text("by"), "--by", "From what does it learn?", chosen.methods, asked)
@@ -188,7 +190,3 @@ def _choice(
             f"{flag} {answer} is not known{did_you_mean(answer, list(choices))}; known: {', '.join(choices)}"
         )
     return answer
-
-
-def _terminal_answer(question: str, default: str) -> str:
-    return input(f"{question} [{default}] ").strip() or default

@@ -4,11 +4,11 @@ Belongs here: the layout. The content comes from `hone.run.store` and the recipe
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from hone.cli.commands.fetch import PREFIX, fetch_model
-from hone.cli.commands.show_diff import show_difference
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
@@ -18,9 +18,11 @@ from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
 from hone.run.alarms import diagnose, read_alarms
 from hone.run.report.policy_map import text_rows, value_range
 from hone.run.store.folder import RunFolder, list_runs, open_run
-from hone.run.store.metrics import read_metrics
+from hone.run.store.metrics import depends_on_clock, read_metrics
 
 METRICS_SHOWN = 40
+_DIFFERENCES_SHOWN = 60
+_ABSENT = "-"
 _LOGS = (".csv", ".npz", ".hdf5", ".h5")
 """Suffixes of logs of decisions that other programs wrote."""
 RED_ALARM: Final = 7
@@ -65,7 +67,7 @@ def _show(screen: TerminalScreen, call: CommandCall, runs: Path) -> int:
     if call.switch("alarms"):
         return _show_alarms(screen, folder)
     if call.text("diff"):
-        show_difference(screen, folder, find_run(call.text("diff"), runs))
+        _show_difference(screen, folder, find_run(call.text("diff"), runs))
         return 0
     if call.switch("map"):
         _show_map(screen, folder)
@@ -277,3 +279,51 @@ def _summary(name: str) -> str:
         return describe_recipe(name).summary
     except HoneError as fault:
         return f"cannot be used: {fault.messages[0]}"
+
+
+# ------------------------------------------------------------------------------------------------------ differences
+
+
+def _show_difference(screen: TerminalScreen, first: RunFolder, second: RunFolder) -> None:
+    """Print three tables; what both runs share is left out, and its number told."""
+    runs = (first, second)
+    settings = [{key: format_value(item.value) for key, item in run.config().items()} for run in runs]
+    _difference_table(screen, "setting", runs, *settings)
+    about: list[dict[str, str]] = []
+    for run in runs:
+        facts = run.manifest().metadata
+        about.append({"machine": facts.machine, "hone": facts.hone_version, **facts.versions, **(facts.code or {})})
+    _difference_table(screen, "version", runs, *about)
+    last = [_last_known_metrics(run) for run in runs]
+    _difference_table(screen, "last metric", runs, *last, most=_DIFFERENCES_SHOWN)
+
+
+def _difference_table(
+    screen: TerminalScreen,
+    kind: str,
+    runs: tuple[RunFolder, RunFolder],
+    first: Mapping[str, str],
+    second: Mapping[str, str],
+    *,
+    most: int | None = None,
+) -> None:
+    """Rows of the keys whose texts differ, at most `most`."""
+    keys = list(dict.fromkeys([*first, *second]))
+    rows = [(key, first.get(key, _ABSENT), second.get(key, _ABSENT)) for key in keys]
+    rows = [row for row in rows if row[1] != row[2]]
+    if rows:
+        screen.table((kind, runs[0].name, runs[1].name), rows[:most])
+    left = len(rows) - len(rows[:most])
+    screen.line(f"{len(keys) - len(rows)} {kind}s are equal" + (f"; {left} more differ" if left else ""))
+    screen.line()
+
+
+def _last_known_metrics(run: RunFolder) -> dict[str, str]:
+    """Step, and the last known value of each metric that does not depend on the clock."""
+    columns = read_metrics(run.metrics_path)
+    values = {"step": str(int(columns.steps[-1])) if len(columns.steps) else _ABSENT}
+    for name, column in columns.values.items():
+        known = [float(value) for value in column if not math.isnan(value)]
+        if known and not depends_on_clock(name):
+            values[name] = compact_number(known[-1])
+    return values

@@ -520,7 +520,7 @@ class CandidateScorer(ActorCritic):
 
     def scores(self, x: Tensor) -> Tensor:
         """`[n, choices * numbers]` -> `[n, choices]`."""
-        return self.actor(x.reshape(-1, self.row)).reshape(len(x), -1)
+        return self.actor(x.reshape(-1, self.row)).reshape(-1, self.spaces.choices.count)
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> PolicyOutput:
         x = self.encode(seen)

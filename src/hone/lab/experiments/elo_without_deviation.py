@@ -76,7 +76,7 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"Predictions of the first {GAMES} games of new players lose {excess[DEVIATION].mean():.3f} nats a game "
             f"more than the true skills would, if ratings know their deviation. Elo loses {excess[SMALL].mean():.3f} "
             f"with steps of 32 points and {excess[LARGE].mean():.3f} with steps of 96: small steps learn slowly of new "
-            "players, and large ones forget what they knew of settled ones."
+            "players, and large ones forget their knowledge of settled ones."
         ),
         claims=claims_of(excess),
         figures={"worlds": float(len(worlds))},

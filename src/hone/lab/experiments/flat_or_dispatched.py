@@ -100,7 +100,7 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     mean = {name: float(values.mean()) for name, values in score.items()}
     moves = flat_steps * 16 * _COPIES * _SPEC.robots
     return ExperimentResult(
-        header=("who decides", "deliveries in 500 steps", "of nearest first"),
+        header=("decided by", "deliveries in 500 steps", "of nearest first"),
         rows=[(name, f"{mean[name]:.1f}", f"{mean[name] / mean[_NEAREST]:.1%}") for name in score],
         panels=[
             bar_plot("deliveries in 500 steps", {name: float(mean[name]) for name in score}),

@@ -65,7 +65,7 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
         figures = (values[:, 0].mean(), late.min(), late.max(), values[:, -1].max())
         rows.append((name, *(format_number(round(float(one), 9)) for one in figures)))
     return ExperimentResult(
-        header=("what is released", "first", "lowest of the second half", "highest of it", "last, worst run"),
+        header=("released policy", "first", "lowest of the second half", "highest of it", "last, worst run"),
         rows=rows,
         panels=[line_plot("NashConv in Kuhn poker", "best responses or visits of both seats", range(rounds + 1), path)],
         verdict=(

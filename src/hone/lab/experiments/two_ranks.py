@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor, float64
+from torch import Tensor, float64, set_num_threads
 
 from hone.core.ragged import Ints
 from hone.core.reduction import Reduction, whole_batch
@@ -28,11 +28,13 @@ from hone.lab.stopping_answers import StoppingAnswers, initial_logits, mean_leng
 from hone.learner.share import BatchShare
 from hone.objectives.weights import sequence_mean, token_mean
 from hone.parallel.group import RankMeeting, joined, open_meeting
-from hone.parallel.ranked_job import LocalLauncher, rank_tasks
+from hone.parallel.ranked_job import READY, LocalLauncher, RankTask, rank_tasks
+from hone.process.parent import connect_to_parent
 from hone.run.report.html import format_number
 
 _PATIENCE_S = 120.0
-_PEER = "hone.lab.rank_peer"
+_PEER = "hone.lab.experiments.two_ranks"
+"""Run as a command it is the second rank: its task is a line of JSON."""
 
 
 @contextmanager
@@ -207,3 +209,17 @@ EXPERIMENT = Experiment(
     question="Is the mean of two ranks' token means the mean over all tokens?",
     run=_run,
 )
+
+
+def _follow() -> None:
+    """The child: measure with the parent until it has what it needs."""
+    channel = connect_to_parent()
+    task = RankTask.from_json(next(channel.lines()))
+    set_num_threads(1)
+    channel.reply(READY)
+    with joined(task.meeting) as group:
+        measure(group.share(), **json.loads(task.config))
+
+
+if __name__ == "__main__":
+    _follow()

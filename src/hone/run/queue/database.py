@@ -45,10 +45,8 @@ _WAIT_S: Final = 30
 class QueueDatabase(Protocol):
     """A database with the queue's tables."""
 
-    @property
-    def name(self) -> str:
-        """Its file, or its address without secrets."""
-        ...
+    name: str
+    """Its file, or its address without secrets."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """The only writer's transaction. Raises ResourceError where it cannot be written."""

@@ -40,7 +40,7 @@ class TenantConfig(Config):
     token_env: str = ""
     """Environment variable that holds its key."""
     scopes: list[Scope] = Field(default_factory=lambda: list(ALL_SCOPES))
-    """What the key is for."""
+    """Purposes of the key."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the work, relative to the others'."""
     max_models: int = Field(default=64, ge=1)
@@ -93,8 +93,8 @@ class TrainingServiceConfig(Config):
     threads: int = Field(default=1, ge=1)
     """Threads of a product."""
     runner: Literal["auto", "native", "torch"] = "auto"
-    """What samples: compiled code, which packs the base a second time, or torch, which reads the trainer's weights and
-    whose log-probabilities are those of a forward pass to the bit; `auto`: compiled code where it can be built."""
+    """The sampler: compiled code, which packs the base a second time, or torch, which reads the trainer's weights and
+    gives log-probabilities of a forward pass to the bit; `auto`: compiled code where it can be built."""
     model: ServedBaseConfig
     """The base."""
     limits: ServiceLimitsConfig = ServiceLimitsConfig()
