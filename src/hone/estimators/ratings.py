@@ -400,7 +400,8 @@ class Glicko2:
         after = ratings.copy()
         for row, score in enumerate(scores.tolist()):
             one, other = (Rating(*player) for player in ratings[row].tolist())
-            after[row] = self.rate_period(one, [other], [score]), self.rate_period(other, [one], [1 - score])
+            rated = self.rate_period(one, [other], [score]), self.rate_period(other, [one], [1 - score])
+            after[row] = np.array(rated)
         return after
 
     def expected_scores(self, teams: Sequence[Sequence[Rating]]) -> Floats:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from hone.control.seats.tree_training import TreeSource
 from hone.core.random import generator
 from hone.lab.control import train_recipe
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
@@ -25,8 +26,9 @@ def _nash_convs(recipe: str, tables: dict[str, Any], *, seed: int, rounds: int) 
     spec = load_recipe(recipe)
     common = {"recipe": recipe, "name": "lab", "steps": 2 * rounds, "env": {"id": "compiled:kuhn_poker", "num_envs": 1}}
     job = spec.build(spec.config.model_validate(common | tables))
-    policies = job.recipe.learner.policies
-    play = policies.play
+    source = job.recipe.source
+    assert isinstance(source, TreeSource)
+    policies, play = source.policies, source.policies.play
     weights = generator(seed, "naive self-play").random(play.tree.legal.shape)
     policies.release(weights / weights.sum(axis=1, keepdims=True))
     path = [play.nash_conv(policies.average)]

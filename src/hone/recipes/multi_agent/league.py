@@ -29,7 +29,7 @@ class LeagueConfig(LeagueRunConfig, PpoConfig):  # pyright: ignore[reportIncompa
     rollout_steps = new_default(2, "Whole matches, one after another, of each that is played together, per iteration.")
     league: LeagueOpponents = LeagueOpponents()
     """The population, and whom main meets."""
-    algorithm: LeagueAlgorithm = LeagueAlgorithm()
+    algorithm: LeagueAlgorithm = LeagueAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Credit and loss."""
     learner = new_default(LearnerConfig(lr=1e-3, lr_decay="linear", epochs=4, minibatches=4, max_grad_norm=0.5))
 
