@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import statistics
+import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -84,16 +85,24 @@ def hunt(name: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="where runs are written; unset: a temporary folder")
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--quick", action="store_true", help="200 steps, which decide nothing")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(options.folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        _measure(200 if options.quick else options.steps, options.only)
+        os.chdir("/")
+
+
+def _measure(steps: int, only: list[str]) -> None:
     rows = [f'{{"prompt": "{a}+{b}=", "completion": "{a + b}"}}\n' for a in range(10) for b in range(8)]
     Path("sums.jsonl").write_text("".join(rows), encoding="utf-8")
-    for name, settings in tiny_runs(options.steps).items():
-        if not options.only or name in options.only:
+    for name, settings in tiny_runs(steps).items():
+        if not only or name in only:
             for row in hunt(name, settings):
                 print(json.dumps(row), flush=True)
 

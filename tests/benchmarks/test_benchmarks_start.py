@@ -19,6 +19,7 @@ PEERS = {
 NOT_MEASURED = {
     "peers", "replay_peer", "run_digests", "engine_native", "serve_load", "bandits_peer",
     "drift_alarms", "gateway_client", "golden_off_policy", "alarms", "run_writes", "training_service", "record_demo",
+    "openskill_peer",
 }  # fmt: skip
 """Programs without a quick form: they make an environment or golden figures, serve a benchmark, or are short."""
 

@@ -268,8 +268,8 @@ LOG_OPTIONS = [
 
 
 QUEUE_OPTIONS = [
-    "--half-life", "--lease", "--name", "--priority", "--queue", "--runs", "--slots", "--tenant", "--until-empty",
-    "--weight",
+    "--cores", "--half-life", "--lease", "--memory", "--name", "--priority", "--queue", "--runs", "--slots", "--tenant",
+    "--until-empty", "--weight",
 ]  # fmt: skip
 TREE_OPTIONS = [
     "--episodes", "--hand-over", "--leaves", "--names", "--problems", "--rounds", "--runs", "--seed",
@@ -326,7 +326,7 @@ def test_the_options_are_these() -> None:
         "show": ["--alarms", "--config", "--diff", "--map", "--model", "--rows", "--runs", "--tokens", "--verify"],
         "debug": ["--pdb", "--runs"],
         "queue": QUEUE_OPTIONS,
-        "watch": ["--alarms", "--chat", "--demo", "--host", "--once", "--port", "--service", "--token-file"],
+        "watch": ["--alarms", "--chat", "--demo", "--host", "--once", "--port", "--queue", "--service", "--token-file"],
         "chaos": ["--count", "--device", "--faults", "--name", "--runs", "--seed", "--yes"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],

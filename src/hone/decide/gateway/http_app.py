@@ -506,10 +506,12 @@ class _Session:
             raise RequestError(message, status=413, code="too_large")
         fields = dict(_read_object(text.encode("utf-8", "surrogatepass")))
         name, ref = fields.pop("op", None), fields.pop("ref", None)
-        endpoint = self.posts.get(f"/v1/{name}") if name in _SESSION_OPS else None
+        path = f"/v1/{name}"
+        endpoint = self.posts.get(path) if path in _SESSION_PATHS else None
         try:
             if endpoint is None:
-                message = f"op must be one of {', '.join(_SESSION_OPS)}, got {shown(name)}"
+                known = ", ".join(one.removeprefix("/v1/") for one in _SESSION_PATHS)
+                message = f"op must be one of {known}, got {shown(name)}"
                 raise RequestError(message, code="bad_value", field="op")
             endpoint.admit(caller)
             answer = await endpoint.answer(caller, fields, "")
@@ -519,7 +521,7 @@ class _Session:
         return _to_json({**cast("dict[str, object]", answer), "ref": ref})
 
 
-_SESSION_OPS: Final = ("decide", "decide/joint", "reward")
+_SESSION_PATHS: Final = ("/v1/decide", "/v1/decide/joint", "/v1/reward")
 
 
 def _bound(

@@ -136,5 +136,7 @@ ENTRY = RecipeSpec(
     paper="Kapturowski et al., Recurrent Experience Replay in Distributed Reinforcement Learning, 2019",
     config=R2d2Config,
     limitation="finite actions only; targets end with their sequence, and its states are those of older weights.",
-    parts=off_policy_parts(R2d2Config.method, source="Replay(Live(Gymnasium)), sequences by priority"),
+    parts=off_policy_parts(
+        R2d2Config.method, recurrent_objective, source="Replay(Live(Gymnasium)), sequences by priority"
+    ),
 )
