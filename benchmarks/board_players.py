@@ -1,7 +1,6 @@
 """Scripted players of OpenSpiel's board games: win if a move wins, block if the other would win, else draw a move.
 
-Functions for `evaluation.against`. Observations are three planes: empty squares, noughts and crosses; seat 0 has the
-crosses.
+Functions for `evaluation.against`. Observations are three planes, whose order is the game's.
 """
 
 from itertools import product
@@ -32,24 +31,25 @@ def _winning(board: Bools, squares: NDArray[np.int64], lines: NDArray[np.int64])
 
 
 def _choose(
-    seen: NDArray[np.float32], seat: int, moves: NDArray[np.int64], squares: NDArray[np.int64],
-    lines: NDArray[np.int64], draws: np.random.Generator,
+    mine: Bools, theirs: Bools, moves: NDArray[np.int64], squares: NDArray[np.int64], lines: NDArray[np.int64],
+    draws: np.random.Generator,
 ) -> int:  # fmt: skip
-    planes = np.reshape(seen, (3, -1)) > 0
-    for mine in (planes[2 - seat], planes[1 + seat]):  # first win, then block
-        if len(places := _winning(mine, squares, lines)):
+    for board in (mine, theirs):  # first win, then block
+        if len(places := _winning(board, squares, lines)):
             return int(moves[places[0]])
     return int(draws.choice(moves))
 
 
 def tic_tac_toe(seen: NDArray[np.float32], mask: Bools, seat: int, draws: np.random.Generator) -> int:
-    """One move ahead in tic-tac-toe."""
-    moves = np.flatnonzero(mask)
-    return _choose(seen, seat, moves, moves, SMALL, draws)
+    """One move ahead in tic-tac-toe. Planes: empty squares, noughts, crosses; seat 0 has the crosses."""
+    moves, planes = np.flatnonzero(mask), np.reshape(seen, (3, -1)) > 0
+    return _choose(planes[2 - seat], planes[1 + seat], moves, moves, SMALL, draws)
 
 
 def connect_four(seen: NDArray[np.float32], mask: Bools, seat: int, draws: np.random.Generator) -> int:
-    """One move ahead in Connect Four: a disc falls to the lowest empty square of its column."""
-    moves, empty = np.flatnonzero(mask), np.reshape(seen, (3, 6, 7))[0] > 0
+    """One move ahead in Connect Four: a disc falls to the lowest empty square of its column. Planes: discs of seat 0,
+    discs of seat 1, empty squares; rows from the bottom."""
+    moves, planes = np.flatnonzero(mask), np.reshape(seen, (3, -1)) > 0
+    empty = planes[2].reshape(6, 7)
     squares = np.array([int(empty[:, column].argmax()) * 7 + column for column in moves])
-    return _choose(seen, seat, moves, squares, FOUR, draws)
+    return _choose(planes[seat], planes[1 - seat], moves, squares, FOUR, draws)
