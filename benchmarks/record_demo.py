@@ -1,4 +1,4 @@
-"""Records the runs of `hone watch --demo`: GRPO on sums that succeeds, one with too high a learning rate, and five that
+"""Records the runs of `hone watch --demo`: GRPO on sums that holds its score, one with too high a learning rate, and five that
 fail as `benchmarks/alarms.py` makes them.
 
     python benchmarks/record_demo.py src/hone/web/demo.zip
