@@ -28,8 +28,8 @@ from hone.web.runs import RunListing, RunRow, load_figures
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 DEMO: Final = (Path(__file__).with_name("demo.zip"), Path(__file__).with_name("failures.zip"))
-"""Recorded runs: GRPO on sums that holds its score, the same with too high a learning rate, and five that fail in their own
-ways. `benchmarks/record_demo.py` trains and packs them."""
+"""Recorded runs: GRPO on sums that holds its score, the same with too high a learning rate, and five that fail in their
+own ways. `benchmarks/record_demo.py` trains and packs them."""
 _LEAST_TOKEN: Final = 16
 _OLD_CACHE_S: Final = 30 * 86400.0
 
