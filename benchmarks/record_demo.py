@@ -1,5 +1,5 @@
-"""Records the runs of `hone watch --demo`: GRPO on sums that holds its score, the same with too high a learning rate, and
-five that fail as `benchmarks/alarms.py` makes them.
+"""Records the runs of `hone watch --demo`: GRPO on sums that holds its score, the same with too high a learning rate,
+and five that fail as `benchmarks/alarms.py` makes them.
 
     python benchmarks/record_demo.py src/hone/web/demo.zip
     python benchmarks/record_demo.py src/hone/web/failures.zip --failures

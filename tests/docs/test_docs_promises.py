@@ -4,7 +4,6 @@ import ast
 import importlib
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,36 +91,36 @@ FOREIGN = {"mpmath", "scipy", "jaxtyping", "ns", "file", "my_recipe", "episodes_
 """First words of dotted names in docstrings that are none of hone's: of libraries, of examples, of data."""
 
 
-def _known_names(trees: dict[str, ast.Module]) -> set[str]:
-    """Modules, definitions, attributes, arguments and short strings of the source."""
-    names = {part for module in trees for part in module.split(".")}
-    for node in (node for tree in trees.values() for node in ast.walk(tree)):
+def _names_and_docstrings(tree: ast.Module) -> tuple[set[str], list[str]]:
+    """Definitions, attributes, arguments and short strings of a module; its docstrings."""
+    names, docstrings = set[str](), list[str]()
+    for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef() | ast.ClassDef() | ast.AsyncFunctionDef():
-                names.add(node.name)
             case ast.Name():
                 names.add(node.id)
-            case ast.arg() | ast.keyword() if node.arg:
-                names.add(node.arg)
             case ast.Attribute():
                 names.add(node.attr)
-            case ast.alias():
-                names.update(node.name.split("."))
             case ast.Constant(value=str(text)) if len(text) < 60 and "\n" not in text:
                 names.update(re.findall(r"\w+", text))
-    return names
-
-
-def _docstrings(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
+            case ast.arg() | ast.keyword() if node.arg:
+                names.add(node.arg)
+            case ast.FunctionDef() | ast.ClassDef() | ast.AsyncFunctionDef():
+                names.add(node.name)
+            case ast.alias():
+                names.update(node.name.split("."))
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                docstrings.append(text)
+    return names, docstrings
 
 
 def names_that_are_gone(trees: dict[str, ast.Module]) -> list[str]:
     """Dotted names and files in docstrings, and classes in their examples, that the source does not have."""
-    known, gone = _known_names(trees) | {"hone"}, list[str]()
-    for module, text in ((module, text) for module, tree in trees.items() for text in _docstrings(tree)):
+    read = {module: _names_and_docstrings(tree) for module, tree in trees.items()}
+    known = {"hone", *(part for module in trees for part in module.split("."))}.union(
+        *(names for names, _ in read.values())
+    )
+    gone: list[str] = []
+    for module, text in ((module, text) for module, (_, texts) in read.items() for text in texts):
         dotted = re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)`", text)
         words = {name: name.removesuffix(".py").split(".") for name in dotted}
         gone += [

@@ -39,7 +39,8 @@ NOT_RUN = {
     "pip install -c constraints.txt -e .": "installs",
 }
 LONGEST = {
-    "docs/control/hierarchical.md", "docs/control/imitation.md", "docs/control/model_based.md",
+    "docs/control/hierarchical.md", "docs/control/imitation.md", "docs/control/league.md",
+    "docs/control/model_based.md",
     "docs/control/networks.md", "docs/control/off_policy.md", "docs/control/offline.md",
     "docs/control/on_policy.md", "docs/control/take_away.md",
     "docs/howto/chaos.md", "docs/howto/compare.md", "docs/howto/environments.md",
@@ -48,7 +49,7 @@ LONGEST = {
     "docs/language/adapters.md", "docs/language/critics.md", "docs/language/dialogues.md",
     "docs/language/distillation.md", "docs/language/early_experience.md", "docs/language/expert_iteration.md",
     "docs/language/experts.md", "docs/language/preferences.md", "docs/language/search.md",
-    "docs/language/tools.md", "docs/production/rollout.md", "docs/production/shield.md",
+    "docs/language/tools.md", "docs/production/rollout.md", "docs/production/shield.md", "docs/production/warehouse.md",
 }  # fmt: skip
 """Long pages that nobody reads first; `make test-all` runs them. The tests of what they show, of its examples and of
 its system are not slow."""
