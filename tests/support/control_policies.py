@@ -8,7 +8,7 @@ import torch
 
 from hone.control.networks.actor_critic import (
     ActorCritic,
-    CandidateScorer,
+    ChoiceScorer,
     ControlPolicy,
     DeterministicActorCritic,
     QNetworkPolicy,
@@ -57,7 +57,7 @@ def control_policies() -> dict[str, ControlPolicy]:
         ("ppo states", ActorCritic(PolicySpaces(inputs=STATES, actions=CHOICES), NETWORK, seed=0, critic=False)),
         ("ppo clipped", ActorCritic(PolicySpaces(inputs=NORMALISED, actions=BOX), NETWORK, seed=0)),
         ("ppo squashed", ActorCritic(PolicySpaces(inputs=NUMBERS, actions=SQUASHED), RELU, seed=0)),
-        ("pairs", CandidateScorer(PolicySpaces(inputs=PAIRS, actions=MASKED), NETWORK, seed=0)),
+        ("pairs", ChoiceScorer(PolicySpaces(inputs=PAIRS, actions=MASKED), NETWORK, seed=0)),
         ("sac", SoftActorCritic(PolicySpaces(inputs=NUMBERS, actions=BOX), RELU, seed=0)),
         ("td3", DeterministicActorCritic(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),
         ("values", QNetworkPolicy(PolicySpaces(inputs=NUMBERS, actions=CHOICES), RELU, seed=0)),

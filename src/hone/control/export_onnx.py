@@ -26,7 +26,7 @@ from hone import __version__
 from hone.control.environments.layout import Leaf
 from hone.control.networks.actor_critic import (
     ActorCritic,
-    CandidateScorer,
+    ChoiceScorer,
     ControlPolicy,
     DeterministicActorCritic,
     QNetworkPolicy,
@@ -127,7 +127,7 @@ def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = 
         case ActorCritic():
             critic = policy.critic
             value = None if critic is None else critic(x).squeeze(1)
-            outputs = policy.scores(x) if isinstance(policy, CandidateScorer) else policy.actor(x)
+            outputs = policy.scores(x) if isinstance(policy, ChoiceScorer) else policy.actor(x)
             return _actor_outputs(policy, outputs, policy.log_std, value)
         case CuriousActorCritic():
             return _actor_outputs(policy, policy.actor(x), policy.log_std, policy.critic(x).squeeze(1))

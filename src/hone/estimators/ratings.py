@@ -163,7 +163,7 @@ class WengLin:
     form: Literal["logistic", "normal"] = "logistic"
     mean: float = 25.0
     deviation: float = 25 / 3
-    """Of a new player."""
+    """Deviation of a new player."""
     beta: float = 25 / 6
     """Standard deviation of a player's performance in one game about the skill."""
     drift: float = 25 / 300

@@ -119,7 +119,7 @@ class MemorySlope(NamedTuple):
 
     bytes_per_step: float
     half_width: float
-    """Of the 95% interval."""
+    """Half the width of the 95% interval."""
     is_steady: bool = True
     """Each quarter of these steps has a higher mean than the one before: no single buffer or import."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hone.cli.main import main
-from hone.control.networks.actor_critic import CandidateScorer
+from hone.control.networks.actor_critic import ChoiceScorer
 from hone.control.networks.checkpoint import load_policy, save_policy
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.control.warehouse.dispatcher import choose_nearest, play_floor, policy_chooser
@@ -30,11 +30,11 @@ def config(**changes: Any) -> Any:
     return ENTRY.config.model_validate({**settings, **changes})
 
 
-def scorer(choices: int = 3, row: int = 2) -> CandidateScorer:
+def scorer(choices: int = 3, row: int = 2) -> ChoiceScorer:
     spaces = PolicySpaces(
         inputs=ObservationInputs(size=choices * row), actions=DiscreteActions(count=choices, masked=True)
     )
-    return CandidateScorer(spaces, MlpConfig(hidden=[4]), seed=2, critic=False)
+    return ChoiceScorer(spaces, MlpConfig(hidden=[4]), seed=2, critic=False)
 
 
 def test_it_learns_from_differences_and_is_judged_by_deliveries() -> None:
@@ -46,7 +46,7 @@ def test_it_learns_from_differences_and_is_judged_by_deliveries() -> None:
     try:
         score = job.evaluate()
         policy = job.recipe.learner.policy
-        assert (policy.critic, type(policy)) == (None, CandidateScorer)
+        assert (policy.critic, type(policy)) == (None, ChoiceScorer)
     finally:
         job.close()
     assert score.estimate.mean == int(score.estimate.mean * 3) / 3, "whole deliveries of three episodes"
@@ -107,14 +107,14 @@ def test_a_policy_comes_back_from_its_folder(tmp_path: Path) -> None:
     save_policy(policy, tmp_path)
     back = load_policy(tmp_path)
     rows = torch.tensor([[1.0, 0.5, -1.0, 2.0, 0.0, 0.25]])
-    assert isinstance(back, CandidateScorer)
+    assert isinstance(back, ChoiceScorer)
     assert torch.equal(back.scores(rows), policy.scores(rows))
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:
     spaces = PolicySpaces(inputs=ObservationInputs(size=7), actions=DiscreteActions(count=3))
     with pytest.raises(ConfigError, match="observations of 7 numbers are no rows for 3 choices"):
-        CandidateScorer(spaces, MlpConfig(), seed=0)
+        ChoiceScorer(spaces, MlpConfig(), seed=0)
     with pytest.raises(ConfigError, match="this floor has 16 pairs"):
         policy_chooser(scorer(), floor_spec("small", robots=4, requests=8))
 

@@ -504,11 +504,11 @@ class NumpyDeterministicPolicy(BoxNetworkPolicy):
 # same weights read every candidate, so their order and number do not matter to it.
 
 
-class CandidateScorer(ActorCritic):
+class ChoiceScorer(ActorCritic):
     """Scores `[n, choices]` of observations `[n, choices * numbers]`, a row of numbers for each choice; the critic, if
     any, reads all rows at once."""
 
-    kind = "candidate_scorer"
+    kind = "choice_scorer"
 
     def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
         super().__init__(spaces, network, seed=seed, critic=critic)
@@ -529,7 +529,7 @@ class CandidateScorer(ActorCritic):
         return PolicyOutput(logp=logp, entropy=entropy, value=value, mask=mask)
 
     def numpy_policy(self) -> NumpyPolicy:
-        network = NumpyCandidateScorer(network=self.actor.to_numpy(), row=self.row)
+        network = NumpyChoiceScorer(network=self.actor.to_numpy(), row=self.row)
         return NumpyCategoricalPolicy(network=network, inputs=self.acting_inputs, actions=self.spaces.choices)
 
     @classmethod
@@ -538,8 +538,8 @@ class CandidateScorer(ActorCritic):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyCandidateScorer:
-    """The network of a `CandidateScorer` in numpy."""
+class NumpyChoiceScorer:
+    """The network of a `ChoiceScorer` in numpy."""
 
     network: NumpyMlp
     row: int

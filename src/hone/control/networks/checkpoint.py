@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from hone.control.environments.layout import leaf_from_json
 from hone.control.networks.actor_critic import (
     ActorCritic,
-    CandidateScorer,
+    ChoiceScorer,
     ControlPolicy,
     DeterministicActorCritic,
     QNetworkPolicy,
@@ -58,7 +58,7 @@ _POLICY_KINDS: dict[str, type[ControlPolicy]] = {
     kind.kind: kind
     for kind in (
         ActorCritic,
-        CandidateScorer,
+        ChoiceScorer,
         SoftActorCritic,
         QNetworkPolicy,
         ModelPlanner,

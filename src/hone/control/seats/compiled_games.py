@@ -157,7 +157,7 @@ class CompiledGame(SeatGame):
 # --------------------------------------------------------------------------------------------------------------- search
 
 
-class _Search(ctypes.Structure):
+class _TreeSearch(ctypes.Structure):
     """`Search` in compiled/search.h."""
 
     _fields_ = (
@@ -215,7 +215,7 @@ def tree_search(
     used, leaf = np.zeros(count, np.int64), np.zeros(count, np.int32)
     seen = np.zeros((count, row), np.float32)
     places = [array.ctypes.data for array in (roots, nodes, used, leaf, seen)]
-    search = ctypes.byref(_Search(count, capacity, *places, weight))
+    search = ctypes.byref(_TreeSearch(count, capacity, *places, weight))
     call["hone_begin_search"](search)
     for step in range(simulations):
         if not call["hone_select_leaves"](search):

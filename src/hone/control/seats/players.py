@@ -31,7 +31,7 @@ from hone.run.store.checkpoints import CheckpointFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class TurnDecisions:
     """Decisions of a turn, as a learner wants them."""
 
     chosen: Array
@@ -49,9 +49,9 @@ class Player(ABC):
     def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
         """Actions `[m, *action]` of the decisions of `turn`, in the form of its layout."""
 
-    def decide(self, turn: Turn, draws: np.random.Generator) -> Decided:
+    def decide(self, turn: Turn, draws: np.random.Generator) -> TurnDecisions:
         """The same, with the log-probabilities of the actions."""
-        return Decided(chosen=self.choose(turn, draws), logp=np.full(len(turn.seats), np.nan, np.float32))
+        return TurnDecisions(chosen=self.choose(turn, draws), logp=np.full(len(turn.seats), np.nan, np.float32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +82,9 @@ class PolicyPlayer(Player):
             return self.policy.best(turn.seen, turn.mask)
         return self.decide(turn, draws).chosen
 
-    def decide(self, turn: Turn, draws: np.random.Generator) -> Decided:
+    def decide(self, turn: Turn, draws: np.random.Generator) -> TurnDecisions:
         chosen, logp = self.policy.decide(turn.seen, self.policy.noise(draws, (len(turn.seats),)), turn.mask)
-        return Decided(chosen=chosen, logp=logp)
+        return TurnDecisions(chosen=chosen, logp=logp)
 
 
 class TreeSearchConfig(Config):
@@ -99,7 +99,7 @@ class TreeSearchConfig(Config):
     noise: float = Field(default=0.25, ge=0, le=1)
     """Share of Dirichlet noise in the priors at the root, in training."""
     concentration: float = Field(default=1.0, gt=0)
-    """Of the Dirichlet noise; small numbers put it on few actions."""
+    """Concentration of the Dirichlet noise; small numbers put it on few actions."""
     drawn_plies: int = Field(default=12, ge=0)
     """Actions of a training match that are drawn in proportion to the visits; later ones are the most visited."""
 
@@ -117,7 +117,7 @@ class SearchPlayer(Player):
     def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
         return self.decide(turn, draws).chosen
 
-    def decide(self, turn: Turn, draws: np.random.Generator) -> Decided:
+    def decide(self, turn: Turn, draws: np.random.Generator) -> TurnDecisions:
         games, search = [game for game in turn.games if isinstance(game, CompiledGame)], self.search
         noise = None
         if self.explores and search.noise:
@@ -137,7 +137,9 @@ class SearchPlayer(Player):
         early = np.array([game.plies for game in games]) < (search.drawn_plies if self.explores else 0)
         chosen = np.where(early & (shares[np.arange(len(games)), drawn] > 0), drawn, best)
         taken = np.where(early, shares[np.arange(len(games)), chosen], 1.0)
-        return Decided(chosen=chosen, logp=np.log(taken).astype(np.float32), search_policy=shares.astype(np.float32))
+        return TurnDecisions(
+            chosen=chosen, logp=np.log(taken).astype(np.float32), search_policy=shares.astype(np.float32)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

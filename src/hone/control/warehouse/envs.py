@@ -24,7 +24,7 @@ from hone.core.errors import ConfigError
 Array: TypeAlias = NDArray[np.generic]
 
 
-class _Batch(ctypes.Structure):
+class _FloorBatch(ctypes.Structure):
     """`Batch` in compiled/api.cpp."""
 
     _fields_ = (
@@ -36,7 +36,7 @@ class _Batch(ctypes.Structure):
     )  # fmt: skip
 
 
-class _StepArrays:
+class _FloorArrays:
     """What the C functions read and write in each step. Slots, so that no snapshot holds it."""
 
     __slots__ = ("actions", "batch", "last", "legal", "reward", "seen", "settings", "truncated")
@@ -48,7 +48,7 @@ class _StepArrays:
         self.seen, self.last = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.legal, self.truncated = np.zeros((count, spec.candidates), np.bool_), np.zeros(count, np.bool_)
         arrays = (self.actions, self.seen, self.legal, self.last, self.reward, self.truncated)
-        self.batch = _Batch(count, None, *(array.ctypes.data for array in arrays))
+        self.batch = _FloorBatch(count, None, *(array.ctypes.data for array in arrays))
 
 
 class WarehouseVectorEnv(VectorEnv[Array, Array, Array]):
@@ -85,7 +85,7 @@ class WarehouseVectorEnv(VectorEnv[Array, Array, Array]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.states = np.zeros((num_envs, STATE.itemsize), np.uint8)
         """`[B, bytes]`: everything about each floor."""
-        self._step = _StepArrays(num_envs, self.floor_spec)
+        self._step = _FloorArrays(num_envs, self.floor_spec)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 import threading
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +161,23 @@ class RobotSpool:
             self.connection.close()
 
 
+def open_tables(path: Path, tables: str, *, known: Set[str], wait_s: float, full_sync: bool) -> sqlite3.Connection:
+    """A connection to a file with these tables, which are made where there are none. `known`: some of their names.
+
+    Raises DataError if the file has other tables, and sqlite3.Error.
+    """
+    connection = sqlite3.connect(path, timeout=wait_s, isolation_level=None, check_same_thread=False)
+    connection.execute("pragma journal_mode = wal")
+    connection.execute(f"pragma synchronous = {'full' if full_sync else 'normal'}")
+    present = {row[0] for row in connection.execute("select name from sqlite_master where type = 'table'")}
+    if present and not known <= present:
+        connection.close()
+        raise DataError(f"{path} is a database of something else: it has the tables {', '.join(sorted(present))}")
+    for statement in tables.split(";\n"):
+        connection.execute(statement)
+    return connection
+
+
 def open_spool(path: Path, *, capacity: int, full_sync: bool = False) -> RobotSpool:
     """Open a spool, or make one. `full_sync` flushes each record, so that it survives a loss of power too.
 
@@ -168,15 +185,7 @@ def open_spool(path: Path, *, capacity: int, full_sync: bool = False) -> RobotSp
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
-        connection.execute("pragma journal_mode = wal")
-        connection.execute(f"pragma synchronous = {'full' if full_sync else 'normal'}")
-        present = {row[0] for row in connection.execute("select name from sqlite_master where type = 'table'")}
-        if present and not {"meta", "records", "aside"} <= present:
-            connection.close()
-            raise DataError(f"{path} is a database of something else: it has the tables {', '.join(sorted(present))}")
-        for statement in _TABLES.split(";\n"):
-            connection.execute(statement)
+        connection = open_tables(path, _TABLES, known={"meta", "records", "aside"}, wait_s=10.0, full_sync=full_sync)
         meta = [("format", str(FORMAT)), ("instance", secrets.token_hex(4))]
         connection.executemany("insert or ignore into meta values (?, ?)", meta)
         (count,) = connection.execute("select count(*) from records").fetchone()

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError, ResourceError
 from hone.core.robot_steps import RobotSchema
 from hone.core.strict_json import strict_json
+from hone.decide.fleet.spool import open_tables
 from hone.decide.log.codec import END_OF_TIME_S, MAX_NAME, MAX_SEQ
 from hone.decide.log.protocol import SourceProgress, SourceWatermark
 from hone.decide.log.relational import chunks
@@ -469,15 +470,8 @@ def open_fleet_store(path: Path, *, clock_slack_s: float = 300.0, full_sync: boo
     Raises DataError if the file is something else, ResourceError if it cannot be opened.
     """
     try:
-        connection = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
-        connection.execute("pragma journal_mode = wal")
-        connection.execute(f"pragma synchronous = {'full' if full_sync else 'normal'}")
-        present = {row[0] for row in connection.execute("select name from sqlite_master where type = 'table'")}
-        if present and not {"records", "episodes", "staleness"} <= present:
-            connection.close()
-            raise DataError(f"{path} is a database of something else: it has the tables {', '.join(sorted(present))}")
-        for statement in _TABLES.split(";\n"):
-            connection.execute(statement)
+        known = {"records", "episodes", "staleness"}
+        connection = open_tables(path, _TABLES, known=known, wait_s=_WAIT_S, full_sync=full_sync)
         meta = [("format", str(FORMAT)), ("id", secrets.token_hex(8))]
         connection.executemany("insert or ignore into meta values (?, ?)", meta)
     except sqlite3.OperationalError as error:

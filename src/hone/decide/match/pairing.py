@@ -66,7 +66,7 @@ class Match:
 
     teams: tuple[tuple[WaitingParty, ...], tuple[WaitingParty, ...]]
     expected_score: float
-    """Of the first team."""
+    """Expected score of the first team."""
     region: str
     """Region of the least latency for the worse team; empty: any."""
 
@@ -96,7 +96,7 @@ class _Team:
     ratings: tuple[Rating, ...]
     waited_s: float
     latency_s: Floats
-    """Of the farthest party to each region `[R]`."""
+    """Latency of the farthest party to each region `[R]`."""
 
 
 def pair(

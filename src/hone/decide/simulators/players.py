@@ -21,7 +21,7 @@ class PlayerWorld:
     players: int
     seed: int
     steepness: float = 2.0
-    """Of a game: at 2, one deviation more of skill wins 88% of the games."""
+    """Effect of skill on a game: at 2, one deviation more of skill wins 88% of the games."""
     smurfs: int = 0
     """The last players are strong ones under a new name, two to three deviations above the mean."""
 

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from hone.control.environments.make import GymConfig
-from hone.control.networks.actor_critic import CandidateScorer
+from hone.control.networks.actor_critic import ChoiceScorer
 from hone.control.networks.mlp import PolicyNetworkConfig
 from hone.control.on_policy import OnPolicyMethod
 from hone.core.config import new_default
@@ -58,7 +58,7 @@ class DispatchConfig(PpoConfig):
 
     def method(self) -> OnPolicyMethod:
         """Credit and loss of the recipe, as the on-policy family takes them."""
-        method = replace(ppo_method(self, self.algorithm), make_policy=CandidateScorer)
+        method = replace(ppo_method(self, self.algorithm), make_policy=ChoiceScorer)
         if self.algorithm.credit == "team":
             return method
 

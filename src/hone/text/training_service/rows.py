@@ -189,7 +189,7 @@ class _RowProducts:
     products: BatchInvariantLinear
     rows: Sequence[TrainedRow]
     adapters: Sequence[LoraAdapter | None]
-    """Of each row, with leaves of its own."""
+    """Adapter of each row, with leaves of its own."""
     lengths: Sequence[int]
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -37,7 +37,7 @@ class RowOffer:
     spent_s: float
     """Work of the tenant so far, divided by its weight."""
     tokens: Sequence[int]
-    """Of each row, in order."""
+    """Tokens of each row, in order."""
 
 
 def share_pass(offers: Sequence[RowOffer], most_tokens: int, token_s: float) -> list[int]:
