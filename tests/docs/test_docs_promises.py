@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hone.cli.options import COMMANDS
+from hone.recipes.registry import recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -65,6 +66,17 @@ def test_extras_are_on_the_page_of_the_installation_and_are_used() -> None:
     assert sorted(table) == sorted(extras)
     named = {extra for path in PAGES for extra in re.findall(r"-e \"?\.\[([a-z,-]+)\]", prose(path))}
     assert {one for names in named for one in names.split(",")} <= set(extras)
+
+
+def test_the_readme_counts_the_recipes() -> None:
+    known, counts = set(recipe_names()), {"text": 0, "control": 0}
+    for path in (ROOT / "src" / "hone" / "recipes").glob("*/*.py"):
+        family = path.parent.name
+        if path.stem in known and family != "bandits":
+            counts["text" if family in {"text", "preference", "reward_models", "search"} else "control"] += 1
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"language models ({counts['text']} recipes" in readme
+    assert f"games and logs ({counts['control']}, among" in readme
 
 
 def test_the_package_promises_nothing_that_is_planned() -> None:
