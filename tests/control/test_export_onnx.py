@@ -162,8 +162,8 @@ def test_a_file_with_other_actions_is_removed(tmp_path: Path, monkeypatch: pytes
     save_policy(POLICIES["ppo choices"], tmp_path / "policy")
     right = export_onnx._outputs
 
-    def wrong(*given: object) -> dict[str, torch.Tensor]:
-        outputs = right(*given)  # pyright: ignore[reportArgumentType]
+    def wrong(*given: object, mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        outputs = right(*given, mask=mask)  # pyright: ignore[reportArgumentType]
         return {**outputs, "action": (outputs["logits"] * torch.tensor([1.0, 1.0, 0.0])).argmax(dim=1) + 1}
 
     monkeypatch.setattr(export_onnx, "_outputs", wrong)

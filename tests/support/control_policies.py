@@ -79,7 +79,8 @@ def control_policies() -> dict[str, ControlPolicy]:
         ("iql choices", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=CHOICES), RELU, seed=0)),
         ("iql box", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),
     ]
-    made += [*_further_kinds(), *_with_encoders()]
+    masked = DiscreteBcqPolicy(PolicySpaces(inputs=NUMBERS, actions=MASKED), RELU, seed=0, threshold=0.9)
+    made += [*_further_kinds(), *_with_encoders(), ("discrete bcq masked", masked)]
     draws = np.random.default_rng(0)
     for _, policy in made:
         with torch.no_grad():

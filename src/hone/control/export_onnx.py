@@ -82,9 +82,9 @@ class _PolicyGraph(nn.Module):
                     for part in inputs[: len(leaves)]]  # fmt: skip
             inputs = (torch.cat(flat, dim=1), *inputs[len(leaves) :])
         masked = _takes_mask(self.policy)  # then the mask is the last input
-        outputs = _outputs(self.policy, *(inputs[:-1] if masked else inputs))
+        mask = inputs[-1] if masked else None
+        outputs = _outputs(self.policy, *(inputs[:-1] if masked else inputs), mask=mask)
         if isinstance(actions, FactoredActions):
-            mask = inputs[-1] if masked else None
             outputs = {**outputs, "action": _modes_of_factors(actions, outputs["logits"], mask)}
         elif masked:
             scores = next(name for name in ("logits", "q_values") if name in outputs)
@@ -117,8 +117,12 @@ class _TableGraph(nn.Module):
         return values.argmax(dim=1) + self.first_action, values
 
 
-def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = None) -> Outputs:
-    """The policy's mode and what it comes from, in torch. Raises ConfigError for kinds that plan or draw options."""
+def _outputs(
+    policy: ControlPolicy, observation: Tensor, state: Tensor | None = None, *, mask: Tensor | None = None
+) -> Outputs:
+    """The policy's mode and what it comes from, in torch. `mask` is for policies that compare the legal actions with
+    each other; the caller sees to it that others are not taken. Raises ConfigError for kinds that plan or draw options.
+    """
     x = policy.encode(observation)
     match policy:
         case MemoryActorCritic():
@@ -153,7 +157,7 @@ def _outputs(policy: ControlPolicy, observation: Tensor, state: Tensor | None = 
             action = values.argmax(dim=1) + policy.spaces.choices.start
             return {"action": action, "q_values": values, _NEXT_STATE: after}
         case QNetworkPolicy() | DqnPolicy() | DiscreteBcqPolicy():
-            return _greedy_outputs(policy, observation)
+            return _greedy_outputs(policy, observation, mask)
         case _:
             return _box_outputs(policy, x)
 
@@ -239,7 +243,9 @@ def _modes_of_factors(actions: FactoredActions, outputs: Tensor, mask: Tensor | 
     return torch.cat([one.to(kind) for one in numbers], dim=1)
 
 
-def _greedy_outputs(policy: QNetworkPolicy | DqnPolicy | DiscreteBcqPolicy, observation: Tensor) -> Outputs:
+def _greedy_outputs(
+    policy: QNetworkPolicy | DqnPolicy | DiscreteBcqPolicy, observation: Tensor, mask: Tensor | None
+) -> Outputs:
     """Outputs of policies that take the action of the highest value."""
     match policy:
         case QNetworkPolicy():
@@ -249,6 +255,8 @@ def _greedy_outputs(policy: QNetworkPolicy | DqnPolicy | DiscreteBcqPolicy, obse
         case DiscreteBcqPolicy():
             x = policy.spaces.inputs.tensor(observation)
             logits, values = policy.behaviour(x), policy.values(x)
+            if mask is not None:
+                logits = torch.where(mask, logits, torch.full_like(logits, -torch.inf))
             allowed = (logits - logits.amax(dim=1, keepdim=True)).exp() >= policy.threshold
             values = torch.where(allowed, values, torch.full_like(values, -torch.inf))
     return {"action": values.argmax(dim=1) + policy.spaces.choices.start, "q_values": values}

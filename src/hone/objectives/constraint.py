@@ -60,11 +60,12 @@ def bcq_vae_loss(
 @torch.no_grad()
 def bcq_admissible_actions(logp: Table, *, threshold: float = 0.3) -> Bool[Tensor, "n k"]:
     """Actions at least `threshold` times as likely in the data as the most likely one (discrete BCQ, Fujimoto et al.,
-    2019). `logp` of a behaviour model. 0 allows all (Q-learning), 1 the most likely only (imitation).
+    2019). `logp` of a behaviour model, -inf of illegal actions, which no threshold allows. 0 allows all others
+    (Q-learning), 1 the most likely only (imitation).
 
     For the target: `td.double_target(..., table.masked_fill(~allowed, -inf), slow)`; the policy takes the same mask.
     """
-    return (logp - logp.amax(dim=1, keepdim=True)).exp() >= threshold
+    return ((logp - logp.amax(dim=1, keepdim=True)).exp() >= threshold) & (logp > -torch.inf)
 
 
 # ------------------------------------------------------------------------------------------------------ BEAR

@@ -15,7 +15,8 @@ from hone.objectives.terms import Actions, Indices, LossTerms, PerDecision, Tabl
 
 
 def cql_penalty(table: Table, chosen: Indices) -> LossTerms:
-    """logsumexp over a of Q(s, a), minus Q(s, a logged): never negative."""
+    """logsumexp over a of Q(s, a), minus Q(s, a logged): never negative. Illegal actions have the value -inf, so that
+    nothing is pressed down where nothing can be done."""
     gap = F.cross_entropy(table, chosen, reduction="none")  # the same number: values as logits
     return LossTerms(loss=gap, compute_metrics=lambda: {"value/conservatism": gap.detach()})
 

@@ -42,6 +42,8 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "group": ("group",),
     "version": ("version",),
     "score": ("score",),
+    "mask": ("mask", "action_mask", "action_masks"),
+    "final_mask": ("final_mask", "next_action_mask", "next_action_masks"),
 }
 """Columns of a log, and the names under which the formats have them; a config names others."""
 _MIXED_ENDS: Final = ("done", "dones", "is_done", "episode_terminals")
@@ -59,7 +61,7 @@ class LogDataConfig(Config):
     columns: dict[str, str | list[str]] = Field(default={})
     """Column of the log -> column of the file, several that make one array, or all that match `legal_*`. `p:log` takes
     the logarithm of column `p`. Known: episode, start, time, observation, action, reward, terminated, truncated, final
-    (the next observation), logp, group, version, score."""
+    (the next observation), logp, mask (flags of the legal actions), final_mask, group, version, score."""
     spaces: dict[str, str] = Field(default={})
     """Spaces of `observation` and `action`, where the file has none and there is no `[env]`: `box`, `box(-1, 1)`,
     `discrete(4)`, `discrete(4, start=1)`, `image(84, 84, 3)`."""

@@ -3,7 +3,8 @@
 Belongs here: the parquet format and its validation. Columns: `episode` (rows of one piece of an episode are
 consecutive), `observation`, `action`, `reward`, `terminated`; and optionally `truncated` (absent: each episode that did
 not terminate), `final` (observation after the last row of a piece; null in the others), `logp` (nats; NaN if unknown),
-`group`, `version`, `score` (absent: the sum of rewards). Arrays are lists of any kind. The spaces are in the file's
+`mask` (flags of the legal actions) and `final_mask` (those in `final`), `group`, `version`, `score` (absent: the sum of
+rewards). Arrays are lists of any kind. The spaces are in the file's
 metadata under `hone`, as JSON in Minari's notation.
 """
 
@@ -72,7 +73,16 @@ class _LogColumns:
         )
 
     def _as_type(self, values: Array, dtype: np.dtype[Any], name: str, rows: Ints) -> NDArray[Any]:
-        """The values in `dtype`. Raises DataError where a whole number is expected and another is given."""
+        """The values in `dtype`. Raises DataError where a whole number or a flag is expected and another is given."""
+        if (
+            dtype.kind == "b"
+            and values.dtype.kind != "b"
+            and len(wrong := np.flatnonzero((values != 0) & (values != 1)))
+        ):
+            raise DataError(
+                f"{self.path}: row {rows[wrong[0]]}: {name} is {values[wrong[0]]}; it must be a flag, true or false, 1 "
+                "or 0"
+            )
         if dtype.kind in "iu" and values.dtype.kind == "f":
             wrong = np.flatnonzero(values != np.rint(values))
             if len(wrong):
@@ -144,6 +154,8 @@ OPTIONAL: dict[str, type[np.generic]] = {
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 _EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
 """Columns that are written under their own names where they are there; the metadata holds their shapes."""
+_MASKS = ("mask", "final_mask")
+"""Those of them that a file may have without metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +252,8 @@ def describe_log(log: BehaviourLog) -> str:
     low, middle, high = np.quantile(episodes.score, (0.1, 0.5, 0.9))
     return (
         f"{len(episodes)} episodes ({terminated} terminated, {truncated} truncated, "
-        f"{len(episodes) - terminated - truncated} cut), {episodes.decisions} decisions; returns {low:.4g}, "
+        f"{len(episodes) - terminated - truncated} cut), {episodes.decisions} decisions"
+        f"{'' if episodes.mask is None else ' with masks of legal actions'}; returns {low:.4g}, "
         f"{middle:.4g}, {high:.4g} (10%, median, 90%); observations {_space_words(log.observation_space)}, actions "
         f"{_space_words(log.action_space)}"
     )
@@ -265,7 +278,9 @@ def _read_columns(columns: _LogColumns, spaces: SpacePair | None, data: LogDataC
     reward = columns.values("reward", np.float32)
     optional = {name: columns.values(name, dtype) for name, dtype in OPTIONAL.items() if columns.has(name)}
     seen = columns.values("observation", observation.dtype, observation.shape or ())
-    extra: dict[str, Any] = {name: columns.values(name, _EXTRA[name].dtype, shape) for name, shape in shapes.items()}
+    extra: dict[str, Any] = {
+        name: columns.values(name, _EXTRA[name].dtype, shape) for name, shape in shapes.items() if name not in _MASKS
+    }
     read = Episodes(
         offsets=offsets,
         seen=seen,
@@ -279,6 +294,7 @@ def _read_columns(columns: _LogColumns, spaces: SpacePair | None, data: LogDataC
         final=seen[ends].copy(),
         score=optional["score"][ends] if "score" in optional else row_sums(reward, offsets).astype(np.float64),
         **{name: values[ends] if _EXTRA[name].unit == "episode" else values for name, values in extra.items()},
+        **_masks(columns, action, ends, terminated[ends]),
     )
     unended = ends[~read.terminated]
     without_final = np.flatnonzero(columns.nulls("final", unended)) if columns.has("final") else unended[:0]
@@ -290,6 +306,31 @@ def _read_columns(columns: _LogColumns, spaces: SpacePair | None, data: LogDataC
     log = BehaviourLog(episodes=read, observation_space=observation, action_space=action)
     _require_sound(log, path)  # before any row is left out: its messages name rows of the file
     return _with_finals(log, columns, ends)
+
+
+def _masks(
+    columns: _LogColumns, action: spaces.Space[Any], ends: Ints, terminated: NDArray[np.bool_]
+) -> dict[str, Any]:
+    """Legal actions at each decision `[N, M]` and in the last observation of each episode `[E, M]`, where the file has
+    them; all actions where a termination leaves none. Without a column `final_mask` those of the last decision, as its
+    observation is then the last that is used."""
+    if not columns.has("mask") or not isinstance(action, spaces.Discrete):
+        return {}
+    shape = (int(action.n),)
+    mask = columns.values("mask", np.bool_, shape)
+    final = mask[ends].copy()
+    if columns.has("final") and columns.has("final_mask"):
+        known = ~columns.nulls("final_mask", ends)
+        final[~known] = False
+        if known.any():
+            final[known] = columns.values("final_mask", np.bool_, shape, rows=ends[known])
+        if len(stuck := ends[~final.any(axis=1) & ~terminated]):
+            raise DataError(
+                f"{columns.path}: row {stuck[0]} is the last of an episode that did not terminate, and its "
+                "`final_mask` has no legal action"
+            )
+    final[~final.any(axis=1)] = True
+    return {"mask": mask, "final_mask": final}
 
 
 def _table(path: Path) -> pa.Table:
@@ -361,11 +402,14 @@ def _told_space(
 
 
 def _with_finals(log: BehaviourLog, columns: _LogColumns, ends: Ints) -> BehaviourLog:
-    """The log with the observation after each episode. A termination needs none. Where the file has no column `final`,
-    the last decision of every other episode is left out: the observation before it is the last that is known."""
+    """The log with the observation after each episode. A termination needs none. Where the file has no column `final`
+    (or none `final_mask` beside a `mask`), the last decision of every other episode is left out: the observation before
+    it is the last that is known."""
     episodes, path, space = log.episodes, columns.path, log.observation_space
     assert episodes.final is not None
-    if columns.has("final"):
+    needed = ("final",) if episodes.mask is None else ("final", "final_mask")
+    missing = next((name for name in needed if not columns.has(name)), None)
+    if missing is None:
         known = ~columns.nulls("final", ends)
         if known.any():
             episodes.final[known] = columns.values("final", space.dtype, space.shape or (), rows=ends[known])
@@ -376,15 +420,17 @@ def _with_finals(log: BehaviourLog, columns: _LogColumns, ends: Ints) -> Behavio
     kept = np.setdiff1d(np.arange(episodes.decisions), ends[cut])
     whole = episodes.lengths - cut
     if not len(kept):
-        raise DataError(f"{path}: no column final, and no episode of two decisions or with an end: nothing to learn")
+        raise DataError(
+            f"{path}: no column {missing}, and no episode of two decisions or with an end: nothing to learn"
+        )
     columns_kept = {
         name: values[kept] if column.unit == "decision" else values[whole > 0]
         for name, values in episodes.columns().items()
         for column in (column_table()[name],)
     }
     note = (
-        f"{path}: no column final: the last decision of {int(cut.sum())} episodes that did not terminate is left out, "
-        "as the observation after it is not known"
+        f"{path}: no column {missing}: the last decision of {int(cut.sum())} episodes that did not terminate is left "
+        f"out, as {'the observation' if missing == 'final' else 'what is legal'} after it is not known"
     )
     return replace(log, episodes=Episodes.from_columns(offsets_of(whole[whole > 0]), columns_kept), notes=(note,))
 
@@ -426,7 +472,7 @@ def _list_column(values: Array) -> pa.Array:
 
 
 def _require_sound(log: BehaviourLog, path: Path) -> None:
-    """Raises DataError for numbers that are not finite and for actions outside their space."""
+    """Raises DataError for numbers that are not finite, and for actions outside their space or their mask."""
     episodes = log.episodes
     faults: list[str] = []
     for name, values in (("observation", episodes.observations), ("reward", episodes.reward)):
@@ -445,6 +491,14 @@ def _require_sound(log: BehaviourLog, path: Path) -> None:
             f"{path}: {len(outside)} actions outside {log.action_space}; the first is "
             f"{episodes.chosen[first].tolist()} in row {first}"
         )
+    elif episodes.mask is not None and isinstance(log.action_space, spaces.Discrete):
+        index = episodes.chosen.astype(np.int64) - int(log.action_space.start)
+        if len(illegal := np.flatnonzero(~episodes.mask[np.arange(len(index)), index])):
+            faults.append(
+                f"{path}: {len(illegal)} actions are illegal by their own mask; the first is "
+                f"{episodes.chosen[illegal[0]].tolist()} in row {illegal[0]}, where the legal ones are "
+                f"{(np.flatnonzero(episodes.mask[illegal[0]]) + int(log.action_space.start)).tolist()}"
+            )
     if faults:
         raise DataError(*faults)
 

@@ -85,6 +85,8 @@ class NumpyDiscreteBcqPolicy(DiscreteNetworkPolicy):
         x = self.inputs.array(seen)
         logits = self.behaviour(x) if mask is None else np.where(mask, self.behaviour(x), -np.inf)
         allowed = np.exp(logits - logits.max(axis=1, keepdims=True)) >= self.threshold
+        if mask is not None:
+            allowed &= mask  # a threshold of 0 allows what has no probability
         return np.where(allowed, self.network(x), -np.inf).argmax(axis=1) + self.actions.start
 
 
@@ -222,11 +224,11 @@ class IqlPolicy(ControlPolicy):
         self.value = Mlp(size, 1, network, seed=seed, stream="value")
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(outputs))
 
-    def log_prob(self, seen: Tensor, chosen: Tensor) -> Tensor:
-        """Log-probability (density) `[n]` of the actions in nats."""
+    def log_prob(self, seen: Tensor, chosen: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probability (density) `[n]` of the actions in nats, among the legal ones of `mask` `[n, choices]`."""
         outputs = self.actor(seen)
         if self.log_std is None:
-            return categorical(outputs, chosen)[0]
+            return categorical(outputs, chosen, mask)[0]
         return gaussian(torch.tanh(outputs), self.log_std.clamp(*_LOG_STD_CLIP), chosen)[0]
 
     def numpy_policy(self) -> NumpyPolicy:

@@ -17,6 +17,7 @@ from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPoli
 from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
+from hone.control.value_rows import legal_values
 from hone.objectives.constraint import bcq_admissible_actions, bcq_target, bcq_vae_loss
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.td import ddpg_actor_loss, double_target, twin_critic_loss
@@ -61,14 +62,13 @@ class BcqConfig(OfflineRunConfig):
 def _discrete_objective(policy: DiscreteBcqPolicy, rows: TransitionRows) -> LossTerms:
     """Huber's error of Q against the best admissible action + imitation by the model of the log."""
     with torch.no_grad():
-        allowed = bcq_admissible_actions(
-            F.log_softmax(policy.behaviour(rows.next_seen), dim=1), threshold=policy.threshold
-        )
+        likely = F.log_softmax(legal_values(policy.behaviour(rows.next_seen), rows.next_mask), dim=1)
+        allowed = bcq_admissible_actions(likely, threshold=policy.threshold)
         ahead = policy.values(rows.next_seen).masked_fill(~allowed, -torch.inf)
         target = double_target(rows.reward, rows.discount, ahead, policy.target(rows.next_seen))
     error = huber(_value_of_chosen(policy.values(rows.seen), rows.chosen), target)
-    likely = behaviour_cloning(_value_of_chosen(F.log_softmax(policy.behaviour(rows.seen), dim=1), rows.chosen))
-    return add_terms(error, likely)
+    logp = F.log_softmax(legal_values(policy.behaviour(rows.seen), rows.mask), dim=1)
+    return add_terms(error, behaviour_cloning(_value_of_chosen(logp, rows.chosen)))
 
 
 def _value_of_chosen(table: Tensor, chosen: Tensor) -> Tensor:

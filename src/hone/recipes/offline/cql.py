@@ -1,7 +1,7 @@
 """Conservative Q-learning (Kumar et al., 2020): low values for actions outside the log.
 
-Finite actions: double Q-learning plus the conservative gap. A box of actions: SAC's losses plus the gap estimated on
-sampled actions, CQL(H).
+Finite actions: double Q-learning plus the conservative gap, both over the legal actions where the log has masks. A box
+of actions: SAC's losses plus the gap estimated on sampled actions, CQL(H).
 """
 
 import math
@@ -18,6 +18,7 @@ from hone.control.networks.offline import twin_q_values
 from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
+from hone.control.value_rows import legal_values
 from hone.core.config import new_default
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.offline import cql_penalty, cql_penalty_sampled
@@ -65,13 +66,14 @@ def _discrete_objective(policy: QNetworkPolicy, rows: TransitionRows, *, conserv
     table = policy.values(rows.seen)
     value = table.gather(1, rows.chosen[:, None]).squeeze(1)
     error = squared_error(value, _discrete_target(policy, rows))
-    return add_terms(error, cql_penalty(table, rows.chosen), weight=conservatism)
+    return add_terms(error, cql_penalty(legal_values(table, rows.mask), rows.chosen), weight=conservatism)
 
 
 @torch.no_grad()
 def _discrete_target(policy: QNetworkPolicy, rows: TransitionRows) -> Tensor:
-    """`[n]` of double Q-learning."""
-    return double_target(rows.reward, rows.discount, policy.values(rows.next_seen), policy.target(rows.next_seen))
+    """`[n]` of double Q-learning, over the legal actions."""
+    ahead = legal_values(policy.values(rows.next_seen), rows.next_mask)
+    return double_target(rows.reward, rows.discount, ahead, policy.target(rows.next_seen))
 
 
 def discrete_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[QNetworkPolicy]:

@@ -62,7 +62,7 @@ def _objective(policy: IqlPolicy, rows: TransitionRows, *, algorithm: IqlAlgorit
         *twin_q_values(policy.critics, rows.seen, rows.chosen), td_target(rows.reward, rows.discount, after)
     )  # fmt: skip
     extracted = advantage_weighted_regression(
-        policy.log_prob(rows.seen, rows.chosen),
+        policy.log_prob(rows.seen, rows.chosen, rows.mask),
         slow - value.detach(),
         inverse_temperature=algorithm.inverse_temperature,
         cap=algorithm.cap,
