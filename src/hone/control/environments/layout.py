@@ -285,6 +285,8 @@ def _refusal(side: str, path: str, space: spaces.Space[Any]) -> str:
         if side == "observation"
         else "write a gymnasium.ActionWrapper that makes such an action of a number or of a row of numbers"
     )
+    if isinstance(space, spaces.Sequence) and side == "observation":
+        remedy = f'fill it up with env.pad = {{"{path}" = n}}, n the most items that there can be, or {remedy}'
     why = "has no fixed size" if not isinstance(space, spaces.Box) else "holds no numbers"
     return f"{name}, {_one_line(space)}, is not supported, as it {why}: {remedy} (docs/howto/environments.md)"
 

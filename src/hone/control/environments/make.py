@@ -18,10 +18,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, PositiveInt, model_validator
 
 from hone.control.environments.layout import NativeRows, layout_of, with_rows
 from hone.control.environments.masks import MASK, VectorMasks, as_mask, mask_size, with_mask_in_info
+from hone.control.environments.padding import with_padding
 from hone.control.environments.registration import OPTION_MEMORY_ID, register_builtin_envs
 from hone.control.environments.space_advice import has_goals
 from hone.core.config import Config
@@ -173,6 +174,9 @@ class GymConfig(Config):
     leaf `action_mask` of the observation), only legal actions are taken. `off`: its masks are not read."""
     ignore: list[str] = Field(default=[])
     """Parts of the observation to leave out, by their paths: `mission`, `cars.0.name`."""
+    pad: dict[str, PositiveInt] = Field(default={})
+    """Path of a `Sequence` in the observation -> the most items that it can have: it becomes so many `items`, zeros
+    where there is none, and a bit `present` for each. `""`: the observation itself."""
     check: bool = True
     """Check the environment with a short rollout before the run."""
     isolation: Literal["auto", "process", "none", "ray"] = "auto"
@@ -388,7 +392,7 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
     limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
     limits = _native_limits(spec, config)
     is_native = limits is not None and not spec.additional_wrappers and "phys2d" not in spec.id
-    is_native = is_native and not config.wrappers
+    is_native = is_native and not config.wrappers and not config.pad
 
     def single() -> GymEnv:
         made = gymnasium.make(
@@ -449,10 +453,12 @@ def _native_as_hone_reads_it(envs: GymVectorEnv, config: GymConfig) -> GymVector
 
 
 def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
-    """The environment in the wrappers of the config, with its mask in `info`, with goals in one row (achieved goal,
-    desired goal, the rest of the observation), and with rows for observations and actions of several parts."""
+    """The environment in the wrappers of the config, with its mask in `info`, with sequences filled up, with goals in
+    one row (achieved goal, desired goal, the rest of the observation), and with rows for observations and actions of
+    several parts."""
     env = with_wrappers(env, config.wrappers)
     env = with_mask_in_info(env) if config.mask == "auto" else env
+    env = with_padding(env, config.pad) if config.pad else env
     if has_goals(env.observation_space) and not config.ignore:
         return gymnasium.wrappers.FlattenObservation(env)
     return with_rows(env, ignore=config.ignore)
@@ -461,6 +467,8 @@ def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
 def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
     limit = config.max_episode_steps
     is_vector = inspect.isclass(made) and issubclass(made, VectorEnv)
+    if is_vector and config.pad:
+        raise ConfigError(f"env.pad: {config.id} is a vector form; let it fill up its sequences itself")
 
     def single() -> GymEnv:
         if is_vector:

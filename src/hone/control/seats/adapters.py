@@ -7,12 +7,14 @@ or of `info`. OpenSpiel (2.0): rewards are the differences of `returns()`, chanc
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from hone.control.environments.make import call_user_code
+from hone.control.environments.padding import padded_space, padded_value, require_sequences, sequence_paths
 from hone.control.seats.compiled_games import CompiledGame
 from hone.control.seats.game import Array, SeatGame, SeatsConfig, SeatStep, SeatView, Space
 from hone.core.errors import ConfigError, did_you_mean
@@ -197,9 +199,43 @@ class OpenSpielGame(SeatGame):
 # -------------------------------------------------------------------------------------------------------------- opening
 
 
+class _PaddedGame(SeatGame):
+    """A game whose seats see sequences, filled up."""
+
+    def __init__(self, game: SeatGame, lengths: Mapping[str, int]) -> None:
+        self.game, self.seats, self.action_spaces = game, game.seats, game.action_spaces
+        self.lengths = lengths
+        require_sequences([path for space in game.observation_spaces for path in sequence_paths(space)], lengths)
+        self.observation_spaces = tuple(padded_space(space, lengths) for space in game.observation_spaces)
+
+    def reset(self, seed: int) -> None:
+        self.game.reset(seed)
+
+    def to_move(self) -> Sequence[int]:
+        return self.game.to_move()
+
+    def observe(self, seat: int) -> SeatView:
+        view = self.game.observe(seat)
+        return replace(view, seen=padded_value(self.game.observation_spaces[seat], self.lengths, view.seen))
+
+    def step(self, actions: Mapping[int, Any]) -> SeatStep:
+        return self.game.step(actions)
+
+    def state(self) -> Array | None:
+        return self.game.state()
+
+    def close(self) -> None:
+        self.game.close()
+
+
 def game_maker(config: SeatsConfig) -> Callable[[], SeatGame]:
-    """Constructor of the game that a config names. Raises ConfigError for an unknown id and a package that is not
-    installed, UserCodeError for code that fails."""
+    """Constructor of the game that a config names, with its sequences filled up. Raises ConfigError for an unknown id
+    and a package that is not installed, UserCodeError for code that fails."""
+    make = _game_maker(config)
+    return (lambda: _PaddedGame(make(), config.pad)) if config.pad else make
+
+
+def _game_maker(config: SeatsConfig) -> Callable[[], SeatGame]:
     place, _, name = config.id.partition(":")
     if place == "compiled":
         return lambda: CompiledGame(name)

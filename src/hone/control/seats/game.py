@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, PositiveInt
 
 from hone.core.config import Config
 
@@ -97,6 +97,9 @@ class SeatsConfig(Config):
     sharing: SeatSharing = "shared"
     """`shared`: one policy for all seats, which is told its seat. `independent`: each seat learns its own. Or groups of
     seats by name: `[["wolf_0", "wolf_1"], ["sheep"]]`."""
+    pad: dict[str, PositiveInt] = Field(default={})
+    """Path of a `Sequence` in the observation of a seat -> the most items that it can have, as in `env.pad` of one
+    agent. Seats whose observations differ in size are filled up to the widest without it."""
     max_match_steps: int = Field(default=10_000, ge=1)
     """Steps of a match after which it is truncated, for all seats."""
     check: bool = True

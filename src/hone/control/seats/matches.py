@@ -2,7 +2,8 @@
 
 Seats of one policy must read rows of one form. An observation is flattened, filled up with zeros to the widest of all
 seats, and followed by the seat, one-hot; numbered actions are counted from 0 up to those of the seat that has most, and
-a mask keeps a seat to its own.
+a mask keeps a seat to its own. Where boxes of actions differ, the policy acts in the one of the most numbers: a seat
+with fewer takes the first of them, moved from those bounds to its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,8 @@ class SeatLayout:
     width: int
     """Numbers of the widest observation."""
     actions: DiscreteActions | BoxActions
+    moved: frozenset[int] = frozenset()
+    """Seats whose box of actions is not the policy's."""
 
     @classmethod
     def from_game(cls, game: SeatGame, name: str) -> Self:
@@ -52,21 +55,22 @@ class SeatLayout:
                 faults.extend(error.messages)
         if faults:
             raise ConfigError(*faults)
-        acted = tuple(game.action_spaces)
+        acted, moved = tuple(game.action_spaces), frozenset[int]()
         if all(isinstance(space, spaces.Discrete) for space in acted):
             counts = [int(space.n) for space in acted if isinstance(space, spaces.Discrete)]
             masked = min(counts) < max(counts) or any(game.observe(seat).mask is not None for seat in game.to_move())
             actions: DiscreteActions | BoxActions = DiscreteActions(count=max(counts), masked=masked)
-        elif all(space == acted[0] for space in acted):
-            actions = network_spaces(spaces.Discrete(1), acted[0]).box
         else:
-            raise ConfigError(f"{name}: the seats' boxes of actions differ, {list(map(str, acted))}; make them equal")
+            widest = _widest_box(acted, name)
+            actions = network_spaces(spaces.Discrete(1), widest).box
+            moved = frozenset(seat for seat, space in enumerate(acted) if space != widest)
         return cls(
             seats=tuple(game.seats),
             observation_spaces=tuple(game.observation_spaces),
             action_spaces=acted,
             width=max(spaces.flatdim(space) for space in game.observation_spaces),
             actions=actions,
+            moved=moved,
         )
 
     @property
@@ -110,12 +114,43 @@ class SeatLayout:
         if isinstance(space, spaces.Discrete):
             return int(chosen) + int(space.start)  # pyright: ignore[reportArgumentType]
         assert isinstance(space, spaces.Box)
+        if seat in self.moved:
+            box, size = self.policy_spaces.box, int(np.prod(space.shape))
+            pair = (box.low[:size], box.high[:size])
+            chosen = _between(chosen.ravel()[:size], pair, (space.low, space.high)).reshape(space.shape)
         return np.clip(chosen, space.low, space.high).astype(space.dtype)
 
     def to_policy(self, seat: int, action: Any) -> Array:  # noqa: ANN401 - of any space
         """Inverse of `to_game`."""
-        space = self.action_spaces[seat]
-        return np.asarray(action) - (int(space.start) if isinstance(space, spaces.Discrete) else 0)
+        space, numbers = self.action_spaces[seat], np.asarray(action)
+        if isinstance(space, spaces.Discrete):
+            return numbers - int(space.start)
+        if seat not in self.moved:
+            return numbers
+        assert isinstance(space, spaces.Box)
+        box, size = self.policy_spaces.box, numbers.size
+        row = box.middle.astype(np.float32)  # numbers that the seat does not take stand in the middle
+        row[:size] = _between(numbers.ravel(), (space.low, space.high), (box.low[:size], box.high[:size]))
+        return row.reshape(box.shape)
+
+
+def _widest_box(acted: Sequence[Space], name: str) -> spaces.Box:
+    """The box of the most numbers, the first of several. Raises ConfigError for boxes that differ and have no finite
+    bounds to move numbers between, and for choices beside boxes."""
+    boxes = [space for space in acted if isinstance(space, spaces.Box)]
+    finite = [box.is_bounded("both") and bool((box.high > box.low).all()) for box in boxes]
+    if len(boxes) < len(acted) or not (all(box == boxes[0] for box in boxes) or all(finite)):
+        raise ConfigError(
+            f"{name}: the actions of the seats differ, {list(map(str, acted))}: make them all choices, or all boxes "
+            "with finite bounds"
+        )
+    return max(boxes, key=lambda box: int(np.prod(box.shape)))
+
+
+def _between(values: NDArray[Any], old: tuple[Any, Any], new: tuple[Any, Any]) -> NDArray[Any]:
+    """Numbers `[n]` at the same share of the way between the bounds `new` as between those of `old`."""
+    (low, high), (first, last) = ([np.ravel(side) for side in pair] for pair in (old, new))
+    return first + (values - low) / (high - low) * (last - first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
