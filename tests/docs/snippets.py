@@ -116,7 +116,7 @@ class Runner:
                 lines = [line.partition("#")[0].strip() for line in block.body.splitlines()]
                 unknown = [line for line in lines if line and line not in self.allowed]
                 assert unknown == [], f"{block.place}: show what can be run as `$ hone ...` in a console block"
-            case "text" | "jsonl":
+            case "text" | "jsonl" | "csv":
                 pass
             case other:
                 pytest.fail(f"{block.place}: nothing runs a block of {other or 'no language'}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from hone.control.environments.world import GymConfig, GymSpaces, inspect_world
 from hone.control.experts import require_same_spaces
 from hone.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
 from hone.control.logs.formats import LogDataConfig
-from hone.control.logs.parquet import AS_WRITTEN, BehaviourLog, describe_log
+from hone.control.logs.parquet import AS_WRITTEN, BehaviourLog, describe_log, joined_logs
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
 from hone.control.off_policy import rows_with_noise
@@ -50,9 +50,9 @@ class OfflineRunConfig(RunConfig):
     """A policy from a log of decisions. The last checkpoint is evaluated; no best checkpoint is selected."""
 
     run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=1000))
-    log: str
+    log: str | Annotated[list[str], Field(min_length=1)]
     """A parquet file written by hone, a frozen view of a decision log, a Minari data set (folder or HDF5 file), or a
-    file of another program: CSV, .npz, or HDF5 of D4RL or d3rlpy."""
+    file of another program: CSV, .npz, or HDF5 of D4RL or d3rlpy. Several of the same spaces are one log."""
     data: LogDataConfig = LogDataConfig()
     """Columns and spaces of a log that another program wrote."""
     env: GymConfig | None = None
@@ -88,6 +88,7 @@ class OfflineRunConfig(RunConfig):
 
     def open(self) -> OpenedRun:
         """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
+        files = [self.log] if isinstance(self.log, str) else self.log
         known: list[GymSpaces] = []
         warnings: list[str] = []
 
@@ -98,13 +99,17 @@ class OfflineRunConfig(RunConfig):
                 warnings.extend(notes)
 
         def decisions() -> BehaviourLog:
-            return self.read_log(Path(self.log), spaces=known[0] if known else None, data=self.data)
+            paths = [Path(one) for one in files]
+            spaces = known[0] if known else None
+            read = {str(path): partial(self.read_log, path, spaces=spaces, data=self.data) for path in paths}
+            logs: dict[str, BehaviourLog] = run_all_checks(read)
+            return joined_logs(paths, [logs[str(path)] for path in paths]) if len(paths) > 1 else logs[str(paths[0])]
 
         checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
         log: BehaviourLog = run_all_checks(checks)["log"]
         theirs = network_spaces(log.observation_space, log.action_space)
         if known:
-            require_same_spaces("log", self.log, theirs, network_spaces(*known[0]))
+            require_same_spaces("log", ", ".join(files), theirs, network_spaces(*known[0]))
         opened = opened_run(log, _build, warnings=[*warnings, *log.notes])
         return replace(opened, notes=[f"log: {describe_log(log)}"])
 

@@ -1,17 +1,20 @@
-"""Minari datasets in HDF5, read and written without Minari itself.
+"""Minari datasets in HDF5, read and written without Minari itself, and its notation of spaces.
 
 `main_data.hdf5` has a group `episode_N` per episode with `observations` `[T+1, ...]`, `actions`, `rewards`,
 `terminations` and `truncations` `[T]`; the spaces are JSON text in `metadata.json` in the same folder, or in the
-file's attributes (older versions). Log-probabilities of decisions, which Minari lacks, are in the episode's `infos`.
-h5py is an optional dependency.
+file's attributes (older versions). Observations of several parts (Dict, Tuple) are groups of such arrays; they are read
+as one row of numbers, as Gymnasium's `FlattenObservation` makes them. Log-probabilities of decisions, which Minari
+lacks, are in the episode's `infos`. h5py is an optional dependency.
 """
 
 import importlib
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, ResourceError
@@ -24,25 +27,113 @@ _LOGP_NAME = "behaviour_logp"
 """Key of log-probabilities in `infos`: `[T+1]` nats, the last one unused, because infos begin with the reset."""
 _MINARI_VERSION = "0.5.4"
 """Minari version of the written layout."""
+_TUPLE_PART = "_index_"
+"""Beginning of the names of a tuple's parts."""
+_SHOWN = 10
+"""Faults of episodes that a message lists."""
+Space = spaces.Space[Any]
 
 
-def read_minari(path: Path) -> tuple[Episodes, dict[str, Any], dict[str, Any]]:
-    """Read episodes, and the descriptions of the observation and action space.
+# --------------------------------------------------------------------------------------------------------------- spaces
 
-    `path` is the HDF5 file, its folder, or the dataset's folder. Raises DataError for missing columns or unequal
-    lengths, ResourceError without h5py.
+
+def space_to_minari(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Convert a space to Minari's notation. Raises DataError for unsupported kinds."""
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    if isinstance(space, spaces.Box):
+        return {
+            "type": "Box",
+            "dtype": str(space.dtype),
+            "shape": list(space.shape),
+            "low": space.low.tolist(),
+            "high": space.high.tolist(),
+        }
+    raise DataError(f"space {space} cannot be logged: only Box and Discrete are supported")
+
+
+def space_from_minari(description: dict[str, Any], path: Path) -> spaces.Space[Any]:
+    """Parse a space in Minari's notation. Raises DataError."""
+    try:
+        if description["type"] == "Discrete":
+            return spaces.Discrete(int(description["n"]), start=int(description.get("start", 0)))
+        if description["type"] == "Box":
+            kind = np.dtype(description["dtype"])
+            return spaces.Box(np.array(description["low"], kind), np.array(description["high"], kind), dtype=kind.type)
+        if description["type"] == "Dict":
+            return spaces.Dict({name: space_from_minari(part, path) for name, part in description["subspaces"].items()})
+        if description["type"] == "Tuple":
+            return spaces.Tuple([space_from_minari(part, path) for part in description["subspaces"]])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: space {description} cannot be read: {error!r}") from error
+    raise DataError(
+        f"{path}: space {description} is not supported: only Box and Discrete are, alone or in Dict and Tuple"
+    )
+
+
+def flat_observations(space: Space, held: Any, rows: int) -> NDArray[Any]:  # noqa: ANN401 - an h5py group or dataset
+    """`[rows, numbers]` of an HDF5 group of observations, as `gymnasium.spaces.flatten` orders them. Raises DataError
+    that names the part that is missing or of another shape."""
+    match space:
+        case spaces.Dict():
+            parts = list(space.spaces.items())
+        case spaces.Tuple():
+            parts = [(f"{_TUPLE_PART}{number}", part) for number, part in enumerate(space.spaces)]
+        case _:
+            return _flat_leaf(space, np.asarray(held), rows)
+    flat: list[NDArray[Any]] = []
+    for name, part in parts:
+        try:
+            inner = held[name]
+        except (KeyError, ValueError, TypeError):
+            raise DataError(f"has no {name}; it has {', '.join(held)}") from None
+        try:
+            flat.append(flat_observations(part, inner, rows))
+        except DataError as error:
+            raise DataError(*(f"{name}: {message}" for message in error.messages)) from None
+    return np.concatenate(flat, axis=1)
+
+
+def _flat_leaf(space: Space, values: NDArray[Any], rows: int) -> NDArray[Any]:
+    """`[rows, numbers]` of a Box, or of the one-hot choices of a Discrete."""
+    shape = (rows, *(space.shape or ()))
+    if values.shape != shape:
+        raise DataError(f"has the shape {list(values.shape)}, expected {list(shape)}")
+    if not isinstance(space, spaces.Discrete):
+        return values.reshape(rows, -1)
+    number = values.astype(np.int64) - int(space.start)
+    if len(wrong := np.flatnonzero((number < 0) | (number >= space.n))):
+        raise DataError(f"row {wrong[0]} is {values[wrong[0]]}, outside {space}")
+    return np.eye(int(space.n), dtype=np.int64)[number]
+
+
+# ------------------------------------------------------------------------------------------------------------- episodes
+
+
+def read_minari(path: Path) -> tuple[Episodes, Space, Space, tuple[str, ...]]:
+    """Read episodes, the observation and action space, and notes for the user.
+
+    `path` is the HDF5 file, its folder, or the dataset's folder. Raises DataError for missing columns, unequal lengths
+    and numbers that are not finite, of all episodes at once, ResourceError without h5py.
     """
     file_path = _file(path)
     try:
         with load_h5py().File(file_path, "r") as file:
             described = _spaces(file_path, dict(file.attrs))
-            groups = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:]))
-            columns = [_episode(file[name], f"{file_path}: {name}") for name in groups]
+            columns = _episodes(file, file_path, described[0])
     except OSError as error:
         raise DataError(f"{file_path}: not a complete HDF5 file: {error}") from error
     if not columns:
         raise DataError(f"{file_path}: no group episode_0, episode_1, ...")
-    return _joined(columns), *described
+    observation, action = described
+    if not isinstance(observation, spaces.Dict | spaces.Tuple):
+        return _joined(columns), observation, action, ()
+    flat = spaces.flatten_space(observation)
+    note = (
+        f"{file_path}: observations of several parts are read as one row of {flat.shape} numbers; an environment of "
+        'the same parts needs env.wrappers = ["FlattenObservation"], unless they are goals, which are rows without it'
+    )
+    return _joined(columns), flat, action, (note,)
 
 
 def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], action: dict[str, Any]) -> None:
@@ -109,17 +200,22 @@ def _file(path: Path) -> Path:
     raise DataError(f"{path}: there is no {_DATA_FILE} here, nor in {path / 'data'}")
 
 
-def _spaces(path: Path, attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _spaces(path: Path, attributes: dict[str, Any]) -> tuple[Space, Space]:
     beside = path.parent / "metadata.json"
     held = _metadata(beside) if beside.is_file() else attributes
     missing = [name for name in ("observation_space", "action_space") if name not in held]
     if missing:
         raise DataError(f"{path}: no {' and no '.join(missing)} in metadata.json or in the file's attributes")
     try:
-        observation, action = strict_json(held["observation_space"]), strict_json(held["action_space"])
+        described: list[Any] = [strict_json(held[name]) for name in ("observation_space", "action_space")]
     except (ValueError, AttributeError) as error:
         raise DataError(f"{path}: a space is not described in JSON: {error}") from error
-    return cast("dict[str, Any]", observation), cast("dict[str, Any]", action)
+    observation, action = (space_from_minari(one, path) for one in described)
+    if isinstance(action, spaces.Dict | spaces.Tuple):
+        raise DataError(
+            f"{path}: actions of several parts, {action}, are not learned from a log: only Box and Discrete"
+        )
+    return observation, action
 
 
 def _metadata(path: Path) -> dict[str, Any]:
@@ -132,22 +228,45 @@ def _metadata(path: Path) -> dict[str, Any]:
     return held
 
 
-def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 - an h5py group
+def _episodes(file: Any, path: Path, observation: Space) -> list[dict[str, np.ndarray]]:  # noqa: ANN401 - an h5py file
+    """Columns of each episode. Raises DataError with the faults of all of them, of which it lists some."""
+    columns, faults = list[dict[str, np.ndarray]](), list[str]()
+    for name in sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:])):
+        try:
+            columns.append(_episode(file[name], f"{path}: {name}", observation))
+        except DataError as error:
+            faults += error.messages
+    if faults:
+        further = [f"{path}: {len(faults) - _SHOWN} further faults"] if len(faults) > _SHOWN else []
+        raise DataError(*faults[:_SHOWN], *further)
+    return columns
+
+
+def _episode(group: Any, place: str, observation: Space) -> dict[str, np.ndarray]:  # noqa: ANN401 - an h5py group
     missing = [name for name in _DATASET_NAMES if name not in group]
     if missing:
         raise DataError(f"{place} has no {', '.join(missing)}")
-    nested = [name for name in ("observations", "actions") if not isinstance(group[name], load_h5py().Dataset)]
-    if nested:
-        raise DataError(
-            f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are supported"
-        )
-    columns = {name: np.asarray(group[name]) for name in _DATASET_NAMES}
+    several = isinstance(observation, spaces.Dict | spaces.Tuple)
+    arrays = _DATASET_NAMES[1:] if several else _DATASET_NAMES
+    if nested := [name for name in arrays if not isinstance(group[name], load_h5py().Dataset)]:
+        raise DataError(f"{place}: {' and '.join(nested)} are groups of parts, and the described space has none")
+    columns = {name: np.asarray(group[name]) for name in arrays}
     steps = len(columns["rewards"])
+    if several:
+        try:
+            columns["observations"] = flat_observations(observation, group["observations"], steps + 1)
+        except DataError as error:
+            raise DataError(*(f"{place}: observations: {message}" for message in error.messages)) from None
     wrong = [
         f"{place}: {name} has {len(columns[name])} rows, expected {steps + (name == 'observations')}"
         for name in _DATASET_NAMES
         if len(columns[name]) != steps + (name == "observations")
     ]
+    for name in ("observations", "actions", "rewards"):
+        values = columns[name][:steps]  # of a terminated episode, the last observation need not be known
+        finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim))) if values.dtype.kind == "f" else None
+        if finite is not None and len(rows := np.flatnonzero(~finite)):
+            wrong.append(f"{place}: {len(rows)} rows of {name} are not finite; the first is row {rows[0]}")
     if wrong:
         raise DataError(*wrong)
     known = f"infos/{_LOGP_NAME}" in group

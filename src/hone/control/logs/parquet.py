@@ -22,8 +22,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from hone.control.logs.formats import LogDataConfig, parse_space, propose_space, read_foreign_log
-from hone.control.logs.minari import is_minari, read_minari, write_minari
-from hone.core.episodes import Episodes, column_table
+from hone.control.logs.minari import is_minari, read_minari, space_from_minari, space_to_minari, write_minari
+from hone.core.episodes import Episodes, column_table, concatenate
 from hone.core.errors import ConfigError, DataError
 from hone.core.ragged import Ints, offsets_of, row_sums
 from hone.process.user_files import file_fault
@@ -228,12 +228,8 @@ def read_log(path: Path, *, spaces: SpacePair | None = None, data: LogDataConfig
     if path.is_dir() or (path.suffix in _HDF5 and is_minari(path)):
         if data != AS_WRITTEN:
             raise DataError(f"{path}: a Minari data set names its columns and spaces itself; leave [data] out")
-        episodes, observation, action = read_minari(path)
-        log = BehaviourLog(
-            episodes=episodes,
-            observation_space=space_from_minari(observation, path),
-            action_space=space_from_minari(action, path),
-        )
+        episodes, observation, action, notes = read_minari(path)
+        log = BehaviourLog(episodes=episodes, observation_space=observation, action_space=action, notes=notes)
     elif path.suffix in _FOREIGN or data.columns:
         table, notes = read_foreign_log(path, data)
         log = _read_columns(_LogColumns(table=table, path=path), spaces, data)
@@ -243,6 +239,35 @@ def read_log(path: Path, *, spaces: SpacePair | None = None, data: LogDataConfig
         log = _read_columns(_LogColumns(table=_table(path), path=path), spaces, data)
     _require_sound(log, path)
     return _without_unusable_ends(log)
+
+
+def joined_logs(paths: Sequence[Path], logs: Sequence[BehaviourLog]) -> BehaviourLog:
+    """The episodes of several logs as one; groups of different logs stay apart. Raises DataError naming every log that
+    has other spaces or other columns than the first."""
+    first, faults = logs[0], list[str]()
+    for path, log in zip(paths[1:], logs[1:], strict=True):
+        pairs = {
+            "observation": (log.observation_space, first.observation_space),
+            "action": (log.action_space, first.action_space),
+        }
+        faults += [
+            f"{path}: its {name}s are of {theirs}, and those of {paths[0]} of {ours}"
+            for name, (theirs, ours) in pairs.items()
+            if theirs != ours
+        ]
+        differing = sorted(first.episodes.columns().keys() ^ log.episodes.columns().keys())
+        if differing:
+            faults.append(f"{path}: it and {paths[0]} do not both have {', '.join(differing)}; a column must be in all")
+    if faults:
+        raise DataError(*faults)
+    pieces: list[Episodes] = []
+    begun = 0
+    for log in logs:
+        _, group = np.unique(log.episodes.group, return_inverse=True)
+        pieces.append(replace(log.episodes, group=group + begun))
+        begun += int(group.max()) + 1
+    notes = tuple(note for log in logs for note in log.notes)
+    return replace(first, episodes=concatenate(pieces), notes=notes)
 
 
 def describe_log(log: BehaviourLog) -> str:
@@ -433,34 +458,6 @@ def _with_finals(log: BehaviourLog, columns: _LogColumns, ends: Ints) -> Behavio
         f"out, as {'the observation' if missing == 'final' else 'what is legal'} after it is not known"
     )
     return replace(log, episodes=Episodes.from_columns(offsets_of(whole[whole > 0]), columns_kept), notes=(note,))
-
-
-def space_to_minari(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Convert a space to Minari's notation. Raises DataError for unsupported kinds."""
-    if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
-    if isinstance(space, spaces.Box):
-        return {
-            "type": "Box",
-            "dtype": str(space.dtype),
-            "shape": list(space.shape),
-            "low": space.low.tolist(),
-            "high": space.high.tolist(),
-        }
-    raise DataError(f"space {space} cannot be logged: only Box and Discrete are supported")
-
-
-def space_from_minari(description: dict[str, Any], path: Path) -> spaces.Space[Any]:
-    """Parse a space in Minari's notation. Raises DataError."""
-    try:
-        if description["type"] == "Discrete":
-            return spaces.Discrete(int(description["n"]), start=int(description.get("start", 0)))
-        if description["type"] == "Box":
-            kind = np.dtype(description["dtype"])
-            return spaces.Box(np.array(description["low"], kind), np.array(description["high"], kind), dtype=kind.type)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: space {description} cannot be read: {error!r}") from error
-    raise DataError(f"{path}: space {description} is not supported: only Box and Discrete are")
 
 
 def _list_column(values: Array) -> pa.Array:
