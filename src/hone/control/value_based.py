@@ -28,7 +28,13 @@ from hone.control.off_policy import (
 from hone.control.phases import TdAlgorithm, optimizer_phase, polyak_updater
 from hone.control.replay.priority import PriorityParams
 from hone.control.replay.sharded import ShardedSampler
-from hone.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
+from hone.control.value_rows import (
+    PrioritizedBuffer,
+    ValueRows,
+    split_value_rows,
+    value_rows,
+    with_weight_noise,
+)
 from hone.core.config import Config, new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -159,6 +165,7 @@ class ValueRunConfig(ReplayRunConfig):
             credit=buffer.credit,
             buffer=buffer,
             actor=ScheduledExplorer(policy.numpy_policy(), exploration_policy=self.exploration_policy),
+            split=split_value_rows,
             wrap_source=lambda source: with_normalisation(
                 source,
                 normalise,

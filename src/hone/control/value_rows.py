@@ -4,7 +4,7 @@ Belongs here: the rows, and the replay buffer that hands them out and takes back
 constant during an iteration, so it is evaluated once, on all transitions of the iteration.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self, TypeAlias, TypeVar
 
@@ -56,6 +56,18 @@ class ValueRows(ReplayedRows):
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         return replace(self, weight=self.weight / total(len(self), reduction))
+
+
+def split_value_rows(
+    rows: ValueRows, order: NDArray[np.int64], count: int, reduction: Reduction = ONE_PROCESS
+) -> Iterator[ValueRows]:
+    """`split_by_rows` for columns: each column is gathered once for all `count` minibatches, which are views of it."""
+    sizes = [len(part) for part in np.array_split(order, count)]
+    parts = {name: column.split(sizes) for name, column in rows.take(order).columns().items()}
+    for number, size in enumerate(sizes):
+        columns = {name: part[number] for name, part in parts.items()}
+        columns["weight"] = columns["weight"] / total(size, reduction)
+        yield type(rows)(**columns)
 
 
 class PrioritizedBuffer:

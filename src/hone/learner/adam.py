@@ -81,7 +81,8 @@ class Adam:
 
     def _kernel(self, rate: float) -> None:
         tensors = (list(self.parameters.owned), list(self.parameters.gradients), self.means, self.squares)
-        padded = [[self._padded(one) for one in row] for row in tensors]
+        whole = self.parameters.step_multiple == 1  # then nothing is padded, and the rows are stepped where they are
+        padded = list(tensors) if whole else [[self._padded(one) for one in row] for row in tensors]
         data, gradients, means, squares = padded
         nothing: list[Tensor] = []
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage] - the kernel of torch.optim.AdamW(fused=True)
@@ -99,7 +100,7 @@ class Adam:
             amsgrad=False,
             maximize=False,
         )
-        for row, stepped in zip(tensors, padded, strict=True):
+        for row, stepped in () if whole else zip(tensors, padded, strict=True):
             for one, value in zip(row, stepped, strict=True):
                 if one is not value:
                     one.copy_(value[: one.numel()].view_as(one))

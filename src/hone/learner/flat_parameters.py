@@ -79,22 +79,22 @@ class FlatParameters:
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
         """Context of the backward passes of one step; afterwards `gradient` is the sum of theirs, and no other."""
-        with self._collect_all():
-            yield
-        for view in self._frozen:
-            view.zero_()
-
-    @contextmanager
-    def _collect_all(self) -> Iterator[None]:
-        """`collect_gradients` with the gradients of frozen parameters.
-
-        Gradients that layers write here directly need no zeros first; one that autograd brings as well is added.
-        """
         if self.gradient.device.type != "cpu" or len(self.gradient) < MIN_PARAMETERS_TO_RECEIVE:
             self.zero_grad()
             with accumulating_gradients(self._views_by_parameter):
                 yield
-            return
+        else:
+            with self._receive_gradients():
+                yield
+        for view in self._frozen:
+            view.zero_()
+
+    @contextmanager
+    def _receive_gradients(self) -> Iterator[None]:
+        """`collect_gradients` with the gradients of frozen parameters, for networks of many parameters.
+
+        Gradients that layers write here directly need no zeros first; one that autograd brings as well is added.
+        """
         pairs = [(id(parameter), parameter, view) for parameter, view in zip(self.parameters, self.views, strict=True)]
         for key, parameter, view in pairs:
             if key in self._handed:

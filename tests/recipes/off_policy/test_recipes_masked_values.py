@@ -4,6 +4,7 @@ The environment raises an error at an illegal action, so that a run that ends ha
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from control_runs import StepRecorder
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy, QArchitecture
 from hone.control.rows import TransitionRows
-from hone.control.value_rows import ValueRows, argmax_online, argmax_target, legal_values
+from hone.control.value_rows import ValueRows, argmax_online, argmax_target, legal_values, split_value_rows
+from hone.learner.gradient import split_by_rows
 from hone.objectives.td import greedy_target
 from hone.recipes.off_policy import discrete_sac, double_dqn, dqn
 from hone.recipes.registry import load_recipe
@@ -181,3 +183,16 @@ def test_observations_of_several_parts_are_replayed_as_rows(recipe: str) -> None
     job.recipe.source.publish(job.recipe.learner.policy)
     assert job.recipe.source.collect().observations.dtype == np.uint8
     job.close()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("rows", "count"), [(12, 4), (13, 4), (5, 5), (7, 1)])
+def test_minibatches_are_those_of_gathering_each_by_itself(rows: int, count: int, masked: bool) -> None:
+    """Also where they are uneven, in any order, with importance weights, and without masks."""
+    whole = value_rows_of(value_policy(), torch.ones(rows, 3, dtype=torch.bool))
+    whole = replace(whole, weight=torch.rand(rows, generator=torch.Generator().manual_seed(2)))
+    whole = whole if masked else replace(whole, mask=None, next_mask=None)
+    for order in (np.arange(rows), np.random.default_rng(0).permutation(rows)):
+        fast, slow = list(split_value_rows(whole, order, count)), list(split_by_rows(whole, order, count))
+        assert len(fast) == len(slow) == count
+        torch.testing.assert_close([one.columns() for one in fast], [one.columns() for one in slow], rtol=0, atol=0)
