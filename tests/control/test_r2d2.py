@@ -1,6 +1,7 @@
 """Recurrent value learning: the buffer of sequences, targets over several steps, and the loss, by hand and slowly."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hone.control.networks.checkpoint import load_policy
 from hone.control.networks.encoding import RecurrentUnitConfig
 from hone.control.networks.memory import RecurrentDqnPolicy, RecurrentQNetwork
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
@@ -31,6 +33,7 @@ from hone.core.random import generator
 from hone.learner.gradient import split_by_rows
 from hone.objectives.td import rescaled_target
 from hone.recipes.registry import load_recipe
+from hone.run.job import TrainingJob
 from hone.run.loop import SourceWrapper, train
 
 
@@ -340,3 +343,47 @@ def test_it_repeats_the_first_symbol() -> None:
         assert math.isclose(job.evaluate().metrics["eval/score"], 1.0, abs_tol=0.05)
     finally:
         job.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- dueling
+
+
+def test_dueling_streams_by_hand() -> None:
+    """Value 2 and advantages 1, 3, 5: 0, 2, 4; with the last one illegal their mean is 2, so 1, 3, 5."""
+    spaces = PolicySpaces(inputs=ObservationInputs(size=2), actions=DiscreteActions(count=3))
+    memory = RecurrentUnitConfig(kind="gru", units=3)
+    policy = RecurrentDqnPolicy(spaces, MlpConfig(hidden=[4]), seed=0, memory=memory, dueling=True)
+    weight, bias = policy.values.head.layer_parameters[-1]
+    weight.data.zero_()
+    bias.data.copy_(torch.tensor([2.0, 1.0, 3.0, 5.0]))
+    recalled = torch.zeros(1, 3)
+    assert policy.values.q_values(recalled).tolist() == [[0.0, 2.0, 4.0]]
+    legal = torch.tensor([[True, True, False]])
+    assert policy.values.q_values(recalled, legal).tolist() == [[1.0, 3.0, 5.0]]
+    assert policy.values.numpy_q_values()(recalled.numpy()).tolist() == [[0.0, 2.0, 4.0]]
+
+
+def test_a_dueling_run_resumes_to_the_bit(tmp_path: Path) -> None:
+    def job() -> TrainingJob[Any]:
+        given: dict[str, Any] = {
+            "recipe": "r2d2", "name": "x", "steps": 4, "env": {"id": "CartPole-v1", "num_envs": 2},
+            "network": {"hidden": [8], "memory": {"kind": "gru", "units": 4}, "dueling": True},
+            "replay": {"warmup": 80, "collect": 8, "capacity": 500, "batch": 4},
+            "learner": {"updates_per_iteration": 2}, "evaluation": {"episodes": 2},
+        }  # fmt: skip
+        config = load_recipe("r2d2").config.model_validate(given)
+        return config.open().build(config)
+
+    whole, first, second = (job() for _ in range(3))
+    here, there = StepRecorder(), StepRecorder()
+    train(whole.recipe, steps=4, callback=here)
+    train(first.recipe, steps=2, callback=there)
+    first.save_policy(tmp_path)
+    second.load_policy(tmp_path)
+    second.recipe.learner.restore(first.recipe.learner.state())
+    second.recipe.source.restore(first.recipe.source.state())
+    train(second.recipe, steps=4, callback=there, first_step=3)
+    assert here.lines == there.lines
+    assert load_policy(tmp_path).extras()["dueling"] is True
+    for one in (whole, first, second):
+        one.close()

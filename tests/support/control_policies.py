@@ -80,7 +80,11 @@ def control_policies() -> dict[str, ControlPolicy]:
         ("iql box", IqlPolicy(PolicySpaces(inputs=NORMALISED, actions=BOX), RELU, seed=0)),
     ]
     masked = DiscreteBcqPolicy(PolicySpaces(inputs=NUMBERS, actions=MASKED), RELU, seed=0, threshold=0.9)
-    made += [*_further_kinds(), *_with_encoders(), ("discrete bcq masked", masked)]
+    memory = RecurrentUnitConfig(kind="gru", units=5)
+    dueling = RecurrentDqnPolicy(
+        PolicySpaces(inputs=NUMBERS, actions=MASKED), RELU, seed=0, memory=memory, dueling=True
+    )
+    made += [*_further_kinds(), *_with_encoders(), ("discrete bcq masked", masked), ("dueling recurrent dqn", dueling)]
     draws = np.random.default_rng(0)
     for _, policy in made:
         with torch.no_grad():

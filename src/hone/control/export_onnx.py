@@ -153,7 +153,7 @@ def _outputs(
             assert state is not None
             network = policy.average
             after = _unit_step(network.unit, x if network.encoder is None else network.encoder(x), state)
-            values = network.head(after[:, : network.unit.units])
+            values = network.q_values(after[:, : network.unit.units], mask)
             action = values.argmax(dim=1) + policy.spaces.choices.start
             return {"action": action, "q_values": values, _NEXT_STATE: after}
         case QNetworkPolicy() | DqnPolicy() | DiscreteBcqPolicy():

@@ -154,7 +154,7 @@ def sequence_values(policy: RecurrentDqnPolicy, network: RecurrentQNetwork, rows
         state = state.index_copy(0, own, after)
     left = rows.lengths - rows.burned
     places = torch.from_numpy(ranges(starts + rows.burned, left)).to(x.device)
-    values, _ = network(x[places], left, state)
+    values, _ = network(x[places], left, state, None if rows.mask is None else rows.mask[places])
     return values.new_zeros((len(x), values.shape[1])).index_copy(0, places, values)
 
 

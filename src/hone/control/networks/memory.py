@@ -4,7 +4,7 @@ Units in torch run over packed sequences, with gradients through time; their num
 `numpy_memory.py`. No sequence crosses an episode's begin, so nothing is masked inside one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -22,7 +22,7 @@ from hone.control.networks.actor_critic import (
 )
 from hone.control.networks.encoders import acting_inputs, make_encoder
 from hone.control.networks.encoding import RecurrentMemoryConfig, RecurrentUnitConfig
-from hone.control.networks.mlp import Mlp, MlpConfig, ObservationInputs, PolicySpaces, orthogonal
+from hone.control.networks.mlp import Floats, Mlp, MlpConfig, ObservationInputs, PolicySpaces, orthogonal
 from hone.control.networks.numpy_memory import NumpyGru, NumpyLstm, NumpyRecurrentPolicy, NumpyUnit
 from hone.control.networks.numpy_policies import (
     BoltzmannLogits,
@@ -30,6 +30,7 @@ from hone.control.networks.numpy_policies import (
     NumpyGreedyPolicy,
     NumpyPolicy,
 )
+from hone.control.networks.q_networks import NumpyQNetwork, combine_streams
 from hone.control.rows import SequenceRows, StepRows
 from hone.core.ragged import Ints
 
@@ -180,15 +181,30 @@ class MemoryActorCritic(ActorCritic):
 
 
 class RecurrentQNetwork(nn.Module):
-    """Encoder of observations, if any, a recurrent unit, and hidden layers."""
+    """Encoder of observations, if any, a recurrent unit, and hidden layers, whose outputs are the values or dueling
+    streams of them."""
 
-    def __init__(self, spaces: PolicySpaces, network: MlpConfig, memory: RecurrentUnitConfig, *, seed: int) -> None:
+    def __init__(
+        self, spaces: PolicySpaces, network: MlpConfig, memory: RecurrentUnitConfig, *, seed: int, dueling: bool
+    ) -> None:
         super().__init__()
+        self.dueling = dueling
         self.encoder = make_encoder(spaces.inputs, seed=seed, stream="values")
         self.unit = RecurrentUnit(memory.kind, spaces.inputs.size, memory.units, seed=seed, stream="values memory")
-        self.head = Mlp(memory.units, spaces.choices.count, network, seed=seed, stream="values")
+        self.head = Mlp(memory.units, spaces.choices.count + dueling, network, seed=seed, stream="values")
 
-    def forward(self, x: Tensor, lengths: Ints, state: Tensor) -> tuple[Tensor, Tensor]:
+    def q_values(self, recalled: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs of the unit `[n, units]` -> values `[n, choices]`; those of dueling streams depend on the masks
+        `[n, choices]` of legal choices."""
+        outputs = self.head(recalled)
+        return combine_streams(outputs[:, :, None], mask).squeeze(2) if self.dueling else outputs
+
+    def numpy_q_values(self) -> Callable[[Floats], Floats]:
+        """`q_values` without masks in numpy, which does not change the order of the choices."""
+        head = self.head.to_numpy()
+        return NumpyQNetwork(network=head, size=1, dueling=True, atoms=None) if self.dueling else head
+
+    def forward(self, x: Tensor, lengths: Ints, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Inputs `[N, ...]` of sequences of `lengths` `[S]`, each at least 1, from states `[S, H]` -> values
         `[N, choices]`, and the states after the sequences `[S, H]`."""
         order = PackedOrder.of(lengths)
@@ -197,7 +213,7 @@ class RecurrentQNetwork(nn.Module):
             torch.from_numpy(one).to(x.device) for one in (order.decisions, order.places, order.sequences)
         )
         outputs, after = self.unit(PackedSequence(x[decisions], order.batch_sizes), state[rows])
-        return self.head(outputs[places]), torch.empty_like(after).index_copy(0, rows, after)
+        return self.q_values(outputs[places], mask), torch.empty_like(after).index_copy(0, rows, after)
 
 
 class RecurrentDqnPolicy(ControlPolicy):
@@ -205,13 +221,22 @@ class RecurrentDqnPolicy(ControlPolicy):
 
     kind = "recurrent_values"
 
-    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, memory: RecurrentUnitConfig) -> None:
+    def __init__(
+        self,
+        spaces: PolicySpaces,
+        network: MlpConfig,
+        *,
+        seed: int,
+        memory: RecurrentUnitConfig,
+        dueling: bool = False,
+    ) -> None:
         super().__init__(spaces, network)
         self.memory = memory
-        self.values = RecurrentQNetwork(spaces, network, memory, seed=seed)
-        self.target, self.average = (
-            RecurrentQNetwork(spaces, network, memory, seed=seed).requires_grad_(requires_grad=False) for _ in range(2)
+        self.values, self.target, self.average = (
+            RecurrentQNetwork(spaces, network, memory, seed=seed, dueling=dueling) for _ in range(3)
         )
+        for follower in (self.target, self.average):
+            follower.requires_grad_(requires_grad=False)
 
     @property
     def state_sizes(self) -> list[int]:
@@ -221,18 +246,18 @@ class RecurrentDqnPolicy(ControlPolicy):
     def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyPolicy:
         """Greedy policy with the current weights; with probability `epsilon` a random action."""
         head = NumpyGreedyPolicy(
-            network=self.values.head.to_numpy(), inputs=self._recalled, actions=self.spaces.choices, epsilon=epsilon
+            network=self.values.numpy_q_values(), inputs=self._recalled, actions=self.spaces.choices, epsilon=epsilon
         )
         return self._acting(self.values, head)
 
     def boltzmann_policy(self, temperature: float) -> NumpyPolicy:
         """Softmax of the current values over `temperature`."""
-        logits = BoltzmannLogits(values=self.values.head.to_numpy(), temperature=temperature)
+        logits = BoltzmannLogits(values=self.values.numpy_q_values(), temperature=temperature)
         head = NumpyCategoricalPolicy(network=logits, inputs=self._recalled, actions=self.spaces.choices)
         return self._acting(self.values, head)
 
     def numpy_policy(self) -> NumpyPolicy:
-        network = self.average.head.to_numpy()
+        network = self.average.numpy_q_values()
         head = NumpyGreedyPolicy(network=network, inputs=self._recalled, actions=self.spaces.choices)
         return self._acting(self.average, head)
 
@@ -248,8 +273,9 @@ class RecurrentDqnPolicy(ControlPolicy):
         )
 
     def extras(self) -> Mapping[str, Any]:
-        return {"memory": self.memory.model_dump(mode="json")}
+        return {"memory": self.memory.model_dump(mode="json"), "dueling": self.values.dueling}
 
     @classmethod
     def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
-        return cls(spaces, network, seed=0, memory=RecurrentUnitConfig.model_validate(extras["memory"]))
+        memory = RecurrentUnitConfig.model_validate(extras["memory"])
+        return cls(spaces, network, seed=0, memory=memory, dueling=bool(extras.get("dueling", False)))

@@ -62,8 +62,18 @@ class NumpyNoisyMlp:
         return x
 
 
+def combine_streams(streams: Tensor, mask: Tensor | None) -> Tensor:
+    """Dueling streams `[n, 1 + choices, size]`, a value and advantages (Wang et al., 2016) -> `[n, choices, size]`. The
+    advantages have the mean 0 over the legal choices of `mask` `[n, choices]`; None: all."""
+    value, advantage = streams[:, :1], streams[:, 1:]
+    if mask is None:
+        return value + (advantage - advantage.mean(dim=1, keepdim=True))
+    legal = mask[:, :, None].to(advantage.dtype)
+    return value + (advantage - (advantage * legal).sum(dim=1, keepdim=True) / legal.sum(dim=1, keepdim=True))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _NumpyQNetwork:
+class NumpyQNetwork:
     """Expected returns of actions from the outputs of a network."""
 
     network: NumpyMlp | NumpyNoisyMlp
@@ -97,7 +107,7 @@ class NumpyNoisyPolicy:
     while (Fortunato et al., 2018). `best` uses the mean weights.
     """
 
-    values: _NumpyQNetwork
+    values: NumpyQNetwork
     inputs: ObservationInputs
     actions: DiscreteActions
     noise_size: int
@@ -353,15 +363,9 @@ class DqnPolicy(ControlPolicy):
     def _combine_dueling(self, raw: Tensor, mask: Tensor | None) -> Tensor:
         """`[n, outputs]` of the last layer -> `[n, choices, size]`."""
         streams = raw.view(-1, self.action_count + self.architecture.dueling, self.architecture.outcome.size)
-        if not self.architecture.dueling:
-            return streams
-        value, advantage = streams[:, :1], streams[:, 1:]
-        if mask is None:
-            return value + (advantage - advantage.mean(dim=1, keepdim=True))
-        legal = mask[:, :, None].to(advantage.dtype)
-        return value + (advantage - (advantage * legal).sum(dim=1, keepdim=True) / legal.sum(dim=1, keepdim=True))
+        return combine_streams(streams, mask) if self.architecture.dueling else streams
 
-    def numpy_q_network(self) -> _NumpyQNetwork:
+    def numpy_q_network(self) -> NumpyQNetwork:
         """Action values in numpy by the current weights: observations as numbers `[n, inputs]` -> `[n, choices]`."""
         return self._numpy_q_network(self.values)
 
@@ -407,13 +411,13 @@ class DqnPolicy(ControlPolicy):
         """Inputs of a numpy policy over this network."""
         return acting_inputs(self.spaces.inputs, network)
 
-    def _numpy_q_network(self, network: QBody) -> _NumpyQNetwork:
+    def _numpy_q_network(self, network: QBody) -> NumpyQNetwork:
         body = body_of(network)
         assert isinstance(body, Mlp | NoisyMlp)
         atoms = (
             self.get_buffer("atoms").cpu().numpy() if isinstance(self.architecture.outcome, CategoricalReturn) else None
         )
-        return _NumpyQNetwork(
+        return NumpyQNetwork(
             network=body.to_numpy(), size=self.architecture.outcome.size, dueling=self.architecture.dueling, atoms=atoms
         )
 

@@ -44,6 +44,8 @@ class RecurrentValueNetworkConfig(EncodedMlpConfig):
 
     memory: RecurrentUnitConfig = RecurrentUnitConfig(kind="gru")
     """The recurrent unit."""
+    dueling: bool = False
+    """A value and advantages in place of action values (Wang et al., 2016), as the paper has them."""
 
 
 class R2d2Algorithm(ValueAlgorithm):
@@ -91,7 +93,9 @@ class R2d2Config(ScheduledValueRunConfig):
         """Network, replay buffer of sequences, behaviour policy and target updates."""
         chosen, replay, network = self.algorithm, self.replay, self.network
         plain = MlpConfig(hidden=network.hidden, activation=network.activation)
-        policy = RecurrentDqnPolicy(spaces, plain, seed=self.seed, memory=network.memory).to(self.run.device)
+        policy = RecurrentDqnPolicy(spaces, plain, seed=self.seed, memory=network.memory, dueling=network.dueling).to(
+            self.run.device
+        )
         capacity = max(1, replay.capacity // replay.collect)
         buffer = PrioritizedBuffer(
             capacity,
