@@ -93,7 +93,10 @@ WIDE_CONFIGS: dict[str, tuple[int, str]] = {
         16,
         "ranks and their cut of a model, a start from another policy, callbacks and kept rollouts stand beside device",
     ),
-    "hone.control.environments.make.GymConfig": (15, "an environment, how its spaces are read, how its processes run"),
+    "hone.control.environments.make.GymConfig": (
+        16,
+        "an environment, how its spaces are read and filled up, how its processes run",
+    ),
     "hone.text.rollout_config.RolloutConfig": (
         18,
         "limits of a dialogue stand beside those of an answer, and the engine's sleep",
