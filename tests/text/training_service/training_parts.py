@@ -43,10 +43,9 @@ def tiny_base() -> Path:
     return folder
 
 
-def open_service(folder: Path, **more: Any) -> TrainingService:
-    config = TrainingServiceConfig(
-        folder=str(folder / "store"), model=ServedBaseConfig(path=str(tiny_base()), names=["tiny"], context=96), **more
-    )
+def open_service(folder: Path, *, whole: bool = False, **more: Any) -> TrainingService:
+    model = ServedBaseConfig(path=str(tiny_base()), names=["tiny"], context=96, whole=whole)
+    config = TrainingServiceConfig(folder=str(folder / "store"), model=model, **more)
     return open_training_service(config, beside=folder, clock=SystemClock())
 
 
@@ -102,6 +101,13 @@ class WireClient:
             self.open()
         lora = {"rank": rank, "seed": seed, "train_unembed": True, "train_mlp": True, "train_attn": True, **more}
         body = {"session_id": self.session, "model_seq_id": number, "base_model": "tiny", "lora_config": lora}
+        return self.result(self.post("create_model", body))["model_id"]
+
+    def whole_model(self, number: int = 0, **more: Any) -> str:
+        """A model of which all weights are trained."""
+        if not self.session:
+            self.open()
+        body = {"session_id": self.session, "model_seq_id": number, "base_model": "tiny", **more}
         return self.result(self.post("create_model", body))["model_id"]
 
     def number(self, owner: str) -> int:

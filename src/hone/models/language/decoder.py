@@ -9,8 +9,9 @@ one complex product; hf_checkpoint.py translates both, exactly, to and from the 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, Self
@@ -321,6 +322,14 @@ class Decoder(nn.Module):
             return projection.weight
         half = uses_half_products(self.device, self.compute)
         return projection.decode(torch.bfloat16 if half else self.dtype)
+
+    def twin(self, weights: Mapping[str, Tensor], *, trained: bool = False) -> Self:
+        """A decoder of the same settings with `weights` by name, and where they have none, this one's own memory."""
+        memo = {
+            id(own): nn.Parameter(weights.get(name, own).detach(), requires_grad=trained)
+            for name, own in self.named_parameters()
+        }
+        return deepcopy(self, memo)  # pyright: ignore[reportArgumentType] - the memo is a dict of anything
 
     def untie_output(self) -> None:
         """Give the output projection a weight of its own, equal to the embedding's; nothing where it has one."""

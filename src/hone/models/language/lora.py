@@ -13,7 +13,7 @@ by `added_product`. Only there may the output projection be adapted where it is 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -430,11 +430,7 @@ class LoraAdapter:
 
     def base_decoder(self) -> Decoder:
         """The model without its adapter: a decoder that shares W0 and all other weights with `decoder`."""
-        memo: dict[int, nn.Parameter] = {}
-        for name, parameter in self.decoder.named_parameters():
-            data = self.base[name] if name in self.base else parameter.detach()
-            memo[id(parameter)] = nn.Parameter(data, requires_grad=False)
-        base = deepcopy(self.decoder, memo)  # pyright: ignore[reportArgumentType] - the memo is a dict of anything
+        base = self.decoder.twin(self.base)
         for module in base.modules():
             if isinstance(module, QuantisedProjection):
                 module.forget_updates()

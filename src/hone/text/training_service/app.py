@@ -7,6 +7,7 @@ its content, since the client counts on: the refusal is the result. Source: trai
 import asyncio
 import hashlib
 import json
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,7 @@ from hone.run.http.listening import METRICS_TYPE, metric_lines
 from hone.run.http.requests import BODY_S, ApiError, BodyReader, RefusalDelays
 from hone.text.serving.completions.app import error_response
 from hone.text.training_service.catalogue import (
+    ACTIVE_S,
     NO_ACCESS_TOKENS,
     Body,
     Catalogue,
@@ -68,6 +70,8 @@ class TrainingRoutes:
     catalogue: Catalogue
     bodies: BodyReader = field(init=False)
     refusals: RefusalDelays = field(default_factory=RefusalDelays)
+    _admission: threading.Lock = field(default_factory=threading.Lock)
+    """Held from the look at who has models to the model that joins them."""
     _draining: bool = False
 
     def __post_init__(self) -> None:
@@ -209,14 +213,43 @@ class TrainingRoutes:
         if optimizer != "adamw":
             raise ApiError(400, f"the optimizer {optimizer!r} is not served; known: adamw", code="unsupported")
         shape = AdapterShape(
-            rank=int(lora.get("rank") or 32),
+            rank=int(lora.get("rank", 32 if lora else 0)),
             attention=bool(lora.get("train_attn", True)),
             mlp=bool(lora.get("train_mlp", True)),
             output=bool(lora.get("train_unembed", True)),
         )
-        shape.settings(self.base.rows.decoder)
+        self._check_shape(shape)
         seed = int.from_bytes(uuid.uuid4().bytes[:4], "big") if lora.get("seed") is None else int(lora["seed"])
         return self._new_model("create_model", self._model_record(session, base, shape, seed, body), body, caller)
+
+    def _check_shape(self, shape: AdapterShape) -> None:
+        """Raises ApiError and DataError for a model that this service does not train."""
+        whole = self.config.model.whole
+        if whole != (not shape.rank):
+            served = "all weights: ask for rank 0, or send no lora_config" if whole else "adapters: give a rank of 1 on"
+            raise ApiError(400, f"this service trains {served}; model.whole in its file decides", code="unsupported")
+        if not whole:
+            shape.settings(self.base.rows.decoder)
+        elif not (shape.attention and shape.mlp and shape.output):
+            raise ApiError(
+                400, "train_attn, train_mlp and train_unembed are for adapters; here all weights are trained"
+            )
+
+    def _check_free(self, tenant: str) -> None:
+        """Raises ApiError where a whole model would be a second tenant's."""
+        now, sessions = self.desk.clock.now_s(), dict[str, SessionRecord | None]()
+        for one in self.desk.ledger.records(ModelRecord, {}):
+            if one.tenant == tenant or one.copied:
+                continue
+            session = sessions.setdefault(one.session, self.desk.ledger.find(SessionRecord, one.session))
+            if session is None or session.finished is not None:
+                continue
+            if now - max(session.beat_s, one.used_s) < ACTIVE_S:
+                message = (
+                    f"{one.base} is trained whole, by one tenant at a time, and another has a model on it; it is free "
+                    f"once that session is finished, or silent for {ACTIVE_S:.0f} s"
+                )
+                raise ApiError(403, message, code="base_taken")
 
     def _model_record(
         self, session: SessionRecord, base: str, shape: AdapterShape, seed: int, body: Body
@@ -239,10 +272,14 @@ class TrainingRoutes:
 
     def _new_model(self, kind: str, model: ModelRecord, body: Body, caller: Caller) -> Response:
         """Acknowledge a model, its first request; a repeated one gets the first one's."""
-        others = [one for one in self.desk.ledger.records(ModelRecord, {"tenant": model.tenant}) if one.id != model.id]
-        if len(others) >= caller.max_models:
-            raise ApiError(402, f"{caller.tenant} has {len(others)} models already, the most that it may have")
-        return self._submitted(self._request(caller, model.id, 0, kind, json.dumps(body).encode()), model=model)
+        with self._admission:
+            own = self.desk.ledger.records(ModelRecord, {"tenant": model.tenant})
+            others = [one for one in own if one.id != model.id]
+            if len(others) >= caller.max_models:
+                raise ApiError(402, f"{caller.tenant} has {len(others)} models already, the most that it may have")
+            if self.config.model.whole:
+                self._check_free(model.tenant)
+            return self._submitted(self._request(caller, model.id, 0, kind, json.dumps(body).encode()), model=model)
 
     def _load_weights(self, caller: Caller, body: Body, call: Request) -> Response:
         if body.get("model_id"):
@@ -257,6 +294,7 @@ class TrainingRoutes:
         shape = AdapterShape(
             rank=first.rank, attention=bool(first.attention), mlp=bool(first.mlp), output=bool(first.output)
         )
+        self._check_shape(shape)
         model = self._model_record(session, first.base, shape, first.seed, body)
         return self._new_model("load_weights", model, body, caller)
 
@@ -269,8 +307,8 @@ class TrainingRoutes:
                 "type": "get_info",
                 "model_id": model.id,
                 "model_data": data,
-                "is_lora": True,
-                "lora_rank": model.rank,
+                "is_lora": bool(model.rank),
+                "lora_rank": model.rank or None,
                 "model_name": model.base,
                 "optimizer_config": {"type": "adamw"},
             }

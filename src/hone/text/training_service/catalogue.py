@@ -40,7 +40,7 @@ OwnedT = TypeVar("OwnedT", SessionRecord, ModelRecord, SamplerRecord, RequestRec
 NO_ACCESS_TOKENS: Final = "weights_access_token is not served: the checkpoint's owner may publish it instead"
 _PAGE: Final = 100
 _HOUR_S: Final = 3600
-_ACTIVE_S: Final = 300.0
+ACTIVE_S: Final = 300.0
 """Seconds since its last heartbeat after which a session does not count as active."""
 _BILLED: Final[Mapping[str, Mapping[str, object]]] = {
     "train_tokens": {"type": "training"},
@@ -197,8 +197,8 @@ class Catalogue:
             "training_run_id": model.id,
             "base_model": model.base,
             "model_owner": model.tenant,
-            "is_lora": True,
-            "lora_rank": model.rank,
+            "is_lora": bool(model.rank),
+            "lora_rank": model.rank or None,
             "corrupted": False,
             "last_request_time": _timestamp(model.used_s),
             "last_checkpoint": last("training"),
@@ -228,8 +228,8 @@ class Catalogue:
         return JSONResponse(
             {
                 "base_model": model.base,
-                "is_lora": True,
-                "lora_rank": model.rank,
+                "is_lora": bool(model.rank),
+                "lora_rank": model.rank or None,
                 "train_unembed": bool(model.output),
                 "train_mlp": bool(model.mlp),
                 "train_attn": bool(model.attention),
@@ -376,7 +376,7 @@ class Catalogue:
 def _status(session: SessionRecord, now_s: float) -> tuple[str, str] | None:
     """Status of a session and how it ended; None for one that has not ended and gives no sign of life."""
     if session.finished is None:
-        return ("active", "") if now_s - session.beat_s < _ACTIVE_S else None
+        return ("active", "") if now_s - session.beat_s < ACTIVE_S else None
     reason = from_text(session.finished)
     return "client_finished", str(reason.get("type", "success")) if isinstance(reason, dict) else "success"
 

@@ -1,4 +1,4 @@
-"""A tenant's model: an adapter, the gradient since its last step, and its optimizer. What it is worth is on disk."""
+"""A tenant's model: an adapter or all weights, the gradient since its last step, and its optimizer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.core.errors import DataError
 from hone.core.state import State, substate
-from hone.learner.adam import Adam
+from hone.learner.adam import Adam, restore_weights, stored_weights
 from hone.learner.flat_parameters import FlatParameters
 from hone.models.language.decoder import Decoder
 from hone.models.language.lora import (
@@ -24,6 +24,7 @@ from hone.models.language.lora import (
     linear_sizes,
 )
 from hone.models.language.peft_folder import load_factors, read_peft_folder, save_adapter
+from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.training_service.rows import RowModel, RowResult
 
@@ -34,9 +35,10 @@ _FUSED: Final = {"attn": ("qkv_proj",), "mlp": ("gate_up_proj",)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterShape:
-    """What a client asks of an adapter."""
+    """What a client asks of a model."""
 
     rank: int
+    """0: all weights are trained, and there is no adapter."""
     attention: bool = True
     mlp: bool = True
     output: bool = True
@@ -121,25 +123,39 @@ class ServedBase:
         load_factors(adapter, saved)
         return adapter
 
-    def write_adapter(self, adapter: LoraAdapter, folder: Path) -> None:
-        """Write a PEFT folder, with the tokenizer."""
-        save_adapter(adapter, folder)
-        self.tokenizer.save(folder)
+    def new_model(self, shape: AdapterShape, *, seed: int) -> "TrainedModel":
+        """A model that computes what the base does, for now. `seed` draws an adapter's first factors."""
+        if not shape.rank:
+            return TrainedModel(self.rows.for_training(), None)
+        adapter = self.adapter(shape.settings(self.rows.decoder)).initialise(seed=seed)
+        return TrainedModel(self.rows, adapter)
+
+    def write(self, trained: "TrainedModel", folder: Path) -> None:
+        """Write a model with the tokenizer: PEFT's folder of an adapter, or one of Hugging Face."""
+        if trained.adapter is None:
+            TokenPolicy(trained.rows.decoder, self.tokenizer).save_merged(folder)
+        else:
+            save_adapter(trained.adapter, folder)
+            self.tokenizer.save(folder)
 
 
 @dataclass(slots=True, eq=False)
 class TrainedModel:
-    """An adapter in training. One thread uses it at a time."""
+    """A model in training. One thread uses it at a time."""
 
-    adapter: LoraAdapter
+    rows: RowModel
+    """What computes its rows."""
+    adapter: LoraAdapter | None
+    """None: all weights of `rows` are trained."""
     parameters: FlatParameters = field(init=False)
     optimizer: Adam = field(init=False)
     pending: bool = False
     """Whether there is a gradient that no step has taken."""
 
     def __post_init__(self) -> None:
-        names, factors = zip(*self.adapter.factors(), strict=True)
-        self.parameters = FlatParameters(factors, names)
+        named = self.rows.decoder.named_parameters() if self.adapter is None else self.adapter.factors()
+        names, parameters = zip(*named, strict=True)
+        self.parameters = FlatParameters(parameters, names)
         self.optimizer = Adam(self.parameters)
 
     @property
@@ -182,13 +198,20 @@ class TrainedModel:
         return {"grad_norm:mean": norm, "step:max": float(self.steps)}
 
     def state(self) -> State:
-        """Adapter and optimizer, to the bit; a gradient that no step has taken is not part of it."""
-        return {"adapter": self.adapter.state(), "optimizer": self.optimizer.state()}
+        """Weights and optimizer, to the bit; a gradient that no step has taken is not part of it."""
+        optimizer = self.optimizer.state()
+        if self.adapter is None:
+            return {"weights": stored_weights(self.parameters), "optimizer": optimizer}
+        return {"adapter": self.adapter.state(), "optimizer": optimizer}
 
     def restore(self, state: State, *, optimizer: bool = True) -> None:
         """Load a state; without `optimizer` its moments and steps stay as they are. Drops the gradient. Raises
-        DataError for another adapter."""
-        self.adapter.restore(substate(state, "adapter"))
+        DataError for another model."""
+        if self.adapter is None:
+            remedy = "load a checkpoint of a model of which all weights were trained on this base"
+            restore_weights(self.parameters, substate(state, "weights"), what="model", remedy=remedy)
+        else:
+            self.adapter.restore(substate(state, "adapter"))
         if optimizer:
             self.optimizer.restore(substate(state, "optimizer"))
         self.parameters.zero_grad()

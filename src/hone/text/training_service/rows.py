@@ -55,16 +55,19 @@ class RowResult:
     """Shaped as the row's targets, nats."""
     loss: float
     gradient: list[Tensor] | None
-    """Gradient of each factor of the row's adapter, in the order of `LoraAdapter.factors`; None if not asked for."""
+    """Gradient of each factor of the row's adapter, in the order of `LoraAdapter.factors`, or of each of the decoder's
+    parameters; None if not asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowModel:
-    """A frozen decoder in float32 on a CPU, as the service computes with it."""
+    """A decoder in float32 on a CPU, as the service computes with it."""
 
     decoder: Decoder
     vocab_used: int
     """Logits from here on have probability 0."""
+    trained: bool = False
+    """Whether the decoder's own weights are trained, all of them, and rows have no adapters."""
 
     def prepare(self, context: int) -> None:
         """Set the decoder's arithmetic, for rows of at most `context` tokens. Raises ConfigError for a model whose rows
@@ -84,8 +87,13 @@ class RowModel:
 
     @property
     def shares_passes(self) -> bool:
-        """Whether rows of one pass do not depend on each other to the bit; otherwise each needs a pass of its own."""
-        return not self.decoder.config.design.gelu
+        """Whether rows of one pass do not depend on each other to the bit; otherwise each needs a pass of its own, as
+        it does where its gradient is that of all weights."""
+        return not (self.trained or self.decoder.config.design.gelu)
+
+    def for_training(self) -> "RowModel":
+        """The same model with weights of its own, which share this one's memory until they are moved."""
+        return RowModel(self.decoder.twin({}, trained=True), self.vocab_used, trained=True)
 
     def compute(self, rows: Sequence[TrainedRow], *, gradients: bool) -> list[RowResult]:
         """Results of rows in one pass, in their order."""
@@ -95,7 +103,8 @@ class RowModel:
             losses = [row.loss(logp) for row, logp in zip(rows, logprobs, strict=True)]
         pieces: list[list[Tensor] | None] = [None] * len(rows)
         if gradients:
-            leaves = [[] if one is None else [factor for _, factor in one.factors()] for one in used]
+            whole = list(self.decoder.parameters()) if self.trained else list[Tensor]()
+            leaves = [whole if one is None else [factor for _, factor in one.factors()] for one in used]
             flat = torch.autograd.grad(sum(losses[1:], losses[0]), [leaf for own in leaves for leaf in own])
             ends = np.cumsum([len(own) for own in leaves]).tolist()
             pieces = [list(flat[end - len(own) : end]) for own, end in zip(leaves, ends, strict=True)]
@@ -108,7 +117,7 @@ class RowModel:
         """Log-probabilities of each row's targets."""
         decoder, packed = self.decoder, pack_rows([row.tokens.astype(np.int32) for row in rows])
         lengths = [len(row.tokens) for row in rows]
-        linear = _RowProducts(decoder.rows, rows, adapters, lengths)
+        linear = _RowProducts(self, rows, adapters, lengths)
         attend = _RowAttention(decoder, lengths)
         hidden = decoder.run(pad_to_tile(packed.tokens), pad_to_tile(packed.positions), attend, linear)
         for row, adapter, own in zip(rows, adapters, hidden[: sum(lengths)].split(lengths), strict=True):
@@ -127,7 +136,7 @@ class RowModel:
         return torch.cat(parts)
 
     def _chunk(self, hidden: Tensor, targets: Tensor, row: TrainedRow, adapter: LoraAdapter | None) -> Tensor:
-        linear = _RowProducts(self.decoder.rows, [row], [adapter], [len(hidden)])
+        linear = _RowProducts(self, [row], [adapter], [len(hidden)])
         logits = self.decoder.logits(pad_to_tile(hidden), linear)[: len(hidden), : self.vocab_used]
         return torch.log_softmax(logits, dim=-1).gather(1, targets)
 
@@ -186,14 +195,15 @@ class _BesideFunction(torch.autograd.Function):
 class _RowProducts:
     """Linear layers of rows, each with its adapter beside the base; what is behind the rows is padding."""
 
-    products: BatchInvariantLinear
+    model: RowModel
     rows: Sequence[TrainedRow]
     adapters: Sequence[LoraAdapter | None]
     """Adapter of each row, with leaves of its own."""
     lengths: Sequence[int]
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        out = self.products.frozen(x, weight, bias)
+        products = self.model.decoder.rows
+        out = products(x, weight, bias) if self.model.trained else products.frozen(x, weight, bias)
         added, at, changed = list[Tensor](), 0, False
         for _, group in groupby(range(len(self.lengths)), lambda place: id(self.rows[place].adapter)):
             places = list(group)
@@ -211,7 +221,7 @@ class _RowProducts:
                     leaves += [*(a for _, a, _ in factors), *(b for _, _, b in factors)]
                 layer = _Beside(
                     lengths=lengths, places=[one[0] for one in each], outputs=out.shape[1],
-                    scale=first.settings.scale, products=self.products,
+                    scale=first.settings.scale, products=products,
                 )  # fmt: skip
                 added.append(_BesideFunction.apply(x[at:end], layer, *leaves))
                 changed = True

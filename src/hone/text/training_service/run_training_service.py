@@ -25,6 +25,7 @@ from hone.core.config import is_loopback
 from hone.core.errors import ConfigError, ResourceError
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.open_engine import EngineSize, open_engine
+from hone.models.language.decoder import Decoder
 from hone.models.language.lora import weights_sha256
 from hone.models.language.token_policy import TokenPolicy
 from hone.process.hub import is_hub_name
@@ -41,7 +42,7 @@ from hone.text.training_service.desk import RequestDesk
 from hone.text.training_service.learner import ServedBase
 from hone.text.training_service.ledger import CheckpointRecord, Ledger
 from hone.text.training_service.rows import RowModel
-from hone.text.training_service.sampler import SamplingWorker
+from hone.text.training_service.sampler import SamplingWorker, WholeWeights
 from hone.text.training_service.service_config import TenantKeys, TrainingServiceConfig
 from hone.text.training_service.turns import Turns
 from hone.text.training_service.worker import TrainingWorker
@@ -127,34 +128,42 @@ def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock:
     folder = beside / config.folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    engine = _open_engine(config, policy, base.rows, context)
+    engine, decoder = _open_engine(config, policy, base.rows, context)
+    whole = WholeWeights(base, decoder, engine) if config.model.whole else None
     lock = RunLock.acquire(folder / "lock", config.folder)
     lock.write_holder(str(clock.now_s()))
     ledger = Ledger(folder / "ledger.db")
     desk = RequestDesk(ledger, clock, Turns(weights={one.name: one.weight for one in config.tenants}))
     limits = config.limits
     trainer = TrainingWorker(base, desk, folder, context, limits.pass_tokens, limits.resident_models)
-    sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots)
+    if config.model.whole:
+        trainer.resident = 1  # each has weights, gradient and moments of its own
+    sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots, whole)
     routes = TrainingRoutes(config, base, desk, trainer, sampler, keys, context, Catalogue(desk, folder))
     return TrainingService(config, routes, desk, trainer, sampler, lock, desk.restore())
 
 
-def _open_engine(config: TrainingServiceConfig, policy: TokenPolicy, rows: RowModel, context: int) -> EmbeddedEngine:
-    """The engine that samples, and the base ready for training. Raises ConfigError and ResourceError where `native`
-    cannot be had."""
+def _open_engine(
+    config: TrainingServiceConfig, policy: TokenPolicy, rows: RowModel, context: int
+) -> tuple[EmbeddedEngine, Decoder]:
+    """The engine that samples and the decoder that it reads, and the base ready for training. Raises ConfigError and
+    ResourceError where `native` cannot be had."""
     size = EngineSize(slots=config.limits.slots, sequence_tokens=context)
     rules = tokenizer_rules(policy)
     engine = None
+    decoder = policy.decoder.twin({}) if config.model.whole else policy.decoder
     if config.runner != "torch":  # before `prepare`: compiled code has products of its own
         try:
-            engine = open_engine(policy.decoder, rules, size=size, seed=config.seed, runner="native")
+            engine = open_engine(decoder, rules, size=size, seed=config.seed, runner="native")
         except (ConfigError, ResourceError):
             if config.runner == "native":
                 raise
     rows.prepare(context)
-    engine = engine or open_engine(policy.decoder, rules, size=size, seed=config.seed, runner="torch")
+    if engine is None:
+        decoder = policy.decoder.twin({}) if config.model.whole else policy.decoder
+        engine = open_engine(decoder, rules, size=size, seed=config.seed, runner="torch")
     engine.publish(0)
-    return engine
+    return engine, decoder
 
 
 def _base(policy: TokenPolicy, path: str) -> ServedBase:
@@ -173,7 +182,8 @@ def plan_lines(config: TrainingServiceConfig) -> list[str]:
     """What the service would be, for `--dry-run`. Raises ConfigError for a tenant without a key."""
     TenantKeys(config.tenants)
     weight = sum(one.weight for one in config.tenants)
-    lines = [f"model {config.model.path}, for clients {', '.join(config.names)}; folder {config.folder}"]
+    whole = ", all weights trained, by one tenant at a time" if config.model.whole else ""
+    lines = [f"model {config.model.path}, for clients {', '.join(config.names)}; folder {config.folder}{whole}"]
     lines += [
         f"tenant {one.name}: {one.weight / weight:.1%} of the work under load, scopes {', '.join(one.scopes)}, "
         f"at most {one.max_models} models"

@@ -6,6 +6,7 @@ trainer's needs them.
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -14,11 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 
 from hone.core.errors import DataError, HoneError
 from hone.core.generation import Completion, LikeliestTokens, Request, SamplingParams, ScoreRequest, ScoreResult
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.protocol import UnmergedAdapter
+from hone.models.language.decoder import Decoder
+from hone.models.language.hf_checkpoint import load_model
 from hone.models.language.lora import LoraAdapter
 from hone.text.training_service.desk import DeskThread, RequestDesk, failed
 from hone.text.training_service.learner import ServedBase
@@ -29,6 +33,7 @@ from hone.text.training_service.worker import TrainingWorker
 _LOOK_S: Final = 1.0
 _MOST_SAMPLES: Final = 1024
 _MOST_TOP: Final = 100
+_BASE: Final = "base"
 
 
 class _Fields(BaseModel):
@@ -198,6 +203,48 @@ def _unmerged(adapter: LoraAdapter) -> UnmergedAdapter:
 
 
 @dataclass(slots=True, eq=False)
+class WholeWeights:
+    """The weights that the engine samples with, where whole models are trained: those of one model after another.
+
+    A request for others waits until the answers in progress have ended; then those are read, from the base, a model in
+    training or a checkpoint's folder, and published.
+    """
+
+    base: ServedBase
+    decoder: Decoder
+    """The engine's: a twin of the base, whose parameters are set to others."""
+    engine: EmbeddedEngine
+    name: str | None = _BASE
+    """What is published; None: nothing that can be sampled with."""
+    _version: int = 0
+
+    def use(self, sampler: SamplerRecord, trainer: TrainingWorker, *, busy: bool) -> bool:
+        """Publish the weights of a sampler, unless they are; False, and nothing changed, where they are others than
+        those of the answers in progress (`busy`). Raises DataError and DivergedError for weights that cannot be had."""
+        if sampler.model is not None:
+            name, weights = trainer.frozen_weights(sampler.model, self.name)
+        else:
+            name, weights = sampler.folder or _BASE, None
+        if name == self.name:
+            return True
+        if busy:
+            return False
+        if weights is None:
+            source = self.base.rows.decoder if sampler.folder is None else load_model(Path(sampler.folder))
+            weights = dict(source.named_parameters())
+        self._publish(name, weights)
+        return True
+
+    def _publish(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        for own, parameter in self.decoder.named_parameters():
+            parameter.data = weights[own].detach()
+        self.name = None
+        self._version += 1
+        self.engine.publish(self._version)
+        self.name = name
+
+
+@dataclass(slots=True, eq=False)
 class SamplingWorker:
     """Owner of the engine. `start` it once."""
 
@@ -207,12 +254,16 @@ class SamplingWorker:
     trainer: TrainingWorker
     context: int
     slots: int
+    whole: WholeWeights | None = None
+    """Where whole models are trained; there are no adapters then."""
     most_adapters: int = 32
     """Adapters that are held in memory for samplers."""
     open: dict[str, _OpenSample] = field(default_factory=dict[str, _OpenSample])
     _adapters: dict[str, int] = field(default_factory=dict[str, int])
     """Uses of each adapter that the engine holds, by its name; the one that was used last at the end."""
     _cancelled: set[str] = field(default_factory=set[str])
+    _held: list[str] = field(default_factory=list[str])
+    """Requests whose turn has come, and that wait for the end of answers of other weights."""
     thread: DeskThread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -247,6 +298,11 @@ class SamplingWorker:
 
     def _admitted(self) -> list[str]:
         """Requests that find room in the engine now, in their turn."""
+        if self._held:
+            if self.open:
+                return []
+            held, self._held = self._held, []
+            return held
         admitted, rows = list[str](), sum(one.call.samples for one in self.open.values())
         while rows < self.slots and (one := self.desk.turns.next_sample()) is not None:
             admitted.append(one.id)
@@ -255,7 +311,13 @@ class SamplingWorker:
 
     def _begin(self, record: RequestRecord) -> None:
         call = SampleCall.read(record, context=self.context)
-        one = _OpenSample(record, call, self._adapter(record.owner))
+        sampler = self.desk.ledger.find(SamplerRecord, record.owner)
+        if sampler is None:
+            raise DataError(f"there is no sampler {record.owner!r:.80}")
+        if self.whole is not None and not self.whole.use(sampler, self.trainer, busy=bool(self.open)):
+            self._held.append(record.id)
+            return
+        one = _OpenSample(record, call, "" if self.whole is not None else self._adapter(sampler))
         ask = Request(
             id=record.id, prompt=call.prompt, samples=call.samples, sampling=call.sampling, draw_id=call.draw_id,
             adapter=one.adapter,
@@ -319,7 +381,8 @@ class SamplingWorker:
                 self._close(one.record, failed(DataError("the client cancelled this request")))
                 continue
             with self.desk.wake:
-                waited = self.desk.turns.drop_sample(id)
+                waited = id in self._held or self.desk.turns.drop_sample(id)
+            self._held = [other for other in self._held if other != id]
             record = self.desk.ledger.find(RequestRecord, id)
             if waited and record is not None:
                 self._close(record, failed(DataError("the client cancelled this request")))
@@ -332,11 +395,8 @@ class SamplingWorker:
 
     # ------------------------------------------------------------------------------------------ adapters
 
-    def _adapter(self, sampler: str) -> str:
+    def _adapter(self, record: SamplerRecord) -> str:
         """The name of a sampler's adapter, which the engine has from now on; empty for the base."""
-        record = self.desk.ledger.find(SamplerRecord, sampler)
-        if record is None:
-            raise DataError(f"there is no sampler {sampler!r:.80}")
         if record.model is not None:
             name, adapter = self.trainer.frozen_adapter(record.model)
             if name not in self._adapters:

@@ -28,6 +28,8 @@ class ServedBaseConfig(Config):
     """Names under which clients ask for it; empty: its path."""
     context: int = Field(default=0, ge=0)
     """Most tokens of a row, or of a prompt and its answer; 0: the model's positions."""
+    whole: bool = False
+    """Train all weights in place of adapters: the base is then one tenant's at a time."""
 
 
 class TenantConfig(Config):

@@ -134,10 +134,21 @@ class TrainingWorker:
     def __post_init__(self) -> None:
         self.thread = DeskThread("hone-training", self._run)
 
+    def frozen_weights(self, model: str, known: str | None) -> tuple[str, dict[str, Tensor]]:
+        """A name and a copy of all weights of a model as they are now; of one version the same name, and no copy where
+        that is `known`."""
+        with self.computing:
+            trained = self._model(model)
+            name = f"{model}@{trained.steps}"
+            if name == known:
+                return name, {}
+            return name, {one: own.detach().clone() for one, own in trained.rows.decoder.named_parameters()}
+
     def frozen_adapter(self, model: str) -> tuple[str, LoraAdapter]:
         """A name and a copy of a model's adapter as it is now; of one version the same name."""
         with self.computing:
             trained = self._model(model)
+            assert trained.adapter is not None
             twin = trained.adapter.with_leaves()
             for _, factor in twin.factors():
                 factor.data = factor.detach().clone()
@@ -239,7 +250,7 @@ class TrainingWorker:
             for one in passes
         ]
         able = [place for place, one in enumerate(passes) if one.forward_only == forward_only]
-        room = self.pass_tokens if self.base.rows.shares_passes else 1
+        room = self.pass_tokens if passes[0].model.rows.shares_passes else 1
         chosen = [able[one] for one in share_pass([offers[place] for place in able], room, self._token_s)]
         next_row = {place: len(passes[place].results) for place in able}
         rows, sizes = list[TrainedRow](), list[int]()
@@ -249,7 +260,7 @@ class TrainingWorker:
             next_row[place] += 1
         began = time.thread_time()
         try:
-            results = self.base.rows.compute(rows, gradients=not forward_only)
+            results = passes[chosen[0]].model.rows.compute(rows, gradients=not forward_only)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of any failure
             for place in sorted({*chosen}):
                 self._close_pass(passes[place], failed(error))
@@ -352,8 +363,9 @@ class TrainingWorker:
         )
 
     def _write(self, trained: TrainedModel, target: Path, state: State) -> Path:
-        write = partial(self.base.write_adapter, trained.adapter)
-        return CheckpointFolder(folder=target).save(trained.steps, state, write_policy=write)
+        return CheckpointFolder(folder=target).save(
+            trained.steps, state, write_policy=partial(self.base.write, trained)
+        )
 
     def _readable(self, path: str, tenant: str) -> CheckpointRecord:
         """The checkpoint of a path. Raises DataError, the same where it is another tenant's and where there is none."""
@@ -385,8 +397,7 @@ class TrainingWorker:
         shape = AdapterShape(
             rank=record.rank, attention=bool(record.attention), mlp=bool(record.mlp), output=bool(record.output)
         )
-        adapter = self.base.adapter(shape.settings(self.base.rows.decoder)).initialise(seed=record.seed)
-        trained = TrainedModel(adapter)
+        trained = self.base.new_model(shape, seed=record.seed)
         if record.snapshot_seq >= 0:
             trained.restore(self._snapshots(record.id).at(record.snapshot_seq).state())
         for request in self.desk.ledger.changes_after(record.id, record.snapshot_seq):
@@ -412,7 +423,7 @@ class TrainingWorker:
             )  # fmt: skip
             again = _Pass(request, turn, trained, call.forward_only, call.data(), loss, options)
             while len(again.results) < len(again.data):
-                again.take(self.base.rows.compute([again.row(len(again.results))], gradients=True)[0])
+                again.take(trained.rows.compute([again.row(len(again.results))], gradients=True)[0])
 
     def _snapshots(self, id: str) -> CheckpointFolder:
         return CheckpointFolder(folder=self.folder / "models" / folder_name(id), keep_best=0)
