@@ -337,7 +337,8 @@ SEARCHES = (
 SERVING = (
     CommandOption(flag="--port", metavar="N", default="8000", help="port; 0: any free one (default: 8000)"),
     CommandOption(flag="--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"),
-    CommandOption(flag="--dry-run", help="decisions: check the service file, print the plan, and stop"),
+    CommandOption(flag="--claim", metavar="N", default="0", help="training: as a queue's job, until its sessions end"),
+    CommandOption(flag="--dry-run", help="decisions, training: check the file, print the plan, and stop"),
     CommandOption(flag="--api-key", metavar="KEY", help="bearer token of clients (default: $HONE_API_KEY, or none)"),
     CommandOption(flag="--api-key-file", metavar="FILE", help="file that holds it; read again at SIGHUP"),
     CommandOption(flag="--model", metavar="NAME", help="name for clients (default: the run's or folder's)"),
@@ -472,6 +473,10 @@ COMMANDS: tuple[CommandSpec, ...] = (
             ),
             CommandOption(flag="--tenant", metavar="NAME", default="local", help="submit: its team (default: local)"),
             CommandOption(flag="--priority", metavar="N", default="0", help="submit: within its team (default: 0)"),
+            CommandOption(
+                flag="--host", metavar="HOST", default="127.0.0.1", help="submit: a training service's address"
+            ),
+            CommandOption(flag="--port", metavar="N", default="8000", help="submit: its port (default: 8000)"),
             CommandOption(flag="--weight", metavar="X", default="1", help="tenant: share of the work (default: 1)"),
             CommandOption(flag="--slots", metavar="N", default="0", help="tenant: most jobs at once; 0: no bound"),
             CommandOption(flag="--until-empty", help="work: end where no job may run"),

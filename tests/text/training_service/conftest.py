@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from training_parts import TrainingService, WireClient, open_service
+from training_parts import TrainingService, WireClient, adapter_bytes, calls, open_service
 
 
 @pytest.fixture
@@ -30,3 +30,16 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingService, TestC
 @pytest.fixture
 def client(serve: Callable[..., tuple[TrainingService, TestClient]]) -> WireClient:
     return WireClient(serve()[1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[object], bytes]:
+    """Results of the training, and the adapter's bytes at its end."""
+    service = open_service(tmp_path_factory.mktemp("undisturbed"))
+    service.start()
+    client = WireClient(TestClient(service.routes.app()))
+    session = client.open()
+    results = [client.result(client.post(path, body)) for path, body in calls(session)]
+    state = adapter_bytes(service, f"{session}:train:0")
+    service.close()
+    return results, state

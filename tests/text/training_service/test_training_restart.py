@@ -5,64 +5,26 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 from training_parts import (
+    LESSON,
     PATH,
     PROTOBUF,
     TestClient,
     TrainingService,
     WireClient,
     adapter_bytes,
+    calls,
     open_service,
+    patient,
     text_datum,
     tiny_base,
-    wire,
 )
 
 Serve = Callable[..., tuple[TrainingService, TestClient]]
-TEXTS = ("the cat sat", "on a mat")
-
-
-def calls(session: str) -> list[tuple[str, object]]:
-    """A short training: two steps, a checkpoint, and one more pass."""
-    model = f"{session}:train:0"
-    lora = {"rank": 4, "seed": 1}
-    create = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora}
-    plan: list[tuple[str, object]] = [("create_model", create)]
-    number = 0
-    for _ in range(2):
-        for text in TEXTS:
-            number += 1
-            message = wire.ForwardBackwardRequest(
-                model_id=model, seq_id=number, data=[text_datum(text)], loss_fn="cross_entropy"
-            )
-            plan.append(("forward_backward", message.SerializeToString()))
-        number += 1
-        plan.append(("optim_step", {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": 1e-2}}))
-    plan.append(("save_weights", {"model_id": model, "seq_id": number + 1, "path": "c1"}))
-    message = wire.ForwardBackwardRequest(
-        model_id=model, seq_id=number + 2, data=[text_datum("end")], loss_fn="cross_entropy", forward_only=True
-    )
-    plan.append(("forward_backward", message.SerializeToString()))
-    return plan
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[object], bytes]:
-    """Results of the training, and the adapter's bytes at its end."""
-    service = open_service(tmp_path_factory.mktemp("undisturbed"))
-    service.start()
-    client = WireClient(TestClient(service.routes.app()))
-    session = client.open()
-    results = [client.result(client.post(path, body)) for path, body in calls(session)]
-    state = adapter_bytes(service, f"{session}:train:0")
-    service.close()
-    return results, state
 
 
 @pytest.mark.parametrize(
@@ -126,14 +88,14 @@ def test_models_beyond_memory_wait_on_the_disk_and_come_back(serve: Serve) -> No
     models = [client.model(number=number, seed=number) for number in range(3)]
     for _ in range(2):
         for model in models:
-            client.forward_backward(model, [text_datum(TEXTS[0])])
+            client.forward_backward(model, [text_datum(LESSON[0])])
             client.step(model)
     assert len(service.trainer.models) == 1
     alone, other = serve(Path(service.trainer.folder).parent / "alone")
     second = WireClient(other)
     model = second.model(seed=1)
     for _ in range(2):
-        second.forward_backward(model, [text_datum(TEXTS[0])])
+        second.forward_backward(model, [text_datum(LESSON[0])])
         second.step(model)
     assert adapter_bytes(service, models[1]) == adapter_bytes(alone, model)
 
@@ -168,24 +130,6 @@ def run(tmp_path: Path, port: int) -> Iterator[Callable[..., subprocess.Popen[st
     for process in started:
         process.kill()
         process.communicate()
-
-
-_HTTP = httpx2.Client(timeout=60)
-
-
-def patient(url: str, path: str, body: object, revive: Callable[[], None]) -> httpx2.Response:
-    """Post as the SDK does: again, where the server is away."""
-    for _ in range(6000):
-        try:
-            headers = {"x-api-key": "k", "content-type": PROTOBUF if isinstance(body, bytes) else "application/json"}
-            sent = {"content": body} if isinstance(body, bytes) else {"json": body}
-            answer = _HTTP.post(f"{url}/{path}", headers=headers, **sent)
-            if answer.status_code < 500 and answer.status_code != 408:
-                return answer
-        except httpx2.TransportError:
-            revive()
-        time.sleep(0.1)
-    raise AssertionError(f"no answer to {path}")
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """A tiny base, a service over it, and a plain client of HTTP that speaks the protocol."""
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,10 @@ pytest.importorskip("tinker", reason="the protocol's messages are the SDK's: pip
 
 import itertools
 
+import httpx2
 from tinker.proto import tinker_public_pb2 as wire
 
-from hone.core.clock import SystemClock
+from hone.core.clock import Clock, SystemClock
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
@@ -28,6 +30,8 @@ from hone.text.training_service.run_training_service import TrainingService, ope
 from hone.text.training_service.service_config import ServedBaseConfig, TrainingServiceConfig
 
 PATH = "/api/v1"
+LESSON = ("the cat sat", "on a mat")
+"""Texts of `calls`."""
 
 
 @cache
@@ -43,10 +47,12 @@ def tiny_base() -> Path:
     return folder
 
 
-def open_service(folder: Path, *, whole: bool = False, **more: Any) -> TrainingService:
+def open_service(
+    folder: Path, *, whole: bool = False, claim: int = 0, clock: Clock | None = None, **more: Any
+) -> TrainingService:
     model = ServedBaseConfig(path=str(tiny_base()), names=["tiny"], context=96, whole=whole)
     config = TrainingServiceConfig(folder=str(folder / "store"), model=model, **more)
-    return open_training_service(config, beside=folder, clock=SystemClock())
+    return open_training_service(config, beside=folder, clock=clock or SystemClock(), claim=claim)
 
 
 def tensor(values: Sequence[Any] | np.ndarray, dtype: type = np.float32) -> wire.Tensor:
@@ -188,3 +194,45 @@ def adapter_bytes(service: TrainingService, model: str) -> bytes:
 
 def answer_json(raw: Any) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else json.loads(raw)
+
+
+def calls(session: str) -> list[tuple[str, object]]:
+    """A short training: two steps, a checkpoint, and one more pass."""
+    model = f"{session}:train:0"
+    lora = {"rank": 4, "seed": 1}
+    create = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora}
+    plan: list[tuple[str, object]] = [("create_model", create)]
+    number = 0
+    for _ in range(2):
+        for text in LESSON:
+            number += 1
+            message = wire.ForwardBackwardRequest(
+                model_id=model, seq_id=number, data=[text_datum(text)], loss_fn="cross_entropy"
+            )
+            plan.append(("forward_backward", message.SerializeToString()))
+        number += 1
+        plan.append(("optim_step", {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": 1e-2}}))
+    plan.append(("save_weights", {"model_id": model, "seq_id": number + 1, "path": "c1"}))
+    message = wire.ForwardBackwardRequest(
+        model_id=model, seq_id=number + 2, data=[text_datum("end")], loss_fn="cross_entropy", forward_only=True
+    )
+    plan.append(("forward_backward", message.SerializeToString()))
+    return plan
+
+
+_HTTP = httpx2.Client(timeout=60)
+
+
+def patient(url: str, path: str, body: object, revive: Callable[[], None]) -> httpx2.Response:
+    """Post as the SDK does: again, where the server is away."""
+    for _ in range(6000):
+        try:
+            headers = {"x-api-key": "k", "content-type": PROTOBUF if isinstance(body, bytes) else "application/json"}
+            sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+            answer = _HTTP.post(f"{url}/{path}", headers=headers, **sent)
+            if answer.status_code < 500 and answer.status_code != 408:
+                return answer
+        except httpx2.TransportError:
+            revive()
+        time.sleep(0.1)
+    raise AssertionError(f"no answer to {path}")

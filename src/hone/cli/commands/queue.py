@@ -10,6 +10,7 @@ from types import FrameType
 
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
+from hone.config.toml import read_toml
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError
 from hone.run.queue.database import open_queue_database
@@ -54,13 +55,18 @@ def run(call: CommandCall) -> int:
 def _submit(call: CommandCall, queue: RunQueue) -> None:
     config = Path(call.text("what"))
     if not config.is_file():
-        raise ConfigError(f"{config} is not a file; hone queue submit takes the config of a run")
+        raise ConfigError(f"{config} is not a file; submit takes the config of a run or of a training service")
     name = call.text("name") or config.stem
     if any(one.name == name and one.state in ("queued", "running") for one in queue.jobs()):
         raise ConfigError(f"a job {name} is queued or running already; give another --name")
     command = [str(config.absolute()), *call.overrides]
-    checked = [sys.executable, "-m", "hone", "train", *command, "--dry-run", "--yes"]
-    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    serves = "recipe" not in read_toml(config).values
+    if serves:
+        if call.overrides:
+            raise ConfigError(f"{call.overrides[0]}: keys of a training service stand in its file, {config}")
+        command = ["serve", "training", *command, "--host", call.text("host"), "--port", call.text("port")]
+    checked = [*command, "--dry-run"] if serves else ["train", *command, "--dry-run", "--yes"]
+    done = subprocess.run([sys.executable, "-m", "hone", *checked], capture_output=True, text=True, check=False)
     if done.returncode:
         faults = [line.removeprefix("error: ") for line in done.stderr.strip().splitlines()]
         raise ConfigError(*faults or ["the config cannot be run"])

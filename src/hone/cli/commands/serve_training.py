@@ -30,6 +30,9 @@ def serve_training_file(call: CommandCall, file: str) -> int:
         for line in plan_lines(read_service_file(Path(file))):
             screen.line(line)
         return 0
-    place = TrainingPlace(host=call.text("host"), port=int(parse_number(call.text("port"), "--port", least=0)))
-    serve_training(Path(file), place, screen.line)
-    return 0
+    place = TrainingPlace(
+        host=call.text("host"),
+        port=int(parse_number(call.text("port"), "--port", least=0)),
+        claim=int(parse_number(call.text("claim"), "--claim", least=0)),
+    )
+    return serve_training(Path(file), place, screen.line)

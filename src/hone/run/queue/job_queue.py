@@ -9,6 +9,7 @@ week is worth something, and last year's is not. Use is written in whole microse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from hone.core.clock import Clock
@@ -39,7 +40,7 @@ class QueuedRun:
     tenant: str
     name: str
     command: tuple[str, ...]
-    """Arguments of `hone train`."""
+    """A config with its overrides, or `serve training` and what follows: a training service."""
     priority: int
     state: JobState
     token: int
@@ -47,6 +48,19 @@ class QueuedRun:
     attempts: int
     why: str
     """Why it failed, or went back."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is a training service, with the sessions of its clients."""
+        return self.command[:2] == ("serve", "training")
+
+    def arguments(self, runs: Path) -> list[str]:
+        """Arguments of `hone` that begin the job, or resume it where `runs` has a checkpoint of it. A service gets the
+        claim's number, under which it writes."""
+        if self.serves:
+            return [*self.command, "--claim", str(self.token)]
+        resumed = ["--resume"] if (runs / self.name / "checkpoints").is_dir() else []
+        return ["train", *self.command, "--name", self.name, "--runs", str(runs), *resumed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Limits of a run that a worker starts: memory and cores, by a control group where there can be one, or by process.
 
-A run is started through this module, which takes the limits upon itself and then becomes the run:
+A run is started through this module, which takes the limits upon itself and then becomes the run. On Linux a run does
+not outlive its worker: the kernel kills it.
 
     python -m hone.run.queue.limits MEMORY_BYTES CORES GROUP COMMAND ...
 
@@ -10,12 +11,15 @@ are those that the run may be scheduled on.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from hone.process.linux import PR_SET_PDEATHSIG, prctl
 
 GROUPS: Final = Path("/sys/fs/cgroup")
 _PREFIX: Final = "hone-queue"
@@ -31,7 +35,7 @@ class RunLimits:
 
     def command(self, command: Sequence[str], group: Path | None) -> list[str]:
         """The command that starts another one within the limits."""
-        if not (self.memory_bytes or self.cores):
+        if sys.platform != "linux":
             return list(command)
         memory = 0 if group is not None else self.memory_bytes
         shim = [sys.executable, "-m", "hone.run.queue.limits", str(memory), str(self.cores)]
@@ -74,6 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     import resource  # noqa: PLC0415 - Windows has none, and no limits
 
     memory, cores, group, *command = arguments
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if group:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
     if int(memory):

@@ -1,6 +1,8 @@
-"""A worker on this machine: it claims jobs one after another, runs each as `hone train`, and gives way at checkpoints.
+"""A worker on this machine: it claims jobs one after another, runs each in a process, and gives way at checkpoints.
 
-A run that gets SIGTERM saves a checkpoint and ends with 143; its job goes back, and the next worker resumes it.
+A run that gets SIGTERM saves a checkpoint and ends with 143; its job goes back, and the next worker resumes it. So does
+a training service: what it acknowledged is on the disk, models as their last optimizer step left them, and the service
+of the next claim does the rest. Its process hears of that claim by its own folder, and writes nothing more.
 """
 
 import signal
@@ -48,14 +50,12 @@ class LocalWorker:
 
     def run(self, job: QueuedRun) -> JobState | None:
         """Run a claimed job to its end, or until it goes back; returns its state, None where its lease was lost."""
-        folder = self.runs / job.name
-        command = [sys.executable, "-m", "hone", "train", *job.command, "--name", job.name, "--runs", str(self.runs)]
-        command += ["--resume"] if (folder / "checkpoints").is_dir() else []
+        command = [sys.executable, "-m", "hone", *job.arguments(self.runs)]
         log = self.runs / f"{job.name}.log"
         self.runs.mkdir(parents=True, exist_ok=True)
         group = self.limits.make_group(f"{job.id}-{job.token}")
         within = self.limits.describe(group)
-        begins = "resuming" if "--resume" in command else "starting"
+        begins = "resuming" if "--resume" in command else "serving" if job.serves else "starting"
         self.tell(f"job {job.id} of {job.tenant}: {begins} {job.name}{f', at most {within}' if within else ''}")
         with log.open("ab") as output:
             child = subprocess.Popen(
@@ -75,7 +75,8 @@ class LocalWorker:
                     child.wait()
                 self.limits.remove_group(group)
         state = _state_of(child.returncode, cancelled=cancelled)
-        why = "" if state == "done" else "gave way at a checkpoint" if state == "queued" else _tail_of(log)
+        place = "between two requests" if job.serves else "at a checkpoint"
+        why = "" if state == "done" else f"gave way {place}" if state == "queued" else _tail_of(log)
         try:
             self.queue.finish(job.id, job.token, state, why)
         except LostLeaseError as error:

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar, cast
 
-from hone.core.errors import DataError
+from hone.core.errors import DataError, ResourceError
 from hone.core.strict_json import Json
 from hone.run.store.sqlite import open_database, transaction
 
@@ -37,6 +37,7 @@ create table if not exists requests (
     digest text not null, body blob not null, state text not null, result blob, media text, category text,
     came_s real not null, done_s real, changes integer not null, unique (owner, seq));
 create index if not exists waiting on requests (state, owner, seq);
+create table if not exists claims (number integer primary key);
 create table if not exists hourly (tenant text not null, owner text not null, hour_s integer not null,
     what text not null, amount real not null, primary key (tenant, owner, hour_s, what));
 """
@@ -171,10 +172,25 @@ _TABLES: Final[Mapping[type, str]] = {
 class Ledger:
     """The file. Safe for threads."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ResourceError where the file cannot be opened."""
+    def __init__(self, path: Path, claim: int = 0) -> None:
+        """`claim`: the fencing token of a queue's job. From now on processes with a lower one write nothing into the
+        file; those without one (0) are not asked. Raises ResourceError where the file cannot be opened, and for a claim
+        that a higher one has followed."""
         self._lock = threading.RLock()
         self._db = open_database(path, _SCHEMA, durable="power cut", added=_ADDED)
+        self._claim = claim
+        if claim:
+            with self._transaction():
+                self._db.execute("insert or ignore into claims values (?)", (claim,))
+
+    def check_claim(self) -> None:
+        """Raises ResourceError where a later claim has taken the file over."""
+        if not self._claim:
+            return
+        with self._lock:
+            latest = self._db.execute("select coalesce(max(number), 0) from claims").fetchone()[0]
+        if latest > self._claim:
+            raise ResourceError(f"claim {self._claim} was followed by claim {latest}: this process writes nothing more")
 
     def close(self) -> None:
         """Close the file."""
@@ -319,6 +335,7 @@ class Ledger:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._lock, transaction(self._db, "the service's ledger"):
+            self.check_claim()
             yield
 
 

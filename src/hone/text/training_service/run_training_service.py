@@ -11,6 +11,8 @@ FOLDER/
 import gc
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +39,10 @@ from hone.run.store.folder import RunLock
 from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.training_service.app import TrainingRoutes
-from hone.text.training_service.catalogue import Catalogue, remove_checkpoint
+from hone.text.training_service.catalogue import ACTIVE_S, Catalogue, remove_checkpoint
 from hone.text.training_service.desk import RequestDesk
 from hone.text.training_service.learner import ServedBase
-from hone.text.training_service.ledger import CheckpointRecord, Ledger
+from hone.text.training_service.ledger import CheckpointRecord, Ledger, SessionRecord
 from hone.text.training_service.rows import RowModel
 from hone.text.training_service.sampler import SamplingWorker, WholeWeights
 from hone.text.training_service.service_config import TenantKeys, TrainingServiceConfig
@@ -50,6 +52,10 @@ from hone.text.training_service.worker import TrainingWorker
 _SWEEP_TICKS: Final = 60
 """Seconds between two looks at what has expired."""
 _STOP_S: Final = 5
+_TAKEOVER_S: Final = 30.0
+"""Seconds within which the process of an earlier claim sees that it has ended, and leaves the folder."""
+PREEMPTED: Final = 143
+"""Exit code of a queue's job that gave way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +65,9 @@ class TrainingPlace:
     host: str = "127.0.0.1"
     port: int = 8000
     """0: any free one."""
+    claim: int = 0
+    """Number under which a queue's worker runs the service as a job, which ends with its sessions; 0: it runs for
+    good."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,9 +82,17 @@ class TrainingService:
     lock: RunLock
     resumed: int
     """Requests that the last process acknowledged and did not answer."""
+    claim: int = 0
+    over: bool = False
+    """Whether the sessions of a queue's job have ended."""
     _ticks: int = 0
+    _began_s: float = 0.0
+    _resumed: bool = False
+    """Whether sessions were open when this process began."""
 
     def start(self) -> None:
+        self._began_s = self.desk.clock.now_s()
+        self._resumed = any(one.finished is None for one in self.desk.ledger.records(SessionRecord, {}))
         self.trainer.thread.start()
         self.sampler.thread.start()
 
@@ -84,17 +101,37 @@ class TrainingService:
         self.desk.close()
         self.trainer.thread.join()
         self.sampler.thread.join()
+        if self.claim:
+            self.trainer.keep()
         self.desk.ledger.close()
         self.lock.release()
 
     def tick(self) -> None:
         """Called once a second: remove what has expired, now and then; end where a thread has ended, so that the next
-        process goes on."""
-        if not (self.trainer.thread.alive and self.sampler.thread.alive):
+        process goes on, where a job's sessions are over, and at once where a later claim has the folder."""
+        try:
+            self.desk.ledger.check_claim()
+        except ResourceError as error:
+            sys.stderr.write(f"{error}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.over = self.over or (self.claim > 0 and self.sessions_over())
+        if self.over or not (self.trainer.thread.alive and self.sampler.thread.alive):
             os.kill(os.getpid(), signal.SIGTERM)
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 1:
             self.sweep()
+
+    def sessions_over(self) -> bool:
+        """Whether every session of this process was finished, or none gave a sign of life for long."""
+        with self.desk.wake:
+            if self.desk.waiting:
+                return False
+        sessions = self.desk.ledger.records(SessionRecord, {})
+        alive = [one for one in sessions if one.finished is None]
+        if not alive and (self._resumed or any(one.created_s >= self._began_s for one in sessions)):
+            return True
+        last = max([self._began_s, *(one.beat_s for one in alive)])
+        return self.desk.clock.now_s() - last >= ACTIVE_S
 
     def sweep(self) -> None:
         """Remove checkpoints whose time is over, and results that nobody fetches any more."""
@@ -111,9 +148,11 @@ def read_service_file(path: Path) -> TrainingServiceConfig:
     return load(TrainingServiceConfig, path).config
 
 
-def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock: Clock) -> TrainingService:
-    """Open everything that the file names; paths are seen from the folder `beside`. Raises ConfigError, DataError and
-    ResourceError."""
+def open_training_service(
+    config: TrainingServiceConfig, *, beside: Path, clock: Clock, claim: int = 0
+) -> TrainingService:
+    """Open everything that the file names; paths are seen from the folder `beside`. `claim` is that of
+    `TrainingPlace`. Raises ConfigError, DataError and ResourceError."""
     keys = TenantKeys(config.tenants)
     torch.set_num_threads(config.threads)
     path = config.model.path
@@ -130,9 +169,9 @@ def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock:
         folder.mkdir(parents=True, exist_ok=True)
     engine, decoder = _open_engine(config, policy, base.rows, context)
     whole = WholeWeights(base, decoder, engine) if config.model.whole else None
-    lock = RunLock.acquire(folder / "lock", config.folder)
+    ledger = Ledger(folder / "ledger.db", claim)
+    lock = _acquire(folder, config.folder, _TAKEOVER_S if claim else 0.0)
     lock.write_holder(str(clock.now_s()))
-    ledger = Ledger(folder / "ledger.db")
     desk = RequestDesk(ledger, clock, Turns(weights={one.name: one.weight for one in config.tenants}))
     limits = config.limits
     trainer = TrainingWorker(base, desk, folder, context, limits.pass_tokens, limits.resident_models)
@@ -140,7 +179,19 @@ def open_training_service(config: TrainingServiceConfig, *, beside: Path, clock:
         trainer.resident = 1  # each has weights, gradient and moments of its own
     sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots, whole)
     routes = TrainingRoutes(config, base, desk, trainer, sampler, keys, context, Catalogue(desk, folder))
-    return TrainingService(config, routes, desk, trainer, sampler, lock, desk.restore())
+    return TrainingService(config, routes, desk, trainer, sampler, lock, desk.restore(), claim)
+
+
+def _acquire(folder: Path, name: str, seconds: float) -> RunLock:
+    """The folder's lock, for which `seconds` are waited. Raises ResourceError."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return RunLock.acquire(folder / "lock", name)
+        except ResourceError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.1)
 
 
 def _open_engine(
@@ -192,13 +243,13 @@ def plan_lines(config: TrainingServiceConfig) -> list[str]:
     return lines
 
 
-def serve_training(path: Path, place: TrainingPlace, tell: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises ConfigError for an address that others reach without a key, and as
-    `open_training_service`."""
+def serve_training(path: Path, place: TrainingPlace, tell: Callable[[str], None]) -> int:
+    """Serve until SIGTERM or Ctrl-C, or as a queue's job until its sessions are over; returns the exit code. Raises
+    ConfigError for an address that others reach without a key, and as `open_training_service`."""
     config = read_service_file(path)
     if not config.tenants and not is_loopback(place.host):
         raise ConfigError(f"--host {place.host} is reached from other machines: give [[tenants]] with keys in {path}")
-    service = open_training_service(config, beside=path.parent, clock=SystemClock())
+    service = open_training_service(config, beside=path.parent, clock=SystemClock(), claim=place.claim)
     with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
         host, port = listener.getsockname()[:2]
         options = uvicorn.Config(
@@ -223,4 +274,5 @@ def serve_training(path: Path, place: TrainingPlace, tell: Callable[[str], None]
             RunningServer(options, events, signals).run(sockets=[listener])
         finally:
             service.close()
-    tell("stopped: what waits goes on at the next start")
+    tell("its sessions are over" if service.over else "stopped: what waits goes on at the next start")
+    return PREEMPTED if place.claim and not service.over else 0

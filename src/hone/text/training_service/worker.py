@@ -154,6 +154,14 @@ class TrainingWorker:
                 factor.data = factor.detach().clone()
             return f"{model}@{trained.steps}", twin
 
+    def keep(self) -> None:
+        """Save all models behind their last steps, so that the next process has nothing to repeat; for a worker whose
+        thread has ended. A model with a gradient stays as its last snapshot and the requests behind that."""
+        for id, trained in self.models.items():
+            if not trained.pending and id not in self._passes and self._work_s.get(id):
+                with suppress(ResourceError):
+                    self._take_snapshot(id, self.desk.ledger.last_seq(id), trained)
+
     # ---------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
