@@ -460,9 +460,9 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="queue",
-        summary="training jobs of several teams: submit, work, status, cancel, tenant",
+        summary="training jobs of several teams: submit, work, status, cancel, tenant, manifest",
         module="hone.cli.commands.queue",
-        positionals=(("action", "submit FILE, work, status, cancel JOB, or tenant NAME"),),
+        positionals=(("action", "submit FILE, work, status, cancel JOB, tenant NAME, or manifest JOB"),),
         optional=(("what", "the config to submit, the job to cancel, or the tenant"),),
         options=(
             CommandOption(
@@ -480,8 +480,11 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--weight", metavar="X", default="1", help="tenant: share of the work (default: 1)"),
             CommandOption(flag="--slots", metavar="N", default="0", help="tenant: most jobs at once; 0: no bound"),
             CommandOption(flag="--until-empty", help="work: end where no job may run"),
-            CommandOption(flag="--memory", metavar="GIB", default="0", help="work: memory of a run; 0: no bound"),
-            CommandOption(flag="--cores", metavar="N", default="0", help="work: cores of a run; 0: no bound"),
+            CommandOption(flag="--only", metavar="JOB", default="0", help="work: take this job alone; 0: any"),
+            CommandOption(flag="--memory", metavar="GIB", default="0", help="work, manifest: of a run; 0: no bound"),
+            CommandOption(flag="--cores", metavar="N", default="0", help="work, manifest: of a run; 0: no bound"),
+            CommandOption(flag="--image", metavar="NAME", default="hone", help="manifest: a container image with hone"),
+            CommandOption(flag="--volume", metavar="CLAIM:FOLDER", help="manifest: a claim, and where it is mounted"),
             CommandOption(
                 flag="--lease", metavar="S", default="60", help="seconds without a sign of life (default: 60)"
             ),

@@ -275,3 +275,15 @@ def test_slots_that_are_free_at_once_go_to_several_tenants(queue: RunQueue) -> N
         queue.submit("red", f"r{number}", ["x.toml"])
         queue.submit("blue", f"b{number}", ["x.toml"])
     assert [queue.claim("w").tenant for _ in range(4)] == ["blue", "red", "blue", "red"]
+
+
+def test_a_worker_may_take_one_job_alone_within_its_tenants_bound(queue: RunQueue) -> None:
+    queue.set_tenant("red", slots=1)
+    for name in ("a", "b"):
+        queue.submit("red", name, ["x.toml"])
+    assert queue.claim("w", only=3) is None
+    second = queue.claim("w", only=2)
+    assert second is not None and second.name == "b" and queue.claim("w", only=2) is None
+    assert queue.claim("w", only=1) is None, "red runs as many as it may"
+    queue.finish(second.id, second.token, "done")
+    assert queue.claim("w", only=1) is not None

@@ -1,5 +1,6 @@
-"""`hone queue submit | work | status | cancel | tenant`: training jobs of several teams on shared machines."""
+"""`hone queue submit | work | status | cancel | tenant | manifest`: jobs of several teams on shared machines."""
 
+import json
 import os
 import signal
 import socket
@@ -15,10 +16,11 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError
 from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import Admission, RunQueue
+from hone.run.queue.kueue import PodPlace, kueue_job
 from hone.run.queue.limits import RunLimits
 from hone.run.queue.local_worker import LocalWorker
 
-_ACTIONS = ("submit", "work", "status", "cancel", "tenant")
+_ACTIONS = ("submit", "work", "status", "cancel", "tenant", "manifest")
 
 
 def run(call: CommandCall) -> int:
@@ -26,7 +28,7 @@ def run(call: CommandCall) -> int:
     action, what, screen = call.text("action"), call.text("what"), standard_screen()
     if action not in _ACTIONS:
         raise ConfigError(f"hone queue {action}: no such action; known: {', '.join(_ACTIONS)}")
-    if (action in ("submit", "cancel", "tenant")) != bool(what):
+    if (action in ("submit", "cancel", "tenant", "manifest")) != bool(what):
         raise ConfigError(f"hone queue {action} {'needs what it is about' if not what else 'takes no second name'}")
     if call.overrides and action != "submit":
         raise ConfigError(f"{call.overrides[0]}: keys of a config are for hone queue submit FILE")
@@ -43,8 +45,10 @@ def run(call: CommandCall) -> int:
             case "cancel":
                 state = queue.cancel(int(parse_number(what, "the job", least=1)))
                 screen.line(f"job {what}: {'cancelled' if state == 'cancelled' else 'ends at its next sign of life'}")
+            case "manifest":
+                screen.line(_manifest(call, queue))
             case "work":
-                _work(call, queue)
+                return _work(call, queue)
             case _:
                 _status(queue)
     finally:
@@ -75,13 +79,15 @@ def _submit(call: CommandCall, queue: RunQueue) -> None:
     standard_screen().line(f"job {job} of {call.text('tenant')}: {name}")
 
 
-def _work(call: CommandCall, queue: RunQueue) -> None:
+def _work(call: CommandCall, queue: RunQueue) -> int:
+    """Returns the exit code: 1 where the only job was not done."""
     screen = standard_screen()
     memory = parse_number(call.text("memory"), "--memory", least=0, whole=False)
     cores = int(parse_number(call.text("cores"), "--cores", least=0))
     limits = RunLimits(memory_bytes=int(memory * 2**30), cores=cores)
     name, runs = f"{socket.gethostname()}:{os.getpid()}", Path(call.text("runs"))
-    worker = LocalWorker(queue, name, runs, screen.line, limits)
+    only = int(parse_number(call.text("only"), "--only", least=0))
+    worker = LocalWorker(queue, name, runs, screen.line, limits, only)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -94,6 +100,24 @@ def _work(call: CommandCall, queue: RunQueue) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     screen.line(f"{done} jobs done")
+    return int(only > 0 and queue.job(only).state not in ("done", "cancelled"))
+
+
+def _manifest(call: CommandCall, queue: RunQueue) -> str:
+    """A job for Kubernetes, as JSON for `kubectl apply -f -`."""
+    claim, _, folder = call.text("volume").partition(":")
+    if not (claim and folder.startswith("/")):
+        raise ConfigError(f"--volume {call.text('volume')!r}: give CLAIM:FOLDER, a volume claim and an absolute folder")
+    place = PodPlace(
+        image=call.text("image"),
+        claim=claim,
+        mount=Path(folder),
+        runs=Path(call.text("runs")).absolute(),
+        memory_gib=parse_number(call.text("memory"), "--memory", least=0, whole=False),
+        cores=int(parse_number(call.text("cores"), "--cores", least=0)),
+    )
+    job = queue.job(int(parse_number(call.text("what"), "the job", least=1)))
+    return json.dumps(kueue_job(job, place), indent=2)
 
 
 def _status(queue: RunQueue) -> None:

@@ -169,7 +169,7 @@ class RunQueue:
         """End a job: at once if it is queued, by its worker's next heartbeat if it runs. Returns its state. Raises
         DataError for one that is not there, or over."""
         with self.database.transaction():
-            known = self._job(job)
+            known = self.job(job)
             if known.state == "queued":
                 self._rows("update jobs set state = 'cancelled', why = 'cancelled' where id = ?", job)
                 self._move(known.tenant, queued=-1)
@@ -227,16 +227,22 @@ class RunQueue:
 
     # ------------------------------------------------------------------------------------------- workers
 
-    def claim(self, worker: str) -> QueuedRun | None:
-        """Take the next job for a lease; None where none may run. Jobs whose lease is over are queued again before."""
+    def claim(self, worker: str, *, only: int = 0) -> QueuedRun | None:
+        """Take the next job for a lease; None where none may run. Jobs whose lease is over are queued again before.
+        `only`: that job, where somebody else decides on the order; 0: any."""
         with self.database.transaction():
             now_us = self._now_us()
             self._expire(now_us)
-            chosen = self._rows(
-                "select id, tenant from jobs where state = 'queued' and tenant = (select name from tenants "
-                "where queued > 0 and (slots = 0 or running < slots) order by debt, running / weight, name limit 1) "
-                "order by priority desc, id limit 1"
-            )
+            free = "select name from tenants where queued > 0 and (slots = 0 or running < slots)"
+            if only:
+                chosen = self._rows(
+                    f"select id, tenant from jobs where state = 'queued' and id = ? and tenant in ({free})", only
+                )
+            else:
+                chosen = self._rows(
+                    "select id, tenant from jobs where state = 'queued' and tenant = "
+                    f"({free} order by debt, running / weight, name limit 1) order by priority desc, id limit 1"
+                )
             if not chosen:
                 return None
             ((job, tenant),) = chosen
@@ -263,7 +269,7 @@ class RunQueue:
             )
             if cancel:
                 return "cancel"
-            return "yield" if self._should_yield(self._job(job)) else ""
+            return "yield" if self._should_yield(self.job(job)) else ""
 
     def finish(self, job: int, token: int, state: JobState, why: str = "") -> None:
         """End a job, or give it back (`queued`). Raises LostLeaseError for an old token: nothing is written."""
@@ -331,7 +337,8 @@ class RunQueue:
     def _fading(self, age_us: int) -> float:
         return 2.0 ** (-age_us / _MICRO / self.half_life_s)
 
-    def _job(self, job: int) -> QueuedRun:
+    def job(self, job: int) -> QueuedRun:
+        """A job by its number. Raises DataError for one that is not there."""
         jobs = self._select("where id = ?", job)
         if not jobs:
             raise DataError(f"there is no job {job} in {self.database.name}")

@@ -31,6 +31,8 @@ class LocalWorker:
     runs: Path
     tell: Callable[[str], None]
     limits: RunLimits = field(default_factory=RunLimits)
+    only: int = 0
+    """The only job that it takes, and does not give way with: somebody else decides on the order. 0: any."""
     idle_s: float = 2.0
     stopping: bool = False
     """Set by a signal: the job in progress goes back."""
@@ -39,7 +41,7 @@ class LocalWorker:
         """Run jobs; returns how many were done. `until_empty`: end where none may run now."""
         done = 0
         while not self.stopping:
-            job = self.queue.claim(self.name)
+            job = self.queue.claim(self.name, only=self.only)
             if job is None:
                 if until_empty:
                     break
@@ -94,6 +96,8 @@ class LocalWorker:
             except subprocess.TimeoutExpired:
                 wish = self.queue.heartbeat(job.id, job.token)
                 cancelled = cancelled or wish == "cancel"
+                if self.only and wish == "yield":
+                    wish = ""
                 if (wish or self.stopping) and not asked:
                     child.send_signal(signal.SIGTERM)
                     asked = True
