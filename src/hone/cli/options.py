@@ -480,6 +480,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--weight", metavar="X", default="1", help="tenant: share of the work (default: 1)"),
             CommandOption(flag="--slots", metavar="N", default="0", help="tenant: most jobs at once; 0: no bound"),
             CommandOption(flag="--until-empty", help="work: end where no job may run"),
+            CommandOption(flag="--ray", metavar="ADDRESS", help="work: by tasks of this cluster, auto or local"),
             CommandOption(flag="--only", metavar="JOB", default="0", help="work: take this job alone; 0: any"),
             CommandOption(flag="--memory", metavar="GIB", default="0", help="work, manifest: of a run; 0: no bound"),
             CommandOption(flag="--cores", metavar="N", default="0", help="work, manifest: of a run; 0: no bound"),

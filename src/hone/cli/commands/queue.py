@@ -87,7 +87,15 @@ def _work(call: CommandCall, queue: RunQueue) -> int:
     limits = RunLimits(memory_bytes=int(memory * 2**30), cores=cores)
     name, runs = f"{socket.gethostname()}:{os.getpid()}", Path(call.text("runs"))
     only = int(parse_number(call.text("only"), "--only", least=0))
-    worker = LocalWorker(queue, name, runs, screen.line, limits, only)
+    runner = None
+    if address := call.text("ray"):
+        from hone.parallel.connect import RayCommands, connect_to_ray  # noqa: PLC0415 - torch takes seconds
+
+        if memory:
+            raise ConfigError("--memory bounds runs on this machine; a task of Ray is bound by --cores alone")
+        connect_to_ray(address)
+        runner, runs = RayCommands(1, address=address, folder=Path.cwd(), cpus=cores or 1), runs.absolute()
+    worker = LocalWorker(queue, name, runs, screen.line, limits, only, runner)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -1,8 +1,8 @@
 """A job of the queue as a `batch/v1` Job of Kubernetes that Kueue admits.
 
 Kueue decides when the pod starts, by the local queue that is named after the tenant. The pod then claims this job,
-under a lease and a number like every worker's, so that shares, fencing and the ledger stay the queue's. It preempts by
-suspending the Job: the worker gets SIGTERM, the run saves a checkpoint, and the pod of the next admission resumes it.
+under a lease and a number like every worker's, so that shares, fencing and the ledger stay the queue's. Preemption
+suspends the Job: the worker gets SIGTERM, the run saves a checkpoint, and the pod of the next admission resumes it.
 Source: Kubernetes API reference, Job v1 batch; Kueue documentation, "Run a Kubernetes Job".
 """
 

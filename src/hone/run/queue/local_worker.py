@@ -14,12 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from hone.run.queue.job_queue import JobState, LostLeaseError, QueuedRun, RunQueue
+from hone.process.commands import CommandRunner, HoneCommand
+from hone.run.queue.job_queue import JobState, LostLeaseError, QueuedRun, RunQueue, Wish
 from hone.run.queue.limits import RunLimits
 
 _STOPPED: Final = (130, 143, -signal.SIGTERM)
 """Exit codes of a run that saved a checkpoint and stopped."""
 _TAIL: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _JobEnd:
+    code: int
+    cancelled: bool
+    last_line: str
+    """Of what it wrote."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +42,8 @@ class LocalWorker:
     limits: RunLimits = field(default_factory=RunLimits)
     only: int = 0
     """The only job that it takes, and does not give way with: somebody else decides on the order. 0: any."""
+    runner: CommandRunner | None = None
+    """What runs the jobs in place of this machine, one at a time: tasks of Ray, say. They have its limits."""
     idle_s: float = 2.0
     stopping: bool = False
     """Set by a signal: the job in progress goes back."""
@@ -52,13 +63,23 @@ class LocalWorker:
 
     def run(self, job: QueuedRun) -> JobState | None:
         """Run a claimed job to its end, or until it goes back; returns its state, None where its lease was lost."""
-        command = [sys.executable, "-m", "hone", *job.arguments(self.runs)]
-        log = self.runs / f"{job.name}.log"
         self.runs.mkdir(parents=True, exist_ok=True)
+        try:
+            end = self._in_process(job) if self.runner is None else self._elsewhere(job, self.runner)
+            state = _state_of(end.code, cancelled=end.cancelled)
+            place = "between two requests" if job.serves else "at a checkpoint"
+            why = "" if state == "done" else f"gave way {place}" if state == "queued" else end.last_line
+            self.queue.finish(job.id, job.token, state, why)
+        except LostLeaseError as error:
+            self.tell(f"job {job.id}: {error}")
+            return None
+        self.tell(f"job {job.id}: {state}{f', {why}' if why else ''}")
+        return state
+
+    def _in_process(self, job: QueuedRun) -> _JobEnd:
+        command, log = [sys.executable, "-m", "hone", *job.arguments(self.runs)], self.runs / f"{job.name}.log"
         group = self.limits.make_group(f"{job.id}-{job.token}")
-        within = self.limits.describe(group)
-        begins = "resuming" if "--resume" in command else "serving" if job.serves else "starting"
-        self.tell(f"job {job.id} of {job.tenant}: {begins} {job.name}{f', at most {within}' if within else ''}")
+        self._tell_begin(job, self.limits.describe(group))
         with log.open("ab") as output:
             child = subprocess.Popen(
                 self.limits.command(command, group), stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
@@ -66,26 +87,38 @@ class LocalWorker:
             )  # fmt: skip
             try:
                 cancelled = self._watch(job, child)
-            except LostLeaseError as error:
-                child.kill()
-                child.wait()
-                self.tell(f"job {job.id}: {error}")
-                return None
             finally:
                 if child.poll() is None:
                     child.kill()
                     child.wait()
                 self.limits.remove_group(group)
-        state = _state_of(child.returncode, cancelled=cancelled)
-        place = "between two requests" if job.serves else "at a checkpoint"
-        why = "" if state == "done" else f"gave way {place}" if state == "queued" else _tail_of(log)
+        return _JobEnd(child.returncode, cancelled, _tail_of(log))
+
+    def _elsewhere(self, job: QueuedRun, runner: CommandRunner) -> _JobEnd:
+        """Run a job as a command of a runner, which kills it where the lease is lost."""
+        self._tell_begin(job, "")
+        asked, cancelled = False, False
         try:
-            self.queue.finish(job.id, job.token, state, why)
-        except LostLeaseError as error:
-            self.tell(f"job {job.id}: {error}")
-            return None
-        self.tell(f"job {job.id}: {state}{f', {why}' if why else ''}")
-        return state
+            runner.start(HoneCommand(name=job.name, arguments=tuple(job.arguments(self.runs))))
+            while not (ends := runner.wait(self.queue.lease_s / 3)):
+                wish = self._wish(job)
+                cancelled = cancelled or wish == "cancel"
+                if (wish or self.stopping) and not asked:
+                    runner.stop()
+                    asked = True
+        finally:
+            runner.close()
+        (end,) = ends
+        return _JobEnd(end.code, cancelled, end.lines[-1][-_TAIL:] if end.lines else "it said nothing")
+
+    def _tell_begin(self, job: QueuedRun, within: str) -> None:
+        begins = "serving" if job.serves else "resuming" if "--resume" in job.arguments(self.runs) else "starting"
+        self.tell(f"job {job.id} of {job.tenant}: {begins} {job.name}{f', at most {within}' if within else ''}")
+
+    def _wish(self, job: QueuedRun) -> Wish:
+        """A sign of life, and what the job is asked for."""
+        wish = self.queue.heartbeat(job.id, job.token)
+        return "" if self.only and wish == "yield" else wish
 
     def _watch(self, job: QueuedRun, child: subprocess.Popen[bytes]) -> bool:
         """Wait for a run, with signs of life; returns whether it was cancelled."""
@@ -94,10 +127,8 @@ class LocalWorker:
             try:
                 child.wait(timeout=self.queue.lease_s / 3)
             except subprocess.TimeoutExpired:
-                wish = self.queue.heartbeat(job.id, job.token)
+                wish = self._wish(job)
                 cancelled = cancelled or wish == "cancel"
-                if self.only and wish == "yield":
-                    wish = ""
                 if (wish or self.stopping) and not asked:
                     child.send_signal(signal.SIGTERM)
                     asked = True

@@ -1,0 +1,100 @@
+"""A worker whose jobs run elsewhere, by a runner of the test's own: ends, wishes, and a lease that is lost."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from manual_clock import ManualClock
+
+from hone.process.commands import CommandEnd, HoneCommand
+from hone.run.queue.database import open_queue_database
+from hone.run.queue.job_queue import RunQueue
+from hone.run.queue.local_worker import LocalWorker
+
+
+@dataclass
+class ScriptedRunner:
+    """A runner whose only command ends after so many waits, or once it is asked to stop."""
+
+    clock: ManualClock
+    waits: int
+    code: int = 0
+    wait_s: float = 3.0
+    slots: int = 1
+    started: list[HoneCommand] = field(default_factory=list)
+    stopped: int = 0
+    closed: int = 0
+
+    def start(self, command: HoneCommand) -> None:
+        self.started.append(command)
+
+    def wait(self, timeout_s: float) -> list[CommandEnd]:
+        self.clock.advance(self.wait_s)
+        self.waits -= 1
+        if self.stopped:
+            return [CommandEnd(name=self.started[-1].name, code=143)]
+        lines = ("first", "error: no such file") if self.code else ()
+        return [CommandEnd(name=self.started[-1].name, code=self.code, lines=lines)] if self.waits < 0 else []
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> RunQueue:
+    return RunQueue(open_queue_database(str(tmp_path / "queue.db")), ManualClock(), lease_s=10.0)
+
+
+def run(queue: RunQueue, tmp_path: Path, runner: ScriptedRunner, *, only: int = 0) -> str | None:
+    worker = LocalWorker(queue, "w", tmp_path / "runs", lambda _: None, runner=runner, only=only)
+    job = queue.claim("w", only=only)
+    assert job is not None
+    return worker.run(job)
+
+
+def test_a_job_runs_as_a_command_and_its_time_is_charged(queue: RunQueue, tmp_path: Path) -> None:
+    queue.submit("red", "a", ["a.toml", "steps=2"])
+    runner = ScriptedRunner(queue.clock, waits=2)
+    assert run(queue, tmp_path, runner) == "done" and runner.closed == 1
+    arguments = ("train", "a.toml", "steps=2", "--name", "a", "--runs", str(tmp_path / "runs"))
+    assert runner.started == [HoneCommand(name="a", arguments=arguments)]
+    assert queue.shares()[0].used_us == 9_000_000
+    queue.submit("red", "b", ["b.toml"])
+    assert run(queue, tmp_path, ScriptedRunner(queue.clock, waits=0, code=3)) == "failed"
+    assert queue.jobs()[1].why == "error: no such file"
+
+
+def test_a_command_gives_way_and_is_resumed_but_where_others_decide_on_the_order(
+    queue: RunQueue, tmp_path: Path
+) -> None:
+    queue.submit("red", "a", ["a.toml"])
+    job = queue.claim("w")
+    assert job is not None
+    queue.clock.advance(9.0)
+    queue.finish(job.id, job.token, "queued")
+    queue.submit("red", "c", ["c.toml"], priority=1)
+    queue.submit("blue", "b", ["b.toml"])
+    queue.set_tenant("blue", slots=0)
+    queue.clock.advance(1.0)
+    alone = ScriptedRunner(queue.clock, waits=4)
+    assert run(queue, tmp_path, alone, only=2) == "done" and not alone.stopped
+    (tmp_path / "runs" / "a" / "checkpoints").mkdir(parents=True)
+    yielding = ScriptedRunner(queue.clock, waits=4)
+    worker = LocalWorker(queue, "w", tmp_path / "runs", lambda _: None, runner=yielding)
+    first = queue.claim("w", only=1)
+    assert first is not None and worker.run(first) == "queued" and yielding.stopped == 1
+    assert queue.jobs()[0].why == "gave way at a checkpoint" and yielding.started[0].arguments[-1] == "--resume"
+
+
+def test_a_lost_lease_kills_the_command_and_writes_nothing(queue: RunQueue, tmp_path: Path) -> None:
+    queue.submit("red", "a", ["a.toml"])
+    runner = ScriptedRunner(queue.clock, waits=9)
+    worker = LocalWorker(queue, "w", tmp_path / "runs", lambda _: None, runner=runner)
+    first = queue.claim("w")
+    queue.clock.advance(11.0)
+    second = queue.claim("other")
+    assert first is not None and second is not None and worker.run(first) is None
+    assert runner.closed == 1 and queue.jobs()[0].worker == "other"
