@@ -26,7 +26,7 @@ from hone.run.store.records import (
     PolicyMap,
     write_robustness,
 )
-from hone.run.store.rollouts import AnswerRollouts, EpisodeTable, SampleRow, TokenColumns, write_rollouts
+from hone.run.store.rollouts import AnswerRollouts, AnswerTimes, EpisodeTable, SampleRow, TokenColumns, write_rollouts
 
 BEGIN_S = 1_790_000_000.0
 ALPHABET = "0123456789+=?"
@@ -132,8 +132,7 @@ def text_rollouts(step: int, seed: int, *, groups: int = 6, samples: int = 4, sk
                     version=step - 1,
                     reference=right,
                     components={"right": score, "short": 0.1 * len(text)},
-                    seconds=0.05 * len(answer) * (4 if finish == "length" else 1),
-                    tool_calls=None,
+                    tool_calls=1 if group == 4 else None,
                     turns=(
                         ("policy", '{"name": "add", "arguments": {"a": 1}}'),
                         ("environment", "42"),
@@ -143,7 +142,12 @@ def text_rollouts(step: int, seed: int, *, groups: int = 6, samples: int = 4, sk
                     else (),
                 )
             )
-    return AnswerRollouts(rows=rows, tokens=_token_columns(ids, mask, offsets, step, random))
+    seconds = [0.05 * row.tokens * (4 if row.finish == "length" else 1) for row in rows]
+    times = AnswerTimes(
+        seconds=tuple(seconds),
+        world_seconds=tuple(0.4 * took if row.turns else 0.0 for row, took in zip(rows, seconds, strict=True)),
+    )
+    return AnswerRollouts(rows=rows, tokens=_token_columns(ids, mask, offsets, step, random), times=times)
 
 
 def _token_columns(
@@ -167,7 +171,7 @@ def _token_columns(
         clipped=np.where(drawn, (np.abs(last - now) > 0.2).astype(np.int8), -1).astype(np.int8),
         versions=np.where(drawn, step - 1, -1).astype(np.int32),
         advantages=nothing,
-        values=nothing,
+        values=np.where(drawn, 0.5 + 0.2 * np.tanh(random.standard_normal(count)), np.nan).astype(np.float32),
     )
 
 

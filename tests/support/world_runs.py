@@ -89,6 +89,8 @@ class Played:
     notes: list[str]
     environment: DialogueEnvironment
     messages: list[list[Message]] = field(default_factory=list)
+    calls: list[int | None] = field(default_factory=list)
+    """Calls of tools of each dialogue."""
 
 
 def rules_of(config: DialogueTaskConfig, described: WorldDescription, context: int) -> DialogueRules:
@@ -146,7 +148,8 @@ def play(
         for _ in range(steps):
             episodes = world.rollout(session or ScriptedSession(TABLE, seed=3, order=order))
         heard = [list(one.messages) for one in world.conversations]
-        return Played(episodes, environment.pop_metrics(), environment.notes(), environment, heard)
+        calls = [one.effort.tool_calls for one in world.conversations]
+        return Played(episodes, environment.pop_metrics(), environment.notes(), environment, heard, calls)
     finally:
         scorer.close()
         host.close()

@@ -11,7 +11,7 @@ from tiny_runs import hone, lay_out
 
 from hone.run.store.events import LIFE, read_events
 from hone.run.store.histograms import read_histograms
-from hone.run.store.rollouts import read_episodes, read_samples, read_tokens, rollout_files, rollout_kind
+from hone.run.store.rollouts import read_episodes, read_samples, read_times, read_tokens, rollout_files, rollout_kind
 from hone.text.update_trace import UpdateTrace
 
 OFTEN = ("run.rollouts_every=1", "run.certify=false", "steps=4")
@@ -48,6 +48,10 @@ def test_answers_have_their_tokens_with_the_learners_figures(place: Path) -> Non
         assert set(tokens.clipped[known].tolist()) <= {0, 1}
         assert (tokens.clipped[~tokens.mask] == -1).all()
         assert set(tokens.versions[tokens.mask].tolist()) == {step - 1}
+        times = read_times(path, len(rows))
+        assert all(took is not None and took >= 0 for took in times.seconds)
+        assert set(times.world_seconds) == {0.0}, "nobody replied"
+        assert {row.tool_calls for row in rows} == {None}
     assert moved > 1e-3, "the last pass is by a policy that was updated three times"
     histograms = read_histograms(place / "runs" / "tiny")
     assert list(histograms) == ["reward", "length", "advantage", "ratio", "entropy"]
@@ -84,6 +88,16 @@ def test_rollouts_beyond_their_space_are_thinned(place: Path) -> None:
     files = rollout_files(place / "runs" / "tiny")
     assert 1 <= len(files) < 6
     assert 6 in files, "the newest stays"
+
+
+def test_a_critics_values_stand_at_its_tokens_beside_their_advantages(place: Path) -> None:
+    keys = ("recipe=ppo_text", "algorithm={}", "steps=2", "run.rollouts_every=1", "run.certify=false")
+    assert hone("train", "grpo.toml", *keys) == 0
+    for path in rollout_files(place / "runs" / "tiny").values():
+        tokens = read_tokens(path)
+        assert tokens is not None
+        np.testing.assert_array_equal(np.isnan(tokens.values), ~tokens.mask)
+        np.testing.assert_array_equal(np.isnan(tokens.advantages), ~tokens.mask)
 
 
 PPO = """

@@ -44,7 +44,7 @@ from hone.run.store.folder import RunFolder
 from hone.run.store.histograms import HISTOGRAMS, HistogramLog
 from hone.run.store.metrics import MetricsWriter
 from hone.run.store.records import LEARNING
-from hone.run.store.rollouts import rollout_files, rollout_path, thin, write_rollouts
+from hone.run.store.rollouts import rollout_bytes, rollout_files, rollout_path, thin, write_rollouts
 from hone.run.store.survivorship import SURVIVORSHIP
 
 if TYPE_CHECKING:
@@ -512,9 +512,9 @@ class RunReporter:
     def _thin_rollouts(self, step: int) -> None:
         """Remove older rollouts beyond their space. The folder is looked through only where they may be too many."""
         if self.rollouts_bytes is None:
-            self.rollouts_bytes = sum(path.stat().st_size for path in rollout_files(self.folder.path).values())
+            self.rollouts_bytes = sum(map(rollout_bytes, rollout_files(self.folder.path).values()))
         else:
-            self.rollouts_bytes += rollout_path(self.folder.path, step).stat().st_size
+            self.rollouts_bytes += rollout_bytes(rollout_path(self.folder.path, step))
         if self.rollouts_bytes > self.settings.rollouts_keep_mb * 1e6:
             thin(self.folder.path, int(self.settings.rollouts_keep_mb * 1e6))
             self.rollouts_bytes = None

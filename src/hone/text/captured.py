@@ -21,6 +21,7 @@ from hone.text.open_text import TextInputs
 from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.tasks.chat_rows import row_tokenizer
+from hone.text.tasks.conversation import AnswerEffort
 from hone.text.tasks.dataset import ExampleDataset, build_examples
 from hone.text.tasks.task import VERIFIERS, AgentSessionsConfig, TaskConfig, agent_address
 from hone.text.tasks.world import Prompt
@@ -47,6 +48,11 @@ class CapturedText:
     def reference(self, group: int) -> str | None:
         """Agents bring their questions, and no reference answers."""
         del group
+
+    def efforts(self, group: int) -> Sequence[AnswerEffort]:
+        """Agents take their own time."""
+        del group
+        return ()
 
     def notes(self) -> list[str]:
         """Notes for the user since the last call."""

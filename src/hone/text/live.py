@@ -37,7 +37,7 @@ from hone.text.interleaving import RecordingActor, ReplayingActor, replayed_reco
 from hone.text.open_text import TextDataConfig, TextInputs, opened_text_run
 from hone.text.rollout_config import RolloutConfig
 from hone.text.samples import dataset_reference
-from hone.text.tasks.conversation import ConversationLimits, NudgeEnvironment
+from hone.text.tasks.conversation import AnswerEffort, ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.world import Prompt, TextWorld
 
@@ -148,6 +148,10 @@ class LiveText:
     def reference(self, group: int) -> str | None:
         """Reference answer of the prompt that a group answers; None without one."""
         return dataset_reference(self.world.prompt_of(group).columns) if group >= 0 else None
+
+    def efforts(self, group: int) -> Sequence[AnswerEffort]:
+        """What each answer of a group took; empty where nobody knows."""
+        return self.world.efforts(group) if group >= 0 else ()
 
     def close(self) -> None:
         """End what the engine has open elsewhere."""

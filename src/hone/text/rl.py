@@ -492,7 +492,11 @@ def _text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tr
         pop_notices=lambda: [*live.notes(), *chosen.pop_notes()],
         closing_lines=lambda: [*actor.closing_lines(), *counts.record().warnings()],
         rollouts=partial(
-            answer_table, tokenizer=policy.tokenizer, rewards=config.rewards.names, reference=live.reference
+            answer_table,
+            tokenizer=policy.tokenizer,
+            rewards=config.rewards.names,
+            reference=live.reference,
+            efforts=live.efforts,
         ),
         pop_trace=policies.trace.pop,
         survivorship=counts,

@@ -14,8 +14,9 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.rewards.judges.questions import shown_template
 from hone.run.job import StepRecord
-from hone.run.store.rollouts import AnswerRollouts, SampleRow, TokenColumns
+from hone.run.store.rollouts import AnswerRollouts, AnswerTimes, SampleRow, TokenColumns
 from hone.text.open_text import TextDataConfig
+from hone.text.tasks.conversation import AnswerEffort
 
 _STATUS = {int(status): status.name.lower() for status in ScoreStatus}
 
@@ -47,9 +48,10 @@ def answer_table(
     *,
     rewards: Sequence[str] = (),
     reference: Callable[[int], str | None] | None = None,
+    efforts: Callable[[int], Sequence[AnswerEffort]] | None = None,
 ) -> AnswerRollouts:
     """The answers of a step with their tokens. `rewards` names the columns of `Episodes.components`; `reference` is
-    given the group of an answer and returns the reference answer of its prompt."""
+    given the group of an answer and returns the reference answer of its prompt, `efforts` what each answer took."""
     episodes = record.episodes
     seen = episodes.transcript
     starts = episodes.offsets[:-1]
@@ -63,6 +65,7 @@ def answer_table(
     finishes = ["length" if cut else "stop" for cut in episodes.truncated.tolist()]
     if episodes.stop is not None:
         finishes = [STOP_REASONS[reason] for reason in episodes.stop.tolist()]
+    took, times = _efforts(episodes.group.tolist(), efforts)
     scores, tokens = episodes.score.tolist(), episodes.lengths.tolist()
     advantages, versions = record.credits.advantage[starts].tolist(), episodes.version[starts].tolist()
     rows: list[SampleRow] = []
@@ -87,6 +90,7 @@ def answer_table(
                 finish=finishes[place],
                 version=versions[place],
                 reference=references.get(group),
+                tool_calls=None if (own := took[place]) is None else own.tool_calls,
                 components={}
                 if parts is None
                 else {
@@ -96,7 +100,22 @@ def answer_table(
             )
         )
         asked[group] += 1
-    return AnswerRollouts(rows=rows, tokens=_token_columns(record))
+    return AnswerRollouts(rows=rows, tokens=_token_columns(record), times=times)
+
+
+def _efforts(
+    groups: Sequence[int], efforts: Callable[[int], Sequence[AnswerEffort]] | None
+) -> tuple[list[AnswerEffort | None], AnswerTimes | None]:
+    """What each answer took, in their order, and the times of all; None of a group of which not all answers are
+    there."""
+    counts = Counter(groups if efforts is not None else ())
+    rows = {group: iter(own) for group in counts if efforts and len(own := efforts(group)) == counts[group]}
+    took = [next(rows[group]) if group in rows else None for group in groups]
+    times = AnswerTimes(
+        seconds=tuple(None if one is None else round(one.seconds, 4) for one in took),
+        world_seconds=tuple(None if one is None else round(one.world_seconds, 4) for one in took),
+    )
+    return took, times if rows else None
 
 
 def _token_columns(record: StepRecord) -> TokenColumns:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hone.core.errors import DataError
 from hone.run.store.evaluations import AnswerRow
-from hone.run.store.rollouts import EpisodeTable, read_episodes, read_tokens, rollout_files, rollout_kind
+from hone.run.store.rollouts import EpisodeTable, read_episodes, read_times, read_tokens, rollout_files, rollout_kind
 
 CHIPS: Final = {
     "solved": "groups whose answers all have the best score of the step: they teach nothing",
@@ -38,7 +38,6 @@ PAGE_ROWS: Final = 40
 _SHOWN: Final = 400
 """Characters of a text in a table."""
 _FIGURES: Final = ("group", "sample", "score", "advantage", "tokens", "finish", "status", "version")
-_OPTIONAL: Final = ("tool_calls", "seconds")
 _GRAM: Final = 4
 
 Floats = NDArray[np.float64]
@@ -53,7 +52,7 @@ class StepAnswers:
     def __init__(self, path: Path) -> None:
         self.path = path
         file = _parquet(path)
-        names = [name for name in (*_FIGURES, *_OPTIONAL) if name in file.schema_arrow.names]
+        names = [name for name in (*_FIGURES, "tool_calls") if name in file.schema_arrow.names]
         table = file.read(columns=names)
         self.has_tokens = "ids" in file.schema_arrow.names
         self.row_groups = np.cumsum([0, *(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))])
@@ -66,8 +65,8 @@ class StepAnswers:
         self.finish: list[str] = table.column("finish").to_pylist()
         self.status: list[str] = table.column("status").to_pylist()
         nothing: list[Any] = [None] * len(self.group)
-        self.seconds: list[float | None] = table.column("seconds").to_pylist() if "seconds" in names else nothing
         self.calls: list[int | None] = table.column("tool_calls").to_pylist() if "tool_calls" in names else nothing
+        self.times = read_times(path, len(self.group))
 
     def __len__(self) -> int:
         return len(self.group)
@@ -216,7 +215,8 @@ class StepAnswers:
                 "status": self.status[row],
                 "version": int(self.version[row]),
                 "calls": self.calls[row],
-                "seconds": self.seconds[row],
+                "seconds": self.times.seconds[row],
+                "world_seconds": self.times.world_seconds[row],
                 "group_mean": _number(groups.mean[groups.place[row]]),
                 "group_spread": _number(groups.spread[groups.place[row]]),
                 "group_count": int(groups.count[groups.place[row]]),

@@ -245,7 +245,18 @@ def lanes_view(folder: Path, columns: RunColumns, rollouts: RolloutReader, step:
         answers = [
             {
                 key: one[key]
-                for key in ("row", "group", "sample", "seconds", "calls", "tokens", "score", "finish", "version")
+                for key in (
+                    "row",
+                    "group",
+                    "sample",
+                    "seconds",
+                    "world_seconds",
+                    "calls",
+                    "tokens",
+                    "score",
+                    "finish",
+                    "version",
+                )
             }
             for one in rows
             if one["seconds"] is not None

@@ -17,13 +17,16 @@ from hone.run.store.rollouts import (
     COLUMNS,
     GROUP_ROWS,
     AnswerRollouts,
+    AnswerTimes,
     EpisodeTable,
     SampleRow,
     TokenColumns,
     read_episodes,
     read_samples,
+    read_times,
     read_tokens,
     remove_after,
+    rollout_bytes,
     rollout_files,
     rollout_kind,
     rollout_path,
@@ -51,7 +54,6 @@ ROWS = st.builds(
     reference=st.none() | TEXT,
     components=st.dictionaries(TEXT, NUMBERS, max_size=3),
     tool_calls=st.none() | INTS,
-    seconds=NUMBERS,
 )
 
 
@@ -108,7 +110,7 @@ def test_answers_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[
 
 def test_columns_are_those_of_the_contract() -> None:
     text = "step group sample prompt completion score status advantage tokens finish version turns"
-    assert list(COLUMNS) == [*text.split(), "reference", "components", "tool_calls", "seconds"]
+    assert list(COLUMNS) == [*text.split(), "reference", "components", "tool_calls"]
 
 
 def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
@@ -118,12 +120,35 @@ def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
         write_rollouts(path, AnswerRollouts(rows=[row()] * 2, tokens=replace(written, entropy=entropy)))
         names = pq.read_schema(path).names
         assert ("entropy" in names) is known
-        assert not {"turns", "reference", "components", "tool_calls", "seconds", "values"} & {*names}
+        assert not {"turns", "reference", "components", "tool_calls", "values"} & {*names}
         read = read_tokens(path)
         assert read is not None
         np.testing.assert_array_equal(read.entropy, entropy)
-    write_rollouts(path, AnswerRollouts(rows=[row(), row(seconds=0.5, reference="4")]))
-    assert [(one.seconds, one.reference) for one in read_samples(path)] == [(None, None), (0.5, "4")]
+    write_rollouts(path, AnswerRollouts(rows=[row(), row(tool_calls=2, reference="4")]))
+    assert [(one.tool_calls, one.reference) for one in read_samples(path)] == [(None, None), (2, "4")]
+
+
+def test_seconds_stand_beside_their_file_and_go_with_it(tmp_path: Path) -> None:
+    times = AnswerTimes(seconds=(1.5, None), world_seconds=(0.5, None))
+    plain = rollout_path(tmp_path / "plain", 1)
+    write_rollouts(plain, AnswerRollouts(rows=[row(), row()]))
+    assert read_times(plain, 2) == AnswerTimes(seconds=(None, None), world_seconds=(None, None))
+    assert rollout_bytes(plain) == plain.stat().st_size
+    paths = [rollout_path(tmp_path, step) for step in (1, 2, 3)]
+    for path in paths:
+        write_rollouts(path, AnswerRollouts(rows=[row(), row()], times=times))
+        assert path.read_bytes() == plain.read_bytes(), "equal runs have equal rollouts, whatever they took"
+        assert read_times(path, 2) == times
+        assert read_times(path, 3).seconds == (None, None, None), "of another writing of the step"
+    beside = sorted((tmp_path / "time").iterdir())
+    assert rollout_bytes(paths[0]) == paths[0].stat().st_size + beside[0].stat().st_size
+    assert thin(tmp_path, sum(map(rollout_bytes, paths)) - 1) == 1
+    assert [one.name for one in (tmp_path / "time").iterdir() if one not in beside[1:]] == []
+    assert remove_after(tmp_path, 2) == 1
+    assert [*(tmp_path / "time").iterdir()] == [beside[1]]
+    beside[1].write_text('{"seconds": ["long"]}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"step_00000002\.json"):
+        read_times(paths[1], 2)
 
 
 @settings(max_examples=20, deadline=None)

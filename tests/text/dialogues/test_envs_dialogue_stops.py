@@ -100,6 +100,7 @@ def test_a_call_that_cannot_be_read_is_told_and_three_in_a_row_end_the_dialogue(
     assert ["invalid JSON" in heard[0], "number" in heard[1], "half" in heard[3]] == [True] * 3
     assert once.metrics["tools/invalid"] == 1
     assert once.metrics["stops/done"] == 1
+    assert set(once.calls) == {1}, "those that could not be read are none"
     never = play(
         {**asked, **tools("double")}, max_tokens=40, prompts=2, rewards=by_length(tmp_path), session=Sayings(["[half]"])
     )
@@ -115,6 +116,7 @@ def test_equal_calls_are_counted_and_results_cut(asked, tmp_path: Path) -> None:
     played = play(task, max_tokens=20, prompts=1, limits=limits, session=Sayings(["[ab]"]), rewards=by_length(tmp_path))
     assert played.metrics["tools/repeats"] == 1
     assert played.metrics["stops/turns"] == 1
+    assert set(played.calls) == {11}
     result = str(played.messages[0][1]["content"])
     assert len(result) <= 50
     assert "left out" in result

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
+from scripted_session import ScriptedSession
 
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.generation import Completion, Request, SamplingParams, generate
@@ -20,7 +22,14 @@ from hone.engine.torch_runner import TorchRunner
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.text.tasks.conversation import Conversation, ConversationLimits, EnvironmentReply
+from hone.text.tasks.conversation import (
+    AnswerEffort,
+    Conversation,
+    ConversationLimits,
+    ConversationLoop,
+    EnvironmentReply,
+    TextEnvironment,
+)
 from hone.text.tasks.world import Prompt, TextWorld
 
 VOCAB, TURNS = 24, 3
@@ -289,3 +298,51 @@ def test_several_clients_share_a_session(model: Decoder) -> None:
     streams[1].close()
     assert [one.request_id for one in streams[0]] == ["p0", "p0"]
     assert not session.has_requests()
+
+
+# --------------------------------------------------------------------------------------------------------------- effort
+
+
+@dataclass
+class TwoSecondsEach(ScriptedSession):
+    """Every answer takes two seconds."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def next_completion(self, request_ids=None, *, wake=None):
+        self.clock.advance(2.0)
+        return super().next_completion(request_ids, wake=wake)
+
+
+@dataclass
+class ThreeSecondsEach:
+    """Every reply takes three seconds; the second one ends."""
+
+    clock: ManualClock
+
+    def begin(self, conversation: Conversation) -> None: ...
+
+    def end(self, conversation: Conversation) -> None:
+        conversation.tool_calls = conversation.turns
+
+    def reply(self, conversation: Conversation) -> Future[EnvironmentReply]:
+        self.clock.advance(3.0)
+        future: Future[EnvironmentReply] = Future()
+        future.set_result(EnvironmentReply(tokens=np.array([1], np.int32), done=conversation.turns == 2))
+        return future
+
+
+def efforts(samples: int, *, replies: bool) -> list[AnswerEffort]:
+    clock = ManualClock(100.0)
+    environment: TextEnvironment | None = ThreeSecondsEach(clock) if replies else None
+    table = np.tile([0.0, 0.0, 0.0, 1.0], (5, 1))  # every answer is its end
+    request = Request(id="a", prompt=np.array([1], np.int32), samples=samples, sampling=SamplingParams(max_tokens=4))
+    loop = ConversationLoop(TwoSecondsEach(table, clock=clock), [request], decode, environment=environment, clock=clock)
+    assert list(loop.finished_groups()) == [0]
+    return [one.effort for one in loop.groups[0]]
+
+
+def test_seconds_of_an_answer_by_hand() -> None:
+    """Two answers of two seconds, one after another: the later one's request waited for the first."""
+    assert sorted(efforts(2, replies=False)) == [AnswerEffort(2.0, 0.0, None), AnswerEffort(4.0, 0.0, None)]
+    assert efforts(1, replies=True) == [AnswerEffort(2 + 3 + 2 + 3, 3 + 3, 2)]

@@ -18,9 +18,8 @@ Answers of a language model, a row each, in row groups of 250:
 | `finish` | string | why it ended: `stop`, `length`, or the stop reason of a dialogue |
 | `version` | int64 | version of the policy that sampled the first token |
 | `tool_calls` | int64 | calls that could be read; null for answers that are no dialogues with tools |
-| `seconds` | double | from the request to the end of the answer; null where nobody took the time |
 
-`turns`, `reference`, `components`, `tool_calls` and `seconds` are absent where no answer has them. The following
+`turns`, `reference`, `components` and `tool_calls` are absent where no answer has them. The following
 lists have an entry for each token of prompt, answer and environment; `entropy`, `advantages` and `values` are absent
 where no token has them:
 
@@ -36,6 +35,10 @@ where no token has them:
 | `versions` | int32 | version of the policy that sampled it |
 | `advantages` | float | advantage; null everywhere where all tokens of an answer share `advantage` |
 | `values` | float | the critic's value; null everywhere without a critic |
+
+The seconds of each answer, which no two runs share, stand beside it in `time/step_00000010.json`: `seconds`, from the
+request to the end, and `world_seconds`, those of them in which it waited for its environment; null where nobody took
+the time. Two runs with equal seeds have equal files of rollouts.
 
 Episodes of control, bandits and tables, a row each:
 
@@ -67,10 +70,13 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of
 from hone.run.store.checkpoints import step_name
-from hone.run.store.durable import replace_file, writing
+from hone.run.store.durable import read_json, replace_file, to_json, writing
+from hone.run.store.records import parse_record, record_json
 
 ROLLOUTS: Final = "rollouts"
 """Folder of the files in a run's folder."""
+TIMES: Final = "time"
+"""Folder of the seconds of answers."""
 OLD_ROLLOUTS: Final = "samples"
 """Folder of their predecessors, which have no tokens: runs of hone 0.2 and earlier."""
 GROUP_ROWS: Final = 250
@@ -103,7 +109,6 @@ class SampleRow:
     components: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """Score of each of several reward functions, before its weight."""
     tool_calls: int | None = None
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +133,23 @@ class TokenColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTimes:
+    """Seconds of E answers; None where nobody took the time."""
+
+    seconds: tuple[float | None, ...]
+    """From the request to the end."""
+    world_seconds: tuple[float | None, ...]
+    """Those of them in which the answer waited for its environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRollouts:
     """Answers of a step with their tokens."""
 
     rows: Sequence[SampleRow]
     tokens: TokenColumns | None = None
     """None: a file without token columns, as before hone 0.3."""
+    times: AnswerTimes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +180,7 @@ class EpisodeTable:
 
 RolloutTable = AnswerRollouts | EpisodeTable
 COLUMNS: Final = tuple(one.name for one in fields(SampleRow))
-_YOUNGER: Final = frozenset({"turns", "reference", "components", "tool_calls", "seconds"})
+_YOUNGER: Final = frozenset({"turns", "reference", "components", "tool_calls"})
 """Columns that files of earlier versions lack, and those of which no answer has anything."""
 _OFTEN_UNKNOWN: Final = ("entropy", "advantages", "values")
 """Columns of tokens that a file lacks where nothing is known of them."""
@@ -199,6 +215,11 @@ def write_rollouts(path: Path, table: RolloutTable) -> None:
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, sink.getvalue().to_pybytes(), sync=False)
+    if isinstance(table, AnswerRollouts) and table.times is not None:
+        times = _times_path(path)
+        with writing(times.parent):
+            times.parent.mkdir(exist_ok=True)
+        replace_file(times, to_json(record_json(table.times)), sync=False)
 
 
 def _answer_columns(table: AnswerRollouts) -> dict[str, Any]:
@@ -238,8 +259,6 @@ def _known_columns(rows: Sequence[SampleRow]) -> dict[str, Any]:
         columns["components"] = pa.array(scores, pa.map_(pa.string(), pa.float64()))
     if any(row.tool_calls is not None for row in rows):
         columns["tool_calls"] = pa.array([row.tool_calls for row in rows], pa.int64())
-    if any(row.seconds is not None for row in rows):
-        columns["seconds"] = pa.array([row.seconds for row in rows], pa.float64())
     return columns
 
 
@@ -319,6 +338,35 @@ def rollout_files(run: Path) -> dict[int, Path]:
     """Files of a run by step, ascending; those of `samples/` where an earlier version wrote them."""
     files = [*(run / OLD_ROLLOUTS).glob("step_*.parquet"), *(run / ROLLOUTS).glob("step_*.parquet")]
     return dict(sorted((int(path.stem.removeprefix("step_")), path) for path in files))
+
+
+def _times_path(path: Path) -> Path:
+    return path.parents[1] / TIMES / f"{path.stem}.json"
+
+
+def rollout_bytes(path: Path) -> int:
+    """Size of a file of rollouts, with its times."""
+    times = _times_path(path)
+    return path.stat().st_size + (times.stat().st_size if times.exists() else 0)
+
+
+def remove_rollouts(path: Path) -> None:
+    """Remove a file of rollouts, with its times."""
+    path.unlink(missing_ok=True)
+    _times_path(path).unlink(missing_ok=True)
+
+
+def read_times(path: Path, answers: int) -> AnswerTimes:
+    """Read the seconds of the `answers` of a file of rollouts: None for each where they are not there, or of another
+    number of answers, written before a resume did the step again. Raises DataError for damaged ones."""
+    times = _times_path(path)
+    unknown = AnswerTimes(seconds=(None,) * answers, world_seconds=(None,) * answers)
+    if not times.exists():
+        return unknown
+    read = parse_record(AnswerTimes, read_json(times), times)
+    if len(read.seconds) != answers or len(read.world_seconds) != answers:
+        return unknown
+    return read
 
 
 def rollout_kind(path: Path) -> Literal["answers", "episodes"]:
@@ -455,7 +503,7 @@ def remove_after(run: Path, step: int) -> int:
     """Remove the files of later steps than `step`, which a resume does again; returns their number."""
     later = [path for at, path in rollout_files(run).items() if at > step]
     for path in later:
-        path.unlink(missing_ok=True)
+        remove_rollouts(path)
     return len(later)
 
 
@@ -465,11 +513,11 @@ def thin(run: Path, keep_bytes: int) -> int:
     The newest file always stays. Steps that are left stay evenly spaced, more densely the newer they are.
     """
     files = list(rollout_files(run).values())
-    sizes = {path: path.stat().st_size for path in files}
+    sizes = {path: rollout_bytes(path) for path in files}
     total, removed = sum(sizes.values()), 0
     while total > keep_bytes and len(files) > 1:
         for path in files[:-1:2]:
-            path.unlink(missing_ok=True)
+            remove_rollouts(path)
             files.remove(path)
             total, removed = total - sizes[path], removed + 1
             if total <= keep_bytes:

@@ -308,6 +308,8 @@ class DialogueEnvironment:
             conversation.outcome = DialogueOutcome(
                 stop=conversation.stop, rewards=tuple(rewards), status=status, reason=reason
             )
+            if self._rules.format is not None:
+                conversation.tool_calls = record.calls.total()
             self.tally.add(conversation, record)
         self._open.pop(name, None)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,17 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.conversation import Message, TranscriptBuilder
 from hone.core.dialogue import DialogueOutcome, StopReason
 from hone.core.generation import Completion, GenerationSession, Request
+
+
+class AnswerEffort(NamedTuple):
+    """What a conversation took."""
+
+    seconds: float
+    """From its request to its end."""
+    world_seconds: float
+    """Those of them in which it waited for its environment."""
+    tool_calls: int | None
+    """Calls of tools; None where none are looked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +49,15 @@ class Conversation:
     """Reason why it ended; None while it goes on."""
     outcome: DialogueOutcome | None = None
     """Result for the score, of a dialogue that ended."""
+    tool_calls: int | None = None
+    """Calls of tools, once it has ended; None where none are looked for."""
+    asked_s: float = 0.0
+    """Time of its request."""
+    handed_s: float = 0.0
+    """Time at which its environment was last asked."""
+    world_seconds: float = 0.0
+    seconds: float = 0.0
+    """From the request to the end, once it has ended; `world_seconds` of them waited for the environment."""
 
     @property
     def rows(self) -> list[TranscriptBuilder]:
@@ -48,6 +68,11 @@ class Conversation:
     def turns(self) -> int:
         """Answers of the policy so far."""
         return sum(row.turns for row in self.rows)
+
+    @property
+    def effort(self) -> AnswerEffort:
+        """What it took, once it has ended."""
+        return AnswerEffort(self.seconds, self.world_seconds, self.tool_calls)
 
     def end(self, stop: StopReason) -> "Conversation":
         """Mark it as ended; only `done` is the environment's own end, all others cut it."""
@@ -172,7 +197,9 @@ class ConversationLoop:
     def _begin(self) -> None:
         """Submit the requests; where the environment gives the prompts, ask it to begin as many as may be open."""
         conversations = [one for group in self.groups for one in group]
-        begun = None
+        now_s, begun = self._clock.monotonic_s(), None
+        for one in conversations:
+            one.asked_s = one.handed_s = now_s
         if self._environment is not None and conversations:
             begun = self._environment.begin(conversations[0])
         if begun is None:
@@ -190,6 +217,7 @@ class ConversationLoop:
             return False
         assert self._environment is not None
         conversation = self._waiting.popleft()
+        conversation.asked_s = conversation.handed_s = self._clock.monotonic_s()
         begun = self._environment.begin(conversation)
         assert begun is not None, "the environment began others"
         self._replies[begun] = conversation
@@ -222,12 +250,14 @@ class ConversationLoop:
             return conversation.end("max_tokens")
         if self._environment is None:
             return conversation.end("done")
+        conversation.handed_s = self._clock.monotonic_s()
         self._replies[self._environment.reply(conversation)] = conversation
         return None
 
     def _go_on(self, conversation: Conversation, reply: EnvironmentReply) -> Conversation | None:
         """Append a reply and ask for the next answer; returns the conversation if it has ended."""
         transcript = conversation.transcript
+        conversation.world_seconds += self._clock.monotonic_s() - conversation.handed_s
         conversation.messages.extend(reply.messages)
         if conversation.turns:
             conversation.rewards.append(reply.reward)
@@ -257,6 +287,7 @@ class ConversationLoop:
     def _has_finished(self, ended: Conversation) -> bool:
         """Count a conversation that ended; whether it was the last one of its request."""
         place = self._places[ended.request.id]
+        ended.seconds = self._clock.monotonic_s() - ended.asked_s
         self._open[place] -= 1
         self._unfinished -= 1
         if self._environment is not None:

@@ -6,6 +6,7 @@ Belongs here: which prompts a step asks, and how answers and scores become colum
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.text.tasks.chat_rows import AskedRow
 from hone.text.tasks.conversation import (
     NO_LIMITS,
+    AnswerEffort,
     Conversation,
     ConversationLimits,
     ConversationLoop,
@@ -32,6 +34,9 @@ from hone.text.tasks.conversation import (
 )
 from hone.text.tasks.scored_rows import PromptContent
 from hone.text.tasks.step_rewards import step_ends
+
+_EFFORT_GROUPS: Final = 4096
+"""Groups whose efforts are kept: episodes may come late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,9 @@ class TextWorld:
         chosen = [self.prompts[row] for row in self._rows()]
         requests = self._requests(chosen)
         session.reset_stats()
-        loop = ConversationLoop(session, requests, self.decode, environment=self.environment, limits=self.limits)
+        loop = ConversationLoop(
+            session, requests, self.decode, environment=self.environment, limits=self.limits, clock=self.clock
+        )
         tickets: list[object] = [None] * len(requests)
         for place in loop.finished_groups():
             prompt = chosen[place % len(chosen)]
@@ -105,6 +112,10 @@ class TextWorld:
         self.prompts_asked += len(chosen)
         self.slot_use = loop.slot_use
         self.conversations = [one for group in loop.groups[: len(chosen)] for one in group]
+        for group, own in enumerate(loop.groups[: len(chosen)], first):
+            self._efforts[group] = [one.effort for one in own if one.turns for _ in one.rows]
+        while len(self._efforts) > max(_EFFORT_GROUPS, len(chosen)):
+            del self._efforts[next(iter(self._efforts))]
         return _episodes(
             self.conversations,
             group=np.repeat(np.arange(first, first + len(chosen)), [self._samples(prompt) for prompt in chosen]),
@@ -126,6 +137,10 @@ class TextWorld:
         """The prompt that the episodes of a group answer."""
         epoch, place = divmod(group, len(self.prompts))
         return self.prompts[int(self._order(epoch)[place])]
+
+    def efforts(self, group: int) -> Sequence[AnswerEffort]:
+        """What each row of a group's episodes took; empty for groups of long ago, and those before a resume."""
+        return self._efforts.get(group, ())
 
     def state(self) -> State:
         return {"asked": self.prompts_asked, "judge": self.scorer.state()}
@@ -152,6 +167,7 @@ class TextWorld:
         self.conversations: Sequence[Conversation] = ()
         """Conversations of the latest rollout, prompt by prompt, sample by sample."""
         self._cached_order = (-1, np.zeros(0, dtype=np.int64))
+        self._efforts: dict[int, list[AnswerEffort]] = {}
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         """`[prompts]` the order of an epoch."""

@@ -210,6 +210,13 @@ export function LanesPage({ run }) {
   return html`<${RunHead} row=${row} page="lanes" />${steps.length ? html`<${StepChoice} step=${step} steps=${steps} /><${Swimlanes} run=${run} step=${step} />` : html`<${Empty} title="No step yet">Lanes of a step appear with its line of metrics.<//>`}`;
 }
 
+/** An answer's time: writing, then what it waited for its environment, in all. */
+function answerSpans(one, start_s, colour, title) {
+  const waited = one.world_seconds || 0;
+  const writing = { name: "answer", start_s, seconds_s: one.seconds - waited, colour, title };
+  return waited ? [writing, { name: "environment", start_s: start_s + one.seconds - waited, seconds_s: waited, colour, pale: true, title: `${duration(waited)} waiting for the environment` }] : [writing];
+}
+
 function Swimlanes({ run, step }) {
   const found = useAnswer("lanes", { run, step });
   if (!found.data) return html`<${Wait} error=${found.error} />`;
@@ -222,10 +229,10 @@ function Swimlanes({ run, step }) {
   const shown = answers.slice(0, 256);
   const median = [...answers].sort((one, other) => one.seconds - other.seconds)[Math.floor(answers.length / 2)];
   const longest = answers.reduce((top, one) => (top && top.seconds >= one.seconds ? top : one), null);
-  return html`<${Card} title=${`Step ${number(step)}: ${duration(timeline.step_s)}`} note="one part of the loop after another; below, each answer from its request to its end, in the colour of its group">
+  return html`<${Card} title=${`Step ${number(step)}: ${duration(timeline.step_s)}`} note="one part of the loop after another; below, each answer from its request to its end, in the colour of its group; its pale end is the time that it waited for its environment">
     <${TimelineLanes} one=${timeline} />
     ${longest && median && longest.seconds > 1.5 * median.seconds ? html`<p>The longest answer took ${duration(longest.seconds)}, ${number(longest.seconds / median.seconds)} times the median: group ${number(longest.group)}, answer ${number(longest.sample)}.</p>` : null}
-    ${shown.length ? shown.map((one) => html`<${Lane} thin=${true} title=${`group ${one.group}, ${one.sample}`} whole=${most} spans=${[{ name: "answer", start_s: begin, seconds_s: one.seconds, colour: groups.indexOf(one.group) % 8, title: `${duration(one.seconds)}, ${plural(one.tokens, "token")}, ${one.calls ? `${plural(one.calls, "call")}, ` : ""}score ${number(one.score)}, version ${number(one.version)}, ${one.finish}` }]} />`)
+    ${shown.length ? shown.map((one) => html`<${Lane} thin=${true} title=${`group ${one.group}, ${one.sample}`} whole=${most} spans=${answerSpans(one, begin, groups.indexOf(one.group) % 8, `${duration(one.seconds)}, ${plural(one.tokens, "token")}, ${one.calls ? `${plural(one.calls, "call")}, ` : ""}score ${number(one.score)}, version ${number(one.version)}, ${one.finish}`)} />`)
       : html`<p class="soft">The answers of this step were written without their times.</p>`}
     ${answers.length > shown.length ? html`<p class="soft">${number(shown.length)} of ${number(answers.length)} answers</p>` : null}<//>`;
 }

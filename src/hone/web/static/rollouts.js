@@ -95,7 +95,7 @@ function Answer({ run, step, row }) {
   const components = Object.entries(data.components || {});
   return html`<div class="card">
     <div class="bar"><b>group ${number(data.group)}, answer ${number(data.sample)}</b>
-      <span class="soft">score ${number(data.score)}${data.advantage !== null ? `, advantage ${signed(data.advantage)}` : ""}, ${plural(data.tokens, "token")}, ${data.finish}${data.seconds ? `, ${duration(data.seconds)}` : ""}${data.calls ? `, ${plural(data.calls, "call")}` : ""}</span></div>
+      <span class="soft">score ${number(data.score)}${data.advantage !== null ? `, advantage ${signed(data.advantage)}` : ""}, ${plural(data.tokens, "token")}, ${data.finish}${data.seconds ? `, ${duration(data.seconds)}` : ""}${data.world_seconds ? ` (${duration(data.world_seconds)} of it the environment's)` : ""}${data.calls ? `, ${plural(data.calls, "call")}` : ""}</span></div>
     ${components.length ? html`<p class="note">${components.map(([name, value]) => `${name} ${number(value)}`).join("  ·  ")}</p>` : null}
     ${data.reference !== null && data.reference !== undefined ? html`<p class="note">reference: <span class="mono">${data.reference}</span></p>` : null}
     <div class="bar chips" role="tablist">${views.map((one) => html`<button role="tab" aria-selected=${one === view} aria-pressed=${one === view ? "true" : "false"} onClick=${() => setQuery({ view: one })}>${VIEWS[one]}</button>`)}</div>
@@ -108,13 +108,31 @@ function Answer({ run, step, row }) {
   </div>`;
 }
 
+/** Tokens of the policy's turns: runs of sampled tokens, where they are as many as its texts; else none. */
+function turnTokens(tokens, count) {
+  const runs = [];
+  if (tokens) tokens.mask.forEach((own, place) => { if (own && (place === 0 || !tokens.mask[place - 1])) runs.push([place, place + 1]); else if (own) runs[runs.length - 1][1] = place + 1; });
+  return runs.length === count ? runs : [];
+}
+
+/** Figures of one turn in words: tokens, the weights' version, the critic's value at its first and last token, advantage. */
+function turnWords(tokens, [begin, end], advantage) {
+  const part = (column) => (tokens[column] || []).slice(begin, end).filter((one) => one !== null && one !== undefined);
+  const [versions, values, advantages] = [[...new Set(part("versions"))], part("values"), part("advantages")];
+  const mean = advantages.length ? advantages.reduce((sum, one) => sum + one, 0) / advantages.length : advantage;
+  return [plural(end - begin, "token"), versions.length ? `version ${versions.map(number).join(" to ")}` : "",
+    values.length ? `value ${number(values[0])} to ${number(values[values.length - 1])}` : "", mean === null ? "" : `advantage ${signed(mean)}`].filter(Boolean).join(", ");
+}
+
 const CALL = /^\s*(\{[\s\S]*"name"\s*:|<tool_call>|<function)/;
 
 export function Conversation({ data }) {
   const turns = data.turns.length ? data.turns : [["policy", data.completion]];
+  const runs = turnTokens(data.tokens_of, turns.filter(([speaker]) => speaker === "policy").length);
+  let spoken = -1;
   const versions = data.tokens_of ? [...new Set(data.tokens_of.versions.filter((one) => one !== null))] : [data.version];
   return html`<div class="turn"><b>prompt</b><pre>${data.prompt}</pre></div>
-    ${turns.map(([speaker, text], place) => html`<div class=${`turn ${speaker}`}><b>${speaker === "policy" ? `policy, turn ${Math.floor(place / 2) + 1}` : speaker}${CALL.test(text) ? ", a call" : ""}</b>
+    ${turns.map(([speaker, text], place) => html`<div class=${`turn ${speaker}`}><b>${speaker === "policy" ? `policy, turn ${Math.floor(place / 2) + 1}` : speaker}${CALL.test(text) ? ", a call" : ""}</b>${speaker === "policy" && runs[(spoken += 1)] ? html` <small>${turnWords(data.tokens_of, runs[spoken], data.advantage)}</small>` : null}
       ${speaker === "policy" && !CALL.test(text) ? html`<pre>${text}</pre>` : html`<details open=${text.length < 400}><summary>${text.slice(0, 80).replaceAll("\n", " ")}</summary><pre>${text}</pre></details>`}</div>`)}
     <p class="note">written by ${plural(versions.length, "version")} of the weights: ${versions.map(number).join(", ")}</p>`;
 }

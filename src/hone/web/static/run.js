@@ -242,7 +242,7 @@ export const partColour = (name, place) => { const at = PART_ORDER.indexOf(name)
 
 export function Lane({ title, spans, whole, thin = false }) {
   return html`<div class="lane"><span title=${title}>${title}</span><div class=${`blocks ${thin ? "thin" : ""}`}>
-    ${spans.map((one, place) => html`<i class=${`c${one.colour ?? partColour(one.name, place)}`} title=${one.title || `${one.name}: ${duration(one.seconds_s)}, ${share(one.seconds_s / whole)}`}
+    ${spans.map((one, place) => html`<i class=${`c${one.colour ?? partColour(one.name, place)} ${one.pale ? "pale" : ""}`} title=${one.title || `${one.name}: ${duration(one.seconds_s)}, ${share(one.seconds_s / whole)}`}
       style=${{ left: `${(100 * one.start_s) / whole}%`, width: `${(100 * one.seconds_s) / whole}%` }}>${!thin && one.seconds_s / whole > 0.06 ? one.name : ""}</i>`)}
   </div></div>`;
 }

@@ -8,6 +8,7 @@ export const FIGURES = {
   logp: "log-probability: pale tokens were sure, strong ones a surprise",
   entropy: "entropy: how undecided the policy was",
   mismatch: "mismatch: how far engine and trainer differ",
+  value: "value: what the critic expects from here on; pale is the least of this answer, strong the most",
 };
 
 const exp = (one) => (one === null || one === undefined ? null : Math.exp(one));
@@ -23,14 +24,16 @@ export function figureOf(tokens, name, place, advantage) {
     case "advantage": return tokens.mask[place] ? at("advantages") ?? advantage : null;
     case "logp": return at("logp") ?? at("logp_now");
     case "entropy": return at("entropy");
+    case "value": return at("values");
     case "mismatch": return at("logp") === null || at("logp_now") === null ? null : Math.abs(at("logp_now") - at("logp"));
     default: return null;
   }
 }
 
 /** Strength from -1 (minus) to 1 (plus), and whether the figure has two sides. */
-function strength(name, value, most) {
+function strength(name, value, most, least) {
   if (value === null || Number.isNaN(value)) return 0;
+  if (name === "value") return 0.05 + (0.95 * (value - least)) / (most - least || 1);
   if (name === "ratio") return Math.max(-1, Math.min(1, Math.log(value) / 0.4));
   if (name === "advantage") return most ? Math.max(-1, Math.min(1, value / most)) : 0;
   if (name === "logp") return -Math.min(1, -value / 4);
@@ -50,7 +53,9 @@ export function TokenView({ answer }) {
   const box = useRef(null);
   const name = available.includes(wanted) ? wanted : available[0] || "logp";
   const values = useMemo(() => tokens.ids.map((_, place) => figureOf(tokens, name, place, answer.advantage)), [answer, name]);
-  const most = useMemo(() => values.reduce((top, one) => (one === null ? top : Math.max(top, Math.abs(one))), 0), [values]);
+  const known = values.filter((one) => one !== null);
+  const most = name === "value" ? Math.max(...known) : known.reduce((top, one) => Math.max(top, Math.abs(one)), 0);
+  const least = Math.min(...known);
   useEffect(() => setAt(-1), [answer]);
   const first = tokens.mask.findIndex(Boolean);
   const moved = values.map((one, place) => [one, place]).filter(([one]) => one !== null);
@@ -64,7 +69,7 @@ export function TokenView({ answer }) {
     setAt(Math.max(0, Math.min(tokens.ids.length - 1, next)));
   };
   useEffect(() => { if (at >= 0) box.current?.querySelector(".at")?.scrollIntoView({ block: "nearest" }); }, [at]);
-  const plus = ink(name === "entropy" ? "p3" : "p2");
+  const plus = ink(name === "entropy" ? "p3" : name === "value" ? "p0" : "p2");
   const minus = ink(name === "logp" || name === "mismatch" ? "p1" : "p4");
   return html`
     <div class="bar"><div class="chips" role="group" aria-label="colour of the tokens">${available.map((one) => html`<button aria-pressed=${one === name ? "true" : "false"} title=${FIGURES[one]} onClick=${() => setWanted(one)}>${one}</button>`)}</div>
@@ -74,7 +79,7 @@ export function TokenView({ answer }) {
     <div class="tokens mono" tabindex="0" ref=${box} onKeyDown=${press} aria-label="tokens; arrow keys read one after another">${tokens.ids.map((id, place) => {
       const piece = tokens.text ? tokens.text[place] : `${id} `;
       const special = piece.startsWith("\u0002");
-      const force = tokens.mask[place] ? strength(name, values[place], most) : 0;
+      const force = tokens.mask[place] ? strength(name, values[place], most, least) : 0;
       const seam = place > 0 && tokens.versions[place] !== null && tokens.versions[place - 1] !== null && tokens.versions[place] !== tokens.versions[place - 1];
       const style = force ? { background: mix(force > 0 ? plus : minus, 0.08 + 0.62 * Math.abs(force)) } : { background: "transparent" };
       return html`<span class=${`${tokens.mask[place] ? "" : "world"} ${special ? "special" : ""} ${tokens.clipped[place] ? "clipped" : ""} ${place === at ? "at" : ""} ${seam ? "seam" : ""}`}
