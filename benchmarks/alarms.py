@@ -1,9 +1,10 @@
 """Record good and bad runs, and count the alarms that each raises.
 
 Twenty good runs of five families (language models by reward and by imitation, actor-critics, a replay buffer, bandits)
-must raise none; twelve bad ones must each raise the alarm of their fault. Faults are made by a config where one can
+must raise none; thirteen bad ones must each raise the alarm of their fault. Faults are made by a config where one can
 make them (a reward that can be exploited, a policy that never learnt its end token), and otherwise planted into this
-process (an engine whose weights are not published any more, values with the wrong sign).
+process (an engine whose weights are not published any more, values with the wrong sign, a reader to which the machine's
+memory or disk runs out). The machine is read at every line, in place of once a second.
 
     python benchmarks/alarms.py FOLDER                    # run, judge, and write FOLDER/alarm_runs.json.gz
     python benchmarks/alarms.py FOLDER --only NAME ...    # these runs only
@@ -19,12 +20,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tables import processor
 
 import hone.api
 import hone.control.on_policy as on_policy
@@ -33,7 +36,9 @@ from hone.control.networks.actor_critic import ActorCritic
 from hone.core.credit import Values
 from hone.core.episodes import Episodes
 from hone.core.errors import HoneError
-from hone.run.alarms import WATCHED, replay_alarms
+from hone.estimators.means import wilson_interval
+from hone.run.alarms import RULES, WATCHED, replay_alarms
+from hone.run.machine import MachineReader
 from hone.run.store.metrics import tail_metrics
 from hone.sources.asynchronous import AsyncSource
 from hone.text.evaluate.engine_actor import EngineActor
@@ -225,6 +230,25 @@ def wrong_values() -> Iterator[None]:
         on_policy.predict_values = right
 
 
+@contextmanager
+def machine(resident: Callable[[int], int] | None = None, free: Callable[[int], int] | None = None) -> Iterator[None]:
+    """The machine is read at every line; a fault is given the number of the reading, from 1."""
+    of_run = MachineReader.of_run
+
+    def often(folder: Path, clock: Any, watch: Any, plan: Any) -> MachineReader:  # noqa: ANN401 - as the original
+        reader = replace(of_run(folder, clock, watch, plan), every_s=0.0)
+        numbers = counting(1)
+        if resident is not None:
+            reader = replace(reader, resident=lambda: resident(next(numbers)), limit_bytes=64 << 30)
+        return reader if free is None else replace(reader, free=lambda _: free(next(numbers)))
+
+    MachineReader.of_run = often  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        MachineReader.of_run = of_run  # type: ignore[method-assign]
+
+
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -277,6 +301,16 @@ def all_runs() -> Mapping[str, RecordedRun]:
         "bad_stale": ("stale", reward(rollout={"max_staleness": {"steps": 2}}), lambda: slow_replica(20)),
         "bad_kl": ("kl", CARTPOLE | {"seed": 3}, lambda: raised_rate(480, 100.0)),
         "bad_value": ("value", CARTPOLE | {"seed": 4}, wrong_values),
+        "bad_memory": (
+            "memory",
+            CARTPOLE | {"seed": 5},
+            lambda: machine(resident=lambda reading: (20 << 30) + reading * (900 << 20)),
+        ),
+        "bad_disk": (
+            "disk",
+            CARTPOLE | {"seed": 6},
+            lambda: machine(free=lambda reading: max(0, (40 << 30) - reading * (1 << 30))),
+        ),
         "bad_length": ("length", reward("long", rollout={"max_tokens": 12}), None),
     }
     runs |= {
@@ -303,7 +337,7 @@ def recorded_lines(run: Path) -> list[tuple[int, dict[str, float | None]]]:
 def record(name: str, run: RecordedRun) -> dict[str, Any]:
     """Carry a run out, and return what is kept of it."""
     began_s, ending = time.process_time(), "finished"
-    with run.fault() if run.fault is not None else contextmanager(lambda: iter([None]))():
+    with machine(), run.fault() if run.fault is not None else nullcontext():
         try:
             hone.api.train(run.settings | {"name": name}, yes=True)
         except HoneError as fault:
@@ -324,16 +358,30 @@ def main() -> None:
     runs = {name: run for name, run in all_runs().items() if not options.only or name in options.only}
     kept = {name: record(name, run) for name, run in runs.items()}
     Path("alarm_runs.json.gz").write_bytes(gzip.compress(json.dumps(kept).encode(), 9, mtime=0))
-    wrong = 0
+    raised: dict[str, set[str]] = {}
     for name, one in kept.items():
         lines = [(step, {k: math.nan if v is None else v for k, v in line.items()}) for step, line in one["lines"]]
         changes = replay_alarms(lines, steps=one["steps"])
-        raised = [(step, change.name, change.level if change.is_raised else "ended") for step, change in changes]
-        names = {change.name for _, change in changes}
-        right = names == set() if not one["alarm"] else one["alarm"] in names
-        wrong += not right
-        print(f"{'' if right else 'WRONG '}{name}: expected {one['alarm'] or 'none'}, raised {raised or 'none'}")
-    print(f"{len(kept)} runs, {wrong} judged wrongly")
+        changed = [(step, change.name, change.level if change.is_raised else "ended") for step, change in changes]
+        raised[name] = {change.name for _, change in changes}
+        print(f"{name}: expected {one['alarm'] or 'none'}, raised {changed or 'none'}")
+    good = [name for name, one in kept.items() if not one["alarm"]]
+    bad = {name: one["alarm"] for name, one in kept.items() if one["alarm"]}
+    lines = sum(len(kept[name]["lines"]) for name in good)
+    for alarm in RULES:
+        false = wilson_interval(sum(alarm in raised[name] for name in good), len(good))
+        row, interval = (
+            f"{alarm}: share of {len(good)} good runs ({lines} lines) that raise it",
+            [false.low, false.high],
+        )
+        print_row(row, false.mean, interval=interval)
+    missed = [name for name, alarm in bad.items() if alarm not in raised[name]]
+    print_row(f"bad runs of {len(bad)} that do not raise their alarm", len(missed), names=missed)
+
+
+def print_row(row: str, value: float, **more: object) -> None:
+    own = {"row": row, "value": value, "bar": "0", "met": not value, "cpu_s": round(time.process_time(), 1)}
+    print(json.dumps(own | more | {"cpu": processor()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ UNCOUNTED = {
     "metrics.jsonl", "events.jsonl", "episode.png", "episode.json",
 }  # fmt: skip
 """Files that speak of settings, machine, clock or wording; metrics are taken apart by name."""
-CLOCKS = ("time/", "clock/")
+CLOCKS = ("time/", "clock/", "machine/")
 
 
 # ---------------------------------------------------------------------------------------------- one run

@@ -3,12 +3,15 @@
 import gzip
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 
 from hone.core.credit import Metrics
+from hone.run.alarm_history import Series
 from hone.run.alarms import (
     RED_AT,
     RULES,
@@ -22,6 +25,7 @@ from hone.run.alarms import (
     replay_alarms,
     stall,
 )
+from hone.run.machine import UNPLANNED_BYTES, MachineReader
 from hone.run.store.metrics import metric_catalogue, open_metrics, tail_metrics
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
@@ -42,8 +46,8 @@ def raised(name: str, **config: Any) -> list[tuple[int, AlarmChange]]:
     return replay_alarms(lines_of(name), steps=RECORDED[name]["steps"], config=settings)
 
 
-def test_there_are_twenty_good_runs_of_five_families_and_eleven_bad_ones() -> None:
-    """The twelfth, a run that stands still, is no matter of its lines: see below."""
+def test_there_are_twenty_good_runs_of_five_families_and_thirteen_bad_ones() -> None:
+    """The fourteenth, a run that stands still, is no matter of its lines: see below."""
     families = {"sft", "grpo", "ppo", "dqn", "thompson"}
     assert len(GOOD) >= 20
     assert families <= {RECORDED[name]["recipe"] for name in GOOD}
@@ -198,6 +202,126 @@ def test_answers_that_never_ended_are_told_before_the_beginning_is_over() -> Non
     assert first == ("no_end", 12, "amber"), "three lines after the tenth"
     driver = [(step, {"reward/mean": 200.0, "episodes/truncated": 1.0}) for step in range(1, 31)]
     assert replay_alarms(driver, steps=30) == [], "episodes of control that reach their limit have done well"
+
+
+# ---------------------------------------------------------------------------------------------------- memory and disk
+
+GIB = 1 << 30
+
+
+def read_alarms_of(
+    held: Callable[[int], float], free: Callable[[int], float], *, lines: int = 40, of: int = 80, **config: Any
+) -> list[tuple[str, int, str, str]]:
+    """Alarms of a machine with 16 GiB of memory, of which a run was planned to take 2: name, line, level, evidence.
+    The reader is told how much is held and free, GiB by line."""
+    clock, watch, now = ManualClock(), AlarmWatch(AlarmsConfig(**config), of), 0
+    reader = MachineReader(
+        folder=Path(), clock=clock, before_bytes=GIB, planned_bytes=2 * GIB - UNPLANNED_BYTES, limit_bytes=16 * GIB,
+        resident=lambda: int(held(now) * GIB), free=lambda _: int(free(now) * GIB),
+    )  # fmt: skip
+    raised: list[tuple[str, int, str, str]] = []
+    for now in range(1, lines + 1):
+        clock.advance(1.0)
+        changes = watch.see(CALM | reader.read())
+        raised += [(one.name, now, one.level, one.evidence) for one in changes if one.is_raised]
+    return raised
+
+
+def test_a_reader_reads_once_a_second_and_tells_what_the_system_does() -> None:
+    clock = ManualClock()
+    reader = MachineReader(
+        folder=Path(), clock=clock, before_bytes=GIB, planned_bytes=GIB - UNPLANNED_BYTES, limit_bytes=8 * GIB,
+        resident=lambda: 3 * GIB, free=lambda _: 0,
+    )  # fmt: skip
+    full = {
+        "machine/resident_bytes": 3.0 * GIB, "machine/memory_share": 0.375, "machine/memory_to_plan": 2.0,
+        "machine/disk_free_bytes": 0.0,
+    }  # fmt: skip
+    assert reader.read() == full, "a full disk is not an unknown one"
+    clock.advance(0.999)
+    assert reader.read() == {}
+    clock.advance(0.001)
+    assert reader.read() == full
+    silent = MachineReader(folder=Path(), clock=clock, resident=lambda: 0, free=lambda _: None)
+    assert silent.read() == {}
+    (path := Path("/proc/self/status")).exists() or pytest.skip(f"{path} is not there")
+    own = MachineReader(folder=Path(), clock=clock, limit_bytes=GIB).read()
+    assert own["machine/resident_bytes"] > 1 << 20
+    assert 0 < own["machine/memory_share"] == own["machine/resident_bytes"] / GIB
+    assert "machine/memory_to_plan" not in own, "nothing was planned"
+    assert own["machine/disk_free_bytes"] > 0
+
+
+def test_a_machine_with_room_raises_nothing() -> None:
+    """Constant, with a checkpoint that comes and goes, a buffer that fills and is full, and one file of a stranger."""
+    level = lambda _: 50.0  # noqa: E731
+    assert read_alarms_of(lambda _: 2.0, level) == []
+    assert read_alarms_of(lambda line: 2.0 + (line % 7) / 4, lambda line: 50 - 20 * (line % 10 < 5)) == []
+    assert read_alarms_of(lambda line: min(3.0, 1.5 + line / 10), level) == []
+    assert read_alarms_of(lambda _: 2.0, lambda line: 50.0 if line < 20 else 3.0, lines=120, of=400) == []
+
+
+@pytest.mark.parametrize(("free", "alarms"), [(1.0, 0), (0.99, 2)])
+def test_a_disk_with_less_than_its_limit_is_told_after_three_lines_and_red_after_eight(
+    free: float, alarms: int
+) -> None:
+    raised = read_alarms_of(lambda _: 2.0, lambda line: 50.0 if line <= 10 else free)
+    assert len(raised) == alarms
+    if alarms:
+        assert [one[:3] for one in raised] == [("disk", 17, "amber"), ("disk", 22, "red")], "means of five lines"
+        assert raised[0][3] == "0.99 GiB are free where the run writes"
+        assert read_alarms_of(lambda _: 2.0, lambda _: free, limits={"disk": 0.5}) == []
+        assert read_alarms_of(lambda _: 2.0, lambda _: free, off=["disk"]) == []
+
+
+def test_a_disk_that_runs_full_before_the_run_ends_is_told_beforehand() -> None:
+    """A GiB a line of 50: after 26 lines 26 more are too many, where the run has as many."""
+    name, line, level, words = read_alarms_of(lambda _: 2.0, lambda line: 50.0 - line)[0]
+    assert (name, level) == ("disk", "amber")
+    assert 26 <= line <= 30, "less than half of it is left"
+    assert "ever less: none is left after" in words
+    assert read_alarms_of(lambda _: 2.0, lambda line: 50.0 - line, lines=40, of=45) == [], "it ends before"
+
+
+def test_memory_that_is_taken_or_will_be_is_told() -> None:
+    level = lambda _: 50.0  # noqa: E731
+    raised = read_alarms_of(lambda line: 2.0 if line <= 10 else 15.0, level)
+    assert [one[:3] for one in raised][-1] == ("memory", 22, "red")
+    assert "holds 15 GiB, 94% of what it may use" in raised[-1][3]
+    assert read_alarms_of(lambda _: 0.9 * 16, level) == [], "at the limit, not above"
+    leak = read_alarms_of(lambda line: 2.0 + line * 0.25, level)
+    assert leak[0][0] == "memory"
+    assert leak[0][1] <= 32, "at line 32 it holds 10 of 16, and 24 more lines are enough"
+
+
+def test_memory_beyond_its_plan_is_told_while_it_grows() -> None:
+    """Planned 2 GiB beyond 1: 4.1 are 1.55 times as much, and stay where they are."""
+    level = lambda _: 50.0  # noqa: E731
+    assert read_alarms_of(lambda _: 4.1, level) == [], "the plan was wrong, and nothing grows"
+    assert read_alarms_of(lambda line: 2.0 + 0.02 * line, level) == [], "it grows within its plan"
+    grows = read_alarms_of(lambda line: 3.5 + 0.02 * line, level)
+    assert grows[0][0] == "memory"
+    assert "times what was planned for it, and it grows" in grows[0][3]
+
+
+def test_lines_without_a_reading_judge_nothing() -> None:
+    """Two bad readings among lines of a fast run are two, not as many as the lines that follow them."""
+    bad = {"machine/disk_free_bytes": 0.5 * GIB}
+    rows = [CALM | (bad if place in (3, 9) else {}) for place in range(60)]
+    assert replay_alarms(list(enumerate(rows, start=1)), steps=60) == []
+
+
+def test_a_trend_by_hand() -> None:
+    """The least of the three changes between the medians of four quarters, by quarter's length; 0 without one sign."""
+    series = Series()
+    series.latest.extend(float(place) for place in range(19))
+    assert series.slope() == 0, "19 values are too few"
+    series.latest.append(19.0)
+    assert series.slope() == pytest.approx(1.0)
+    for values, slope in (([0] * 5 + [1] * 5 + [3] * 5 + [9] * 5, 0.2), ([0] * 10 + [5] * 10, 0), ([3] * 20, 0)):
+        series.latest.clear()
+        series.latest.extend(map(float, values))
+        assert series.slope() == pytest.approx(slope)
 
 
 def scored(evaluations: list[tuple[float, float]]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from hone.core.errors import DataError
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
-from hone.run.run import MemoryWatch
+from hone.run.machine import MemoryWatch
 from hone.run.store.records import MEMORY, MemoryUse, memory_line
 
 MIB = 1 << 20

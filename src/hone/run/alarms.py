@@ -24,20 +24,15 @@ from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.errors import DataError
 from hone.core.strict_json import Json
+from hone.run.alarm_history import MIN_LINES, RECENT, WINDOW, RunHistory
 from hone.run.store.events import read_events
 from hone.run.store.metrics import read_metrics, tail_metrics
 
 AlarmName = Literal[
     "not_finite", "entropy_collapse", "dead_groups", "kl", "mismatch", "length", "no_end", "reward_hacking",
-    "missing_rewards", "stale", "value", "tools",
+    "missing_rewards", "stale", "value", "tools", "memory", "disk",
 ]  # fmt: skip
 Level = Literal["none", "amber", "red"]
-WINDOW: Final = 50
-"""Lines that a rule looks back on, at most."""
-RECENT: Final = 5
-"""Lines whose mean is the present."""
-MIN_LINES: Final = 10
-"""Lines of the beginning, at least, unless the run is shorter."""
 
 
 class AlarmsConfig(Config):
@@ -47,102 +42,6 @@ class AlarmsConfig(Config):
     """Alarms that are not raised."""
     limits: dict[AlarmName, float] = Field(default={})
     """Limits other than the default ones, by alarm, such as `{ dead_groups = 0.8 }`."""
-
-
-# -------------------------------------------------------------------------------------------------------------- history
-
-
-@dataclass(slots=True)
-class Series:
-    """A metric over the lines so far: its beginning, and its latest lines."""
-
-    start: list[float] = field(default_factory=list[float])
-    """Values of the first tenth of the run."""
-    latest: deque[float] = field(default_factory=lambda: deque[float](maxlen=2 * WINDOW))
-    best: float = -math.inf
-
-    @property
-    def start_mean(self) -> float:
-        return _mean(self.start)
-
-    @property
-    def start_std(self) -> float:
-        return _std(self.start)
-
-    def recent(self, lines: int = RECENT) -> float:
-        """Mean of the latest lines."""
-        return _mean(list(self.latest)[-lines:])
-
-    def median_before(self) -> float:
-        """Median of the lines before the recent ones; NaN without any."""
-        before = list(self.latest)[:-RECENT]
-        return float(np.median(before)) if before else math.nan
-
-
-@dataclass(slots=True, kw_only=True)
-class RunHistory:
-    """Metrics of a run's lines so far."""
-
-    lines: int = 0
-    """Lines that the whole run is to have."""
-    seen: int = 0
-    series: dict[str, Series] = field(default_factory=dict[str, Series])
-    present: Metrics = field(default_factory=dict[str, float])
-    """The latest line."""
-
-    @property
-    def start_lines(self) -> int:
-        """Lines of the beginning: a tenth of the run's, 10 to 50."""
-        return min(max(MIN_LINES, math.ceil(self.lines / 10)), WINDOW)
-
-    def add(self, line: Metrics) -> None:
-        self.seen += 1
-        self.present = line
-        for name, value in line.items():
-            if name not in WATCHED or not math.isfinite(value):
-                continue
-            if (own := self.series.get(name)) is None:
-                own = self.series[name] = Series()
-            if self.seen <= self.start_lines:
-                own.start.append(value)
-            own.latest.append(value)
-            own.best = max(own.best, value)
-
-    def known(self, *names: str) -> bool:
-        """Whether the beginning is over, and each metric has values of it and of the present."""
-        rows = [self.series.get(name) for name in names]
-        return self.seen > self.start_lines and all(
-            row is not None and len(row.start) >= 3 and len(row.latest) >= RECENT for row in rows
-        )
-
-    def has_risen(self, name: str) -> bool:
-        """Whether a metric is clearly higher than in the beginning, or than in its very first lines: by 2 standard
-        errors and a tenth of its size. A run that learns within its first tenth has risen, too."""
-        own = self.series[name]
-        latest = list(own.latest)[-4 * RECENT :]
-        start = own.start if own.start_mean <= _mean(own.start[:3]) else own.start[:3]
-        error = math.hypot(_std(start) / math.sqrt(len(start)), _std(latest) / math.sqrt(len(latest)))
-        return _mean(latest) - _mean(start) > max(2 * error, 0.1 * abs(_mean(start)), 1e-9)
-
-    def is_flat(self, name: str) -> bool:
-        """Whether a metric has not risen over the last tenth of the run: the newer half of it is not above the older
-        one by 2 standard errors."""
-        values = list(self.series[name].latest)[-self.start_lines :]
-        half = len(values) // 2
-        if half < 2:
-            return False
-        old, new = values[:half], values[half:]
-        error = math.hypot(_std(old) / math.sqrt(len(old)), _std(new) / math.sqrt(len(new)))
-        return _mean(new) - _mean(old) <= 2 * error
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _std(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules
@@ -268,6 +167,45 @@ def _tools(run: RunHistory, limit: float) -> str | None:
     return None
 
 
+def _memory(run: RunHistory, limit: float) -> str | None:
+    """Nearly all memory is taken, or will be; or the run takes more than was planned, and ever more."""
+    share, plan = run.series.get("machine/memory_share"), run.series.get("machine/memory_to_plan")
+    if share is None:
+        return None
+    now, growth = share.recent(), share.slope()
+    size = f"the run's process holds {run.present.get('machine/resident_bytes', 0.0) / GIB:.3g} GiB, {now:.0%} of what"
+    if now > limit:
+        return f"{size} it may use"
+    if growth > 0 and now + growth * share.count * run.ahead > 1:
+        return (
+            f"{size} it may use, and grows: all of it is taken after {(1 - now) / growth / share.count:.0%} more lines"
+        )
+    if plan is not None and growth > 0 and plan.recent() > MOST_OF_PLAN and plan.recent() > 1.05 * plan.latest[0]:
+        return f"{size} it may use: {plan.recent():.1f} times what was planned for it, and it grows"
+    return None
+
+
+def _disk(run: RunHistory, limit: float) -> str | None:
+    """The disk is nearly full, or will be before as many lines have passed as did."""
+    free = run.series.get("machine/disk_free_bytes")
+    if free is None:
+        return None
+    now, change = free.recent() / GIB, free.slope() / GIB
+    if now < limit:
+        return f"{now:.3g} GiB are free where the run writes"
+    if change < 0 and now + change * free.count * run.ahead < 0:
+        return (
+            f"{now:.3g} GiB are free where the run writes, and ever less: none is left after "
+            f"{-now / change / free.count:.0%} more lines"
+        )
+    return None
+
+
+GIB: Final = 1 << 30
+MOST_OF_PLAN: Final = 1.5
+"""Multiple of the planned memory, and of what no plan counts, that a run may take and still grow."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmRule:
     """One alarm: condition, default limit, and what to try."""
@@ -288,6 +226,8 @@ class AlarmRule:
     """It may become red."""
     at_once: bool = False
     """One line raises it, red."""
+    is_read: bool = False
+    """It is of the machine, and judged at lines that have a reading."""
 
 
 # ------------------------------------------------------------------------------------------------------- reward hacking
@@ -418,6 +358,21 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         cause="a tool or world is stuck: dialogues wait for it in vain, or repeat one call",
         brings=("missing_rewards", "no_end", "length", "dead_groups"),
     ),
+    "memory": AlarmRule(
+        judge=_memory, limit=0.9, severe=True, is_read=True,
+        limit_is="share of the memory that the process may use",
+        advice="compare with `hone plan`; lower learner.micro_batch_tokens, rollout.max_concurrent or the replay "
+        "buffer; `hone profile` shows the memory's slope, and callbacks or rewards that keep what they see leak",
+        metrics=("machine/memory_share", "machine/memory_to_plan", "machine/resident_bytes"),
+        cause="memory runs out: something keeps what it should let go, or the plan is too small",
+    ),
+    "disk": AlarmRule(
+        judge=_disk, limit=1.0, severe=True, is_read=True, limit_is="GiB that must be free where the run writes",
+        advice="free some space; keep fewer checkpoints (run.keep_last) and rollouts (run.rollouts_keep_mb); the run "
+        "waits run.disk_wait_s for space before it ends",
+        metrics=("machine/disk_free_bytes",),
+        cause="the disk runs full: checkpoints cannot be saved any more",
+    ),
 }  # fmt: skip
 WATCHED: Final = frozenset(
     {"reward/std", "natural/kl_nats", *(name for rule in RULES.values() for name in rule.metrics)}
@@ -476,7 +431,7 @@ class AlarmWatch:
     levels: dict[str, Level] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.history = RunHistory(lines=self.lines)
+        self.history = RunHistory(watched=WATCHED, lines=self.lines)
         names = [name for name in RULES if name not in self.config.off]
         self.held = {name: deque[bool](maxlen=RED_OF) for name in names}
         self.levels = dict.fromkeys(names, "none")
@@ -487,7 +442,7 @@ class AlarmWatch:
         self.hacking.see(self.history)
         changes: list[AlarmChange] = []
         for name, rule in RULES.items():
-            if name not in self.held:
+            if name not in self.held or (rule.is_read and rule.metrics[0] not in line):
                 continue
             if name == "reward_hacking":
                 level, evidence = self._hacking_level()

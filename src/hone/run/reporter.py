@@ -48,6 +48,7 @@ from hone.run.store.rollouts import rollout_bytes, rollout_files, rollout_path, 
 from hone.run.store.survivorship import SURVIVORSHIP
 
 if TYPE_CHECKING:
+    from hone.run.machine import MachineReader
     from hone.run.tracking import RunTracking
 
 # ---------------------------------------------------------------------------------------------------------- step timing
@@ -419,6 +420,8 @@ class RunReporter:
     alarms: AlarmWatch = field(default_factory=lambda: AlarmWatch(AlarmsConfig(), 1))
     tracking: "RunTracking | None" = None
     """Trackers of `[[track]]`; None without any."""
+    machine: "MachineReader | None" = None
+    """Readings of memory and disk; None: none are taken."""
     window: MetricsWindow = field(default_factory=MetricsWindow)
     learning: LearningWatch = field(default_factory=LearningWatch)
     saved_step: int = 0
@@ -460,6 +463,8 @@ class RunReporter:
         self._began_s = now_s
         if step % self.settings.log_every == 0 or step == self.steps:
             line = self.window.means() | {"time/at_s": self.clock.now_s()}
+            if self.machine is not None:
+                line |= self.machine.read()
             self._timed_write(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
             self._raise_alarms(step, line)

@@ -34,8 +34,6 @@ from hone.core.out_of_memory import memory_errors
 from hone.core.state import State, integer, substate
 from hone.core.strict_json import Json
 from hone.native.build import keep_freed_memory
-from hone.planner.run_memory import run_memory
-from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 from hone.run.alarms import AlarmWatch
 from hone.run.callbacks import (
     NO_CALLBACKS,
@@ -49,6 +47,7 @@ from hone.run.callbacks import (
 )
 from hone.run.job import RunConfig, TrainingJob
 from hone.run.loop import train
+from hone.run.machine import MachineReader, MemoryWatch
 from hone.run.memory_plan import MemoryPlan, planned_words
 from hone.run.report.run_page import write_report
 from hone.run.report.timeline import step_timeline
@@ -76,7 +75,6 @@ from hone.run.store.records import (
     SPEED,
     GradientCertificate,
     MatmulRate,
-    MemoryUse,
     memory_line,
     read_certificate,
     speed_line,
@@ -148,40 +146,6 @@ def _mismatch_line(metrics: MetricColumns) -> str | None:
         f"answers' policy against the trainer's: KL {mean:.2g} nats a token, {worst:.2g} in the worst step; "
         f"{np.nanmean(above):.2%} of the tokens beyond the correction's cap."
     )
-
-
-# --------------------------------------------------------------------------------------------------------- memory watch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWatch:
-    """Memory before a run, on its device."""
-
-    device: str
-    before_bytes: int
-
-    @classmethod
-    def begin(cls, device: str) -> "MemoryWatch":
-        """Begin to watch: what is held now is not the run's."""
-        if device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats(device)
-            return cls(device=device, before_bytes=torch.cuda.memory_allocated(device))
-        reset_peak_resident()
-        return cls(device=device, before_bytes=resident_bytes())
-
-    def used(self, plan: MemoryPlan | None) -> MemoryUse:
-        """Memory of the run so far, beside its plan."""
-        on_gpu = self.device.startswith("cuda")
-        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_resident_bytes()
-        planned = None if plan is None or plan.run is None else run_memory(plan.run)
-        return MemoryUse(
-            device=self.device,
-            before_bytes=self.before_bytes,
-            peak_bytes=max(peak, self.before_bytes),
-            planned_bytes=0 if planned is None else planned.peak_bytes,
-            components={} if planned is None else dict(planned.components),
-            phases={} if planned is None else dict(planned.phases),
-        )
 
 
 # ------------------------------------------------------------------------------------------------------------------ run
@@ -268,7 +232,8 @@ def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | Non
             job.write_protect(folder.path)
             job.open_folder(folder.path)
             _certify(request, job, folder, progress)
-            folder.log(_train(request, job, facts, folder, progress, stop, clock))
+            machine = MachineReader.of_run(folder.path, clock, memory, request.memory)
+            folder.log(_train(request, job, facts, folder, progress, stop, machine))
             use = memory.used(request.memory)
             MEMORY.write(folder.path, use)
             speed = closing_lines(folder, job.measure_matmuls, clock)
@@ -358,10 +323,10 @@ def _train(
     folder: RunFolder,
     progress: ProgressDisplay,
     stop: StopRequest,
-    clock: Clock,
+    machine: MachineReader,
 ) -> str:
     """Train from the beginning or from the newest checkpoint; returns how it ended."""
-    config = order.config
+    config, clock = order.config, machine.clock
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
     state, done, notes = _initial_state(order, job, checkpoints)
     EVENTS.reach(done)
@@ -381,6 +346,7 @@ def _train(
         callbacks=order.callbacks,
         alarms=AlarmWatch(config.alarms, -(-config.steps // config.run.log_every)),
         tracking=_tracking(config, folder),
+        machine=machine,
         saved_step=done,
         last_step=done,
     )

@@ -33,7 +33,7 @@ FAMILIES: Final[Mapping[str, Sequence[str]]] = {
     "Lengths": ("answers", "length", "tokens", "turns", "tools", "completion"),
     "Value": ("value", "values", "critic", "advantage", "q", "replay"),
     "Throughput": ("time", "rollout", "learner", "fleet", "world", "capture", "env"),
-    "Memory": ("memory", "engine", "pages", "gpu"),
+    "Memory": ("memory", "engine", "pages", "gpu", "machine"),
 }
 """Families in their order, each with the beginnings of its metrics; a whole name goes before a beginning."""
 OTHERS: Final = "Others"

@@ -16,6 +16,7 @@ from hone import api
 from hone.cli.main import main
 from hone.core.config import ConfigSetting
 from hone.run.store.manifest import present_settings
+from hone.run.store.metrics import depends_on_clock
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "runs_0_1"
 EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))
@@ -42,7 +43,7 @@ def nearly(values: dict[str, float]) -> Any:
 
 
 def untimed(row: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if not name.startswith("time/")}
+    return {name: value for name, value in row.items() if not depends_on_clock(name)}
 
 
 def further(run: Path) -> list[dict[str, float]]:

@@ -27,6 +27,8 @@ from hone.core.strict_json import Json
 from hone.run.store.durable import from_json, raise_write_error, replace_file, sync_path, write_all, writing
 
 CLOCK_PREFIX = "time/"
+MACHINE_PREFIX = "machine/"
+"""Readings of the machine that a run is on."""
 LOGGED_PREFIX = "logged/"
 """Means that reward functions record: how answers are cut into calls depends on time, and so does their rounding."""
 CLOCK_NAMES = frozenset(
@@ -281,7 +283,7 @@ def without_clock_metrics(lines: Iterable[str]) -> list[str]:
 
 def depends_on_clock(name: str) -> bool:
     """True for a metric that two equal runs do not have in common."""
-    return name.startswith((CLOCK_PREFIX, LOGGED_PREFIX)) or name.removeprefix("eval/") in CLOCK_NAMES
+    return name.startswith((CLOCK_PREFIX, LOGGED_PREFIX, MACHINE_PREFIX)) or name.removeprefix("eval/") in CLOCK_NAMES
 
 
 def _without_clock(line: str) -> str:
