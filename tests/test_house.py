@@ -32,7 +32,7 @@ MEASURES: dict[str, float] = {
     "files under 60 lines": 95,
     "files under 70 lines with one importer": 2,
     "functions used once, of at most 8 lines": 512,
-    "protocols with at most one implementer": 35,
+    "protocols with at most one implementer": 15,
     "pairs of classes that share half of their fields": 32,
     "names in docstrings that exist nowhere": 0,
     "locals named found, told, said, given": 14,
@@ -71,7 +71,7 @@ TORCH_FREE = (
 
 # path -> (lines allowed, reason)
 LONG_FILES: dict[str, tuple[int, str]] = {
-    "src/hone/cli/options.py": (742, "one table of all commands and their options"),
+    "src/hone/cli/options.py": (751, "one table of all commands and their options"),
 }
 # path::name -> (lines allowed, at most 80, reason)
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}
@@ -375,7 +375,7 @@ env = { id = "CartPole-v1", num_envs = 2 }
 evaluation = { episodes = 2 }
 """,
         never=("hone.text", "hone.engine", "hone.rewards", "hone.models.language", "hone.decide"),
-        modules=217,
+        modules=219,
     ),
     "text": Wing(
         config="""recipe = "grpo"
@@ -393,7 +393,7 @@ head_dim = 8
 intermediate_size = 24
 """,
         never=("hone.control", "hone.decide"),
-        modules=279,
+        modules=281,
     ),
     "decisions": Wing(
         config="""recipe = "epsilon_greedy"
@@ -401,7 +401,7 @@ steps = 20
 arms = { kind = "linear", arms = 4, features = 3 }
 """,
         never=("hone.text", "hone.engine", "hone.rewards", "hone.models", "hone.control"),
-        modules=151,
+        modules=153,
     ),
 }
 

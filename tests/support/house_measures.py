@@ -24,11 +24,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class ClassFacts:
-    """A class: names of its annotated fields and of its methods."""
+    """A class: names of its annotated fields, and of all members that it defines itself."""
 
     name: str
+    bases: tuple[str, ...]
     fields: frozenset[str]
-    methods: frozenset[str]
+    members: frozenset[str]
     is_protocol: bool
 
 
@@ -92,9 +93,27 @@ def class_facts(node: ast.ClassDef) -> ClassFacts:
         and isinstance(one.target, ast.Name)
         and "ClassVar" not in ast.unparse(one.annotation)
     }
-    methods = {one.name for one in node.body if isinstance(one, Function)}
-    is_protocol = any("Protocol" in ast.unparse(base) for base in node.bases)
-    return ClassFacts(node.name, frozenset(fields), frozenset(methods), is_protocol)
+    bases = tuple(ast.unparse(base).split("[")[0] for base in node.bases)
+    return ClassFacts(
+        node.name,
+        tuple(base.split(".")[-1] for base in bases),
+        frozenset(fields),
+        frozenset(_own_members(node)),
+        "Protocol" in bases,  # asyncio's class of that name is another one
+    )
+
+
+def _own_members(node: ast.ClassDef) -> Iterator[str]:
+    for one in node.body:
+        match one:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+    for one in ast.walk(node):
+        match one:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
 
 
 @dataclass(frozen=True)
@@ -158,13 +177,16 @@ class House:
                     yield f"{one.name}: {name}"
 
     def _single(self) -> Iterator[str]:
-        classes = [one for file in self.files for one in file.classes]
-        protocols = {one.name: one.methods for one in classes if one.is_protocol}
-        for name, methods in protocols.items():
-            if methods and methods != {"__call__"}:
-                held = sum(methods <= one.methods for one in classes if one.name not in protocols)
-                if held <= 1:
-                    yield name
+        classes = {one.name: one for file in self.files for one in file.classes}
+
+        def members(one: ClassFacts) -> frozenset[str]:
+            return one.members.union(*(members(classes[base]) for base in one.bases if base in classes))
+
+        made = [members(one) for one in classes.values() if not one.is_protocol]
+        for name, one in classes.items():
+            asked = members(one)
+            if one.is_protocol and asked != {"__call__"} and sum(asked <= other for other in made) <= 1:
+                yield name
 
     def _mirrored(self) -> Iterator[str]:
         classes = [(file.name, one) for file in self.files for one in file.classes if len(one.fields) >= 4]
