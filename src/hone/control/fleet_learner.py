@@ -45,10 +45,14 @@ class FleetLogConfig(Config):
         """Steps that an iteration of so many samples takes from the log."""
         return max(1, math.ceil(samples / self.samples_per_insert))
 
-    def sharding(self, iterations: int) -> ShardingParams:
-        """Shards and priorities of a run."""
+    def sharding(self, iterations: int, half_life: int) -> ShardingParams:
+        """Shards and priorities of a run whose steps have a half-life (0: none)."""
         priorities = priority_schedule(self.exponent, self.correction, iterations=iterations)
-        return ShardingParams(shards=self.shards, priorities=priorities, max_staleness=self.max_staleness)
+        return ShardingParams(
+            shards=self.shards,
+            priorities=replace(priorities, half_life=half_life),
+            max_staleness=self.max_staleness,
+        )
 
     def open(self, spaces: PolicySpaces, samples: int) -> FleetSource[Any]:
         """Open the log for these spaces. Raises ConfigError for spaces that robots cannot send, DataError."""

@@ -56,10 +56,10 @@ class HindsightRunConfig(ReplayRunConfig):
     def open_replay(self, world: GymWorld) -> MethodWrapper:
         """Wrapper of a method that replaces its replay buffer by one of whole episodes, some of whose samples get other
         goals. Raises ConfigError for environments without goals."""
-        goals, hindsight, capacity = _goal_spec(world, self.env.id), self.hindsight, self.replay.capacity
+        goals, hindsight, replay = _goal_spec(world, self.env.id), self.hindsight, self.replay
 
         def relabelled(method: OffPolicyMethod[Any]) -> OffPolicyMethod[Any]:
-            store = EpisodeStore(capacity)
+            store = EpisodeStore(replay.capacity, half_life=replay.half_life)
             buffer = HindsightBuffer(store, goals, strategy=hindsight.strategy, share=hindsight.share)
             return replace(method, buffer=buffer)
 

@@ -23,11 +23,12 @@ from hone.control.networks.mlp import DiscreteActions, PolicySpaces
 from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.control.phases import LearningMethod, method_learner
 from hone.control.replay.mixed import ReplayBuffer, ReplaySource
+from hone.control.replay.priority import PrioritizedSampler
 from hone.control.replay.ring import RingBuffer
 from hone.control.replay.sharded import ShardedSampler
 from hone.control.rows import TransitionRows, transition_rows
 from hone.control.spaces import image_warnings, world_spaces
-from hone.control.value_rows import PrioritizedBuffer
+from hone.control.value_rows import PrioritizedBuffer, with_recency
 from hone.core.config import Config, new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -56,6 +57,8 @@ class ReplayConfig(Config):
     """Capacity of the replay buffer, transitions."""
     warmup: int = Field(default=100, ge=1)
     """Decisions before the first update; taken at random, except by a policy that draws its own actions."""
+    half_life: int = Field(default=0, ge=0)
+    """Transitions added after which a transition is half as likely to be drawn as a new one; 0: age does not count."""
 
     @property
     def rollout_steps(self) -> int:
@@ -146,7 +149,11 @@ class ReplayRunConfig(OffPolicyRunConfig):
             on_fault.pop_all()
 
         def build(config: ReplayRunConfig, world: GymWorld) -> TrainingJob[Any]:
-            method = wrap(config.method(spaces))
+            method = config.method(spaces)
+            ages = with_recency(None, config.replay.half_life)
+            if ages is not None and isinstance(method.buffer, RingBuffer):
+                method = replace(method, buffer=PrioritizedSampler(method.buffer, ages), shuffle=True)
+            method = wrap(method)
             if config.fleet is not None:
                 method = _of_fleet(config, config.fleet, method)
             return replay_job(config, world, method, config.replay, robots)
@@ -219,12 +226,12 @@ def _of_fleet(config: ReplayRunConfig, fleet: FleetLogConfig, method: OffPolicyM
     """The method on a sharded replay buffer by TD error. Raises ConfigError for one that needs whole episodes."""
     if isinstance(method.buffer, PrioritizedBuffer):
         return method  # action values have made their own
-    if not isinstance(method.buffer, RingBuffer):
+    if not isinstance(method.buffer, RingBuffer | PrioritizedSampler):
         raise ConfigError(
             f"{config.recipe}: a fleet's log has single steps, and this run's replay buffer needs more; leave out "
             "demonstrations and hindsight, or use sac, td3, ddpg, discrete_sac or dqn"
         )
-    sampler = ShardedSampler(config.replay.capacity, fleet.sharding(config.steps))
+    sampler = ShardedSampler(config.replay.capacity, fleet.sharding(config.steps, config.replay.half_life))
     buffer = PrioritizedBuffer(
         config.replay.capacity, steps=1, discount=1.0, priorities=sampler.params.priorities, sampler=sampler
     )  # the method credits with its own discount

@@ -33,6 +33,7 @@ from hone.control.value_rows import (
     ValueRows,
     split_value_rows,
     value_rows,
+    with_recency,
     with_weight_noise,
 )
 from hone.core.config import Config, new_default
@@ -132,14 +133,15 @@ class ValueRunConfig(ReplayRunConfig):
     def method(self, spaces: PolicySpaces) -> OffPolicyMethod[Any]:
         """Networks, replay buffer, behaviour policy and target updates of a value-based method."""
         chosen, replay = self.value_method(), self.replay
-        algorithm, sharding = chosen.algorithm, None if self.fleet is None else self.fleet.sharding(self.steps)
+        algorithm, age = chosen.algorithm, replay.half_life
+        sharding = None if self.fleet is None else self.fleet.sharding(self.steps, age)
         policy = _new_policy(self, spaces, chosen)
         priorities = chosen.priorities if sharding is None else sharding.priorities
         buffer = PrioritizedBuffer(
             replay.capacity,
             steps=chosen.n_steps,
             discount=algorithm.discount,
-            priorities=priorities,
+            priorities=with_recency(priorities, age),
             frames=spaces.inputs.frames,
             sampler=None if sharding is None else ShardedSampler(replay.capacity, sharding),
         )
@@ -173,7 +175,7 @@ class ValueRunConfig(ReplayRunConfig):
                 discount=algorithm.discount,
             ),
             after_step=followers(policy.values, policy.target, policy.average, algorithm, updates=updates),
-            shuffle=priorities is not None,  # they are drawn in the order of the buffer, which is that of time
+            shuffle=age > 0 or priorities is not None,  # drawn in the order of the buffer, which is that of time
         )
 
 

@@ -203,6 +203,13 @@ def priority_schedule(exponent: float, correction: float, *, iterations: int) ->
     return PriorityParams(alpha=exponent, beta=correction, beta_anneal_draws=max(1, iterations - 1))
 
 
+def with_recency(priorities: PriorityParams | None, half_life: float) -> PriorityParams | None:
+    """Priorities, or those of rows that are as likely as others of their age."""
+    if not half_life:
+        return priorities
+    return replace(PriorityParams(alpha=0.0) if priorities is None else priorities, half_life=half_life)
+
+
 def value_rows(
     policy: DqnPolicy, buffer: PrioritizedBuffer, seed: int, transitions: Episodes, credits: Credits, *, iteration: int
 ) -> ValueRows:

@@ -61,7 +61,7 @@ class HindsightBuffer:
         return self.store.add(episodes)
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
-        """`count` transitions, uniformly over decisions; each is relabelled with probability `share`."""
+        """`count` transitions, drawn as by the store; each is relabelled with probability `share`."""
         number, place = self.store.sample_positions(count, draws)
         transitions = self.store.windows(number, place, 1)
         chance, luck = draws.random(count), draws.random(count)

@@ -1,7 +1,12 @@
-"""Prioritised replay: transitions are sampled in proportion to their priority, with importance weights.
+"""Prioritised replay: transitions are sampled in proportion to their priority and recency, with importance weights.
 
 Belongs here: priorities over the rows of any replay buffer (Schaul et al., 2016, 1511.05952). Masses are priorities to
-the power of `exponent`; new rows get the largest mass so far, so that each is likely to be sampled once.
+the power of `alpha`; new rows get the largest mass so far, so that each is likely to be sampled once.
+
+With a half-life h a mass is also multiplied by the recency 2^(-a / h) of a row after which a others were added. Recency
+says what is to be learnt from, and priorities only how it is sampled: so importance weights lead back to the
+expectation under recency alone, w_i = (q_i / P_i)^beta with q_i = r_i / sum(r) and P_i = m_i r_i / sum(m r). Without a
+half-life q_i is 1 / N.
 """
 
 from dataclasses import dataclass
@@ -172,9 +177,17 @@ class PriorityParams:
     """Draws after which the correction has grown to 1, evenly."""
     epsilon: float = 1e-6
     """Added to errors, so that nothing is forgotten for ever."""
+    half_life: float = 0.0
+    """Rows added after which a row is half as likely to be drawn as a new one of the same priority; 0: age does not
+    count."""
     normalise_by_max: bool = False
     """Divide the weights by the batch's largest, as the paper does. The factor depends on the batch, so at a correction
     of 1 the mean is then not unbiased any more."""
+
+
+_HALVINGS = 256
+"""Recency grows from row to row instead of falling with age, so that an addition changes its own rows alone. Beyond
+2^256 all masses are multiplied by a power of 2, which rounds none of them; those of a thousand half-lives become 0."""
 
 
 class PrioritizedSampler:
@@ -189,6 +202,9 @@ class PrioritizedSampler:
         self.buffer = memory
         self.priorities = priorities
         self.tree = SumTree(memory.capacity)
+        self.recency = SumTree(memory.capacity) if priorities.half_life else None
+        """2^(number / half_life - halvings) of the row that was added as that number."""
+        self.halvings = 0
         self.draws = 0
         self.largest = 1.0
         """Largest mass ever given; what newcomers get."""
@@ -197,10 +213,16 @@ class PrioritizedSampler:
     def __len__(self) -> int:
         return len(self.buffer)
 
-    def add(self, episodes: Episodes) -> Ints:
-        """Remember, with the largest mass so far -> rows. Raises DataError for what the memory does not take."""
+    def add(self, episodes: Episodes, numbers: Ints | None = None) -> Ints:
+        """Remember, with the largest mass so far -> rows. `numbers` `[n]`: the time of each row, in rows, where this
+        memory is one of several; by default rows are counted here. Raises DataError for what the memory does not take.
+        """
         rows = self.buffer.add(episodes)
-        self.tree.set_masses(rows, np.full(len(rows), self.largest))
+        masses = np.full(len(rows), self.largest)
+        if self.recency is not None and len(rows):
+            end = self.buffer.added
+            masses *= self._new_recency(rows, np.arange(end - len(rows), end) if numbers is None else numbers)
+        self.tree.set_masses(rows, masses)
         return rows
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
@@ -216,7 +238,7 @@ class PrioritizedSampler:
             whole = self.buffer.is_complete(rows)
         else:
             raise DataError(f"{np.count_nonzero(~whole)} of {count} drawn rows lack their history: enlarge the memory")
-        weight = self._weights(self.tree.row_masses(rows))
+        weight = self._weights(rows)
         self.draws += 1
         self.last_sample = _PrioritySample(
             rows=rows, importance_weight=weight.astype(np.float32), added=self.buffer.added
@@ -242,7 +264,13 @@ class PrioritizedSampler:
             kept = (rows - drawn.added) % self.buffer.capacity >= since
             rows, masses = rows[kept], masses[kept]
         self.largest = max(self.largest, float(masses.max(initial=0.0)))
-        self.tree.set_masses(rows, masses)
+        self.tree.set_masses(rows, masses if self.recency is None else masses * self.recency.row_masses(rows))
+
+    def forget(self, rows: Ints) -> None:
+        """Take the mass from these rows `[n]`: they are not drawn again."""
+        for tree in (self.tree, self.recency):
+            if tree is not None:
+                tree.set_masses(rows, np.zeros(len(rows)))
 
     def current_beta(self) -> float:
         """Exponent of the weights at the next draw."""
@@ -250,7 +278,11 @@ class PrioritizedSampler:
         return beta + (1.0 - beta) * (1.0 if draws == 0 else min(1.0, self.draws / draws))
 
     def state(self) -> State:
+        aged: State = {}
+        if self.recency is not None:
+            aged = {"recency": self.recency.masses[: len(self.buffer)], "halvings": self.halvings}
         return {
+            **aged,
             "memory": self.buffer.state(),
             "masses": self.tree.masses[: len(self.buffer)],
             "largest": np.array([self.largest]),
@@ -264,11 +296,31 @@ class PrioritizedSampler:
         if len(masses) != len(self.buffer):
             raise DataError(f"{len(masses)} saved priorities for {len(self.buffer)} rows")
         self.tree.set_masses(np.arange(len(masses)), masses)
+        if self.recency is not None:
+            self.recency.set_masses(np.arange(len(masses)), array(state, "recency").astype(np.float64))
+            self.halvings = integer(state, "halvings")
         self.largest = float(array(state, "largest").astype(np.float64)[0])
         self.draws = integer(state, "draws")
         self.last_sample = _EMPTY_SAMPLE
 
-    def _weights(self, masses: Floats) -> Floats:
-        chance = masses * (len(self.buffer) / self.tree.total)
-        weight = chance ** -self.current_beta()
+    def _new_recency(self, rows: Ints, numbers: Ints) -> Floats:
+        """Recency `[n]` of rows that were written now, the last of `numbers`."""
+        assert self.recency is not None
+        exponents = numbers[-len(rows) :] / self.priorities.half_life - self.halvings
+        excess = int(exponents[-1]) // _HALVINGS * _HALVINGS
+        if excess:
+            for tree in (self.tree, self.recency):
+                tree.set_masses(np.arange(tree.capacity), tree.masses * 2.0**-excess)
+            self.halvings += excess
+        recency: Floats = np.exp2(exponents - excess)
+        self.recency.set_masses(rows, recency)
+        return recency
+
+    def _weights(self, rows: Ints) -> Floats:
+        masses = self.tree.row_masses(rows)
+        if self.recency is None:
+            ratio = masses * (len(self.buffer) / self.tree.total)
+        else:  # P / q
+            ratio = (masses / self.recency.row_masses(rows)) / (self.tree.total / self.recency.total)
+        weight = ratio ** -self.current_beta()
         return weight / weight.max() if self.priorities.normalise_by_max else weight

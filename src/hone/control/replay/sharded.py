@@ -4,7 +4,8 @@ Each shard that holds anything is as likely to be drawn from, and within a shard
 masses (Schaul et al., 2016): P(i) = m_i / (S M_s) for S shards of mass M_s, and importance weights are (N P(i))^-beta
 for N rows. So a robot that sends ten times as much as the others, or whose errors are ten times as large, is not ten
 times as much of what is learnt. Rows that were acted by a policy older than the bound on staleness have mass 0: they
-are not drawn, and they do not count as rows.
+are not drawn, and they do not count as rows. With a half-life, ages count the steps of all shards, and the weights are
+(q_i / P(i))^beta with the recency q_i of a row among those of all shards (`priority`).
 """
 
 from dataclasses import dataclass
@@ -71,10 +72,12 @@ class ShardedSampler:
         """Remember transitions: those of robot g go to shard `g % shards`."""
         transitions = episodes.transitions()
         owners = transitions.group % len(self.shards)
+        arrived = self._added + np.arange(len(transitions))
         numbers: list[int] = np.unique(owners).tolist()
         for number in numbers:
-            part = transitions.take(np.flatnonzero(owners == number))
-            rows: Ints = self.shards[number].add(part)
+            own = np.flatnonzero(owners == number)
+            part = transitions.take(own)
+            rows: Ints = self.shards[number].add(part, arrived[own])
             self._versions[number, rows] = part.version[-len(rows) :]
             self._eligible[number, rows] = True
         self._added += len(transitions)
@@ -95,12 +98,15 @@ class ShardedSampler:
         parts = [self.shards[number].sample(size, draws) for number, size in used]
         eligible, weights = len(self), list[NDArray[np.float64]]()
         staleness: list[Ints] = []
-        beta = self.current_beta()
+        beta, scales = self.current_beta(), self._recency_scales(held)
         for number, _ in used:
             shard = self.shards[number]
             rows = shard.last_sample.rows
             chance = shard.tree.row_masses(rows) / (len(held) * shard.tree.total)
-            weights.append((eligible * chance) ** -beta)
+            if shard.recency is None:
+                weights.append((eligible * chance) ** -beta)
+            else:
+                weights.append((shard.recency.row_masses(rows) * scales[number] / chance) ** beta)
             staleness.append(self.draws - self._versions[number, rows])
         self.draws, self._sampled = self.draws + 1, self._sampled + count
         self._staleness = np.concatenate(staleness)
@@ -159,6 +165,19 @@ class ShardedSampler:
         self._versions = np.asarray(state["versions"], np.int64)
         self._eligible = np.asarray(state["eligible"], np.bool_)
 
+    def _recency_scales(self, held: list[int]) -> dict[int, float]:
+        """Factor of each shard that makes the recencies of all their rows add up to 1; none without a half-life."""
+        half_life = self.params.priorities.half_life
+        if not half_life:
+            return {}
+        units = {number: 2.0 ** (self.shards[number].halvings - self._added / half_life) for number in held}
+        total = 0.0
+        for number, unit in units.items():
+            recency = self.shards[number].recency
+            assert recency is not None
+            total += recency.total * unit
+        return {number: unit / total for number, unit in units.items()}
+
     def _expire(self) -> None:
         """Take the mass from rows that grew too old."""
         bound = self.params.max_staleness
@@ -167,6 +186,6 @@ class ShardedSampler:
         stale = self._eligible & (self.draws - self._versions > bound)
         for number in np.flatnonzero(stale.any(axis=1)).tolist():
             rows = np.flatnonzero(stale[number])
-            self.shards[number].tree.set_masses(rows, np.zeros(len(rows)))
+            self.shards[number].forget(rows)
             self._stale += len(rows)
         self._eligible &= ~stale

@@ -59,9 +59,13 @@ class EpisodeStore:
     parquet).
     """
 
-    def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] | None = None) -> None:
+    def __init__(
+        self, capacity: int, *, spill: Callable[[int, Episodes], None] | None = None, half_life: float = 0.0
+    ) -> None:
         self.capacity = capacity
         self.spill = spill
+        self.half_life = half_life
+        """Newer decisions after which one is half as likely to be drawn; 0: all are as likely."""
         self.added = 0
         """Episodes ever remembered."""
         self._columns: dict[str, Array] = {}
@@ -131,19 +135,27 @@ class EpisodeStore:
         return self._pieces(np.array([0, length], dtype=np.int64), rows, whole_piece, np.array([ends]), final)
 
     def sample_positions(self, count: int, draws: np.random.Generator) -> tuple[Ints, Ints]:
-        """`count` decisions, uniformly with replacement: their episodes' numbers and their places within `[n]`."""
+        """`count` decisions with replacement, uniformly or by recency: their episodes' numbers and their places within
+        `[n]`. Recency 2^(-a / half_life) of the a-th newest of n decisions: a = floor(-half_life log2(1 - u (1 -
+        2^(-n / half_life)))) for a uniform u."""
         index = self.index
         offsets = offsets_of(index.length)
-        picks = draws.integers(0, offsets[-1], count)
+        held = int(offsets[-1])
+        if self.half_life:
+            luck = draws.random(count) * -np.expm1(-held / self.half_life * np.log(2.0))
+            ages = (np.log1p(-luck) * (-self.half_life / np.log(2.0))).astype(np.int64)
+            picks = held - 1 - np.minimum(ages, held - 1)
+        else:
+            picks = draws.integers(0, held, count)
         number = np.searchsorted(offsets, picks, side="right") - 1
         return number, picks - offsets[number]
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
-        """`count` transitions, uniformly over decisions, as episodes of one decision."""
+        """`count` transitions, drawn as `sample_positions` says, as episodes of one decision."""
         return self.windows(*self.sample_positions(count, draws), 1)
 
     def sample_sequences(self, count: int, length: int, draws: np.random.Generator) -> Episodes:
-        """`count` windows of `length` decisions; each decision is as likely to be the first. At an episode's end a
+        """`count` windows of `length` decisions, whose first is drawn as `sample_positions` says. At an episode's end a
         window is shorter: nothing is padded."""
         return self.windows(*self.sample_positions(count, draws), length)
 

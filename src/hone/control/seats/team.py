@@ -21,6 +21,7 @@ from hone.control.networks.team import TeamValues
 from hone.control.off_policy import IterationReplayConfig, ScheduledExplorer, off_policy_parts
 from hone.control.phases import LearningMethod, TdAlgorithm, method_learner, optimizer_phase, polyak_updater
 from hone.control.replay.mixed import ReplaySource
+from hone.control.replay.priority import PrioritizedSampler
 from hone.control.replay.ring import RingBuffer
 from hone.control.rows import TransitionRows, transition_rows
 from hone.control.seats.evaluation import SeatsEvaluationConfig
@@ -30,6 +31,7 @@ from hone.control.seats.players import RandomPlayer
 from hone.control.seats.training import NamedPlayers, seats_scorer, with_state
 from hone.control.seats.world import NoiseBlocks, match_state, open_matches, replay_matches
 from hone.control.value_based import LinearEpsilon, exploration_level
+from hone.control.value_rows import with_recency
 from hone.core.config import new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -316,17 +318,19 @@ def team_job(config: TeamRunConfig, world: TeamWorld) -> TrainingJob[TeamValues]
         noise = np.zeros((len(transitions), 0), np.float32)
         return transition_rows(with_state(transitions), credits, noise, device=config.run.device)
 
+    ring, ages = RingBuffer(config.replay.capacity), with_recency(None, config.replay.half_life)
     method = LearningMethod(
         policy=policy,
         phases=[phase],
         layout=layout_rows,
         credit=partial(one_step_target, discount=config.algorithm.discount),
         after_step=lambda _, __: update(config.algorithm.tau),
+        shuffle=ages is not None,
     )
     actor = ScheduledExplorer(policy.numpy_policy(), exploration_policy=config.exploration_policy)
     source: Source[TeamValues] = ReplaySource(
         LiveSource(world, actor),
-        buffer=RingBuffer(config.replay.capacity),
+        buffer=ring if ages is None else PrioritizedSampler(ring, ages),
         sample_size=config.replay.batch * config.learner.updates_per_iteration,
         warmup=config.replay.warmup,
         seed=config.seed,

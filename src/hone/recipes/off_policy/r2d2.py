@@ -30,7 +30,7 @@ from hone.control.recurrent_rows import (
 )
 from hone.control.replay.sequences import SequenceBuffer
 from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, followers
-from hone.control.value_rows import PrioritizedBuffer, priority_schedule
+from hone.control.value_rows import PrioritizedBuffer, priority_schedule, with_recency
 from hone.core.config import new_default
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -97,10 +97,11 @@ class R2d2Config(ScheduledValueRunConfig):
             self.run.device
         )
         capacity = max(1, replay.capacity // replay.collect)
+        priorities = priority_schedule(chosen.exponent, chosen.correction, iterations=self.steps)
         buffer = PrioritizedBuffer(
             capacity,
             discount=chosen.discount,
-            priorities=priority_schedule(chosen.exponent, chosen.correction, iterations=self.steps),
+            priorities=with_recency(priorities, replay.half_life / replay.collect),
             sequences=SequenceBuffer(capacity, length=replay.collect, burn_in=chosen.burn_in),
         )
 
