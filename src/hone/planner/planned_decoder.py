@@ -12,7 +12,7 @@ from hone.core.errors import DataError, ErrorCollector
 
 PLANNED_FAMILIES: Final = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
-    "granite", "glm", "glm4", "cohere", "cohere2", "qwen3_moe", "mixtral", "olmoe",
+    "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_moe", "mixtral", "olmoe",
 )  # fmt: skip
 """Families whose shapes hone runs; others are planned as the nearest of them."""
 QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe")
@@ -24,7 +24,12 @@ _LAYER_NORMS: Final[Mapping[str, tuple[int, int]]] = {
     "cohere2": (1, 0),
 }  # fmt: skip
 """Norms before and after attention and MLP, where they are not two before."""
-_TIED_FAMILIES: Final = ("gemma2", "gemma3_text", "smollm3", "cohere", "cohere2")
+_LATENT_SIZES: Final = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_LATENTS: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
+    "youtu": (1536, 512, 128, 64, 128), "minicpm3": (768, 256, 64, 32, 0),
+}  # fmt: skip
+"""Families with latent attention -> its `_LATENT_SIZES` where `config.json` does not say; 0: hidden size over heads."""
+_TIED_FAMILIES: Final = ("gemma2", "gemma3_text", "smollm3", "cohere", "cohere2", "youtu", "minicpm3")
 """Families whose output projection is the embedding, where `config.json` does not say."""
 _HEAD_DIMS: Final[Mapping[str, int]] = {
     "qwen3": 128, "qwen3_moe": 128, "ministral3": 128, "glm": 128, "glm4": 128, "gemma2": 256, "gemma3_text": 256,
@@ -54,6 +59,35 @@ class PlannedDecoder:
     experts: int = 0
     """Experts of a layer; 0: dense."""
     experts_per_token: int = 0
+    latent: int = 0
+    """Features of the latent that keys and values of latent attention are made of; 0: they are heads. Then `kv_heads`
+    is 1, and `head_dim` has the latent and the rotary key."""
+    query_latent: int = 0
+    """Features of the latent that its queries are made of; 0: they are made of the stream."""
+    plain: int = 0
+    """Features of a head's query that do not turn."""
+    value: int = 0
+    """Features of a head's value."""
+
+    @property
+    def turned(self) -> int:
+        """Features of the rotary key of latent attention."""
+        return self.head_dim - self.latent
+
+    @property
+    def latent_projections(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of the projections of latent attention; empty where keys and values are heads."""
+        if not self.latent:
+            return {}
+        queries, before = self.heads * (self.plain + self.turned), self.query_latent
+        first = {"q_proj": (queries, self.hidden)}
+        if before:
+            first = {"q_a_proj": (before, self.hidden), "q_b_proj": (queries, before)}
+        return first | {
+            "kv_a_proj_with_mqa": (self.head_dim, self.hidden),
+            "kv_b_proj": (self.heads * (self.plain + self.value), self.latent),
+            "o_proj": (self.hidden, self.heads * self.value),
+        }
 
     @property
     def layer_norms(self) -> tuple[int, int]:
@@ -61,9 +95,14 @@ class PlannedDecoder:
         return _LAYER_NORMS.get(self.family, (2, 0))
 
     @property
+    def bounds_scores(self) -> bool:
+        """Whether the scores of attention are bounded."""
+        return self.family == "gemma2"
+
+    @property
     def fits_kernels(self) -> bool:
-        """Whether the compiled kernels of training compute such layers; not Gemma 2's bounded scores."""
-        return self.family != "gemma2"
+        """Whether the compiled kernels of training compute such layers; not bounded scores, nor latents."""
+        return not self.bounds_scores and not self.latent
 
     @property
     def norms_whole(self) -> bool:
@@ -83,6 +122,8 @@ class PlannedDecoder:
     @property
     def attention_weights(self) -> int:
         """Weights of a layer's linear projections around attention."""
+        if self.latent:
+            return sum(rows * columns for rows, columns in self.latent_projections.values())
         return 2 * self.hidden * (self.query_width + self.key_width)
 
     @property
@@ -104,7 +145,8 @@ class PlannedDecoder:
     def parameters(self) -> int:
         """Parameters in all: projections, norms, biases, routers, embedding and output projection."""
         norms = sum(self.layer_norms) * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
-        biases = self.query_width + 2 * self.key_width if self.qkv_bias else 0
+        norms += self.query_latent + self.latent
+        biases = self.query_width + 2 * self.key_width if self.qkv_bias and not self.latent else 0
         layer = self.layer_weights + norms + biases + self.hidden * self.experts
         return self.layers * layer + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
 
@@ -112,6 +154,7 @@ class PlannedDecoder:
         """Bytes of the weights with linear layers, embedding and head in codes of `bits`: a scale of 16 bits for 32
         inputs, outputs in blocks of 32; the rest in float32."""
         outputs = [(self.query_width + 2 * self.key_width, self.hidden), (self.hidden, self.query_width)]
+        outputs = [*self.latent_projections.values()] or outputs
         outputs = [*outputs, (2 * self.intermediate, self.hidden), (self.hidden, self.intermediate)] * self.layers
         outputs += [(self.vocab, self.hidden)] * (1 if self.tied else 2)
         coded = sum(-(-rows // 32) * columns * (4 * bits + 2) for rows, columns in outputs)
@@ -121,8 +164,10 @@ class PlannedDecoder:
         """Numbers of a layer's low-rank updates beside codes, A and B of the linear layers with one input together,
         with the zeros between them. `multiples`: paddings of A's and B's ranks."""
         joint, gates = self.query_width + 2 * self.key_width, 2 * self.intermediate
+        heads = ((("q_proj", "k_proj", "v_proj"), self.hidden, joint), (("o_proj",), self.query_width, self.hidden))
+        latents = tuple(((name,), inputs, rows) for name, (rows, inputs) in self.latent_projections.items())
         stacks = (
-            (("q_proj", "k_proj", "v_proj"), self.hidden, joint), (("o_proj",), self.query_width, self.hidden),
+            *(latents or heads),
             (("gate_proj", "up_proj"), self.hidden, gates), (("down_proj",), self.intermediate, self.hidden),
         )  # fmt: skip
         ranks = ((rank * len({*names} & {*layers}), inputs, outputs) for names, inputs, outputs in stacks)
@@ -169,13 +214,14 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
     family = str(config.get("model_type", "unknown"))
     default_dim = _HEAD_DIMS.get(family, hidden // heads)
     experts = _first(config, ("num_experts", "num_local_experts", "n_routed_experts"), 0, where, faults)
+    query_latent, latent, plain, turned, value = _latent_sizes(config, family, hidden // heads, where, faults)
     shape = PlannedDecoder(
         family=family,
         layers=sizes["num_hidden_layers"],
         hidden=hidden,
         heads=heads,
-        kv_heads=_first(config, ("num_key_value_heads",), heads, where, faults),
-        head_dim=_first(config, ("head_dim",), default_dim, where, faults),
+        kv_heads=1 if latent else _first(config, ("num_key_value_heads",), heads, where, faults),
+        head_dim=latent + turned if latent else _first(config, ("head_dim",), default_dim, where, faults),
         intermediate=(
             _first(config, ("moe_intermediate_size",), sizes["intermediate_size"], where, faults)
             if experts
@@ -187,11 +233,23 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
         qkv_bias=family == "qwen2" or bool(config.get("attention_bias", family in ("glm", "glm4"))),
         experts=experts,
         experts_per_token=_first(config, ("num_experts_per_tok",), 1 if experts else 0, where, faults),
-    )
+        latent=latent, query_latent=query_latent, plain=plain, value=value,
+    )  # fmt: skip
     if not faults.messages:
         faults.extend(_contradictions(shape, where))
     faults.raise_if_any()
     return shape
+
+
+def _latent_sizes(
+    config: Mapping[str, object], family: str, head_width: int, where: str, faults: ErrorCollector
+) -> list[int]:
+    """The `_LATENT_SIZES` of a family that has them, else zeros. Queries without a latent have the key, and null."""
+    if family not in _LATENTS:
+        return [0] * len(_LATENT_SIZES)
+    usual = [default or head_width for default in _LATENTS[family]]
+    usual[0] = 0 if config.get("q_lora_rank", 0) is None else usual[0]
+    return [_first(config, (key,), size, where, faults) for key, size in zip(_LATENT_SIZES, usual, strict=True)]
 
 
 def _contradictions(shape: PlannedDecoder, where: str) -> list[str]:

@@ -148,12 +148,20 @@ def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
         attention = b * (2 * a + 2 * g) * d + 8 * a
         attention += b * (a + 2 * g) * d + 8 if shape.norms_whole else 0  # normalised before the kernel, and joined
     else:
-        bounded = 1 if shape.fits_kernels else 2  # a bound of the scores is kept beside them
+        bounded = 2 if shape.bounds_scores else 1  # a bound of the scores is kept beside them
         scores = 4 * a if settings.fused_attention else bounded * w * a * settings.text_tokens
         scores += w * a * d if settings.fused_attention and settings.path == "torch" else 0  # its result
         normed = b * (a + 2 * g) * d + 4 * (a + g) if shape.qk_norm else 0
-        attention = (w * (a + 2 * g) + b * a) * d + normed + scores
+        result = _latent_bytes(shape, b) if shape.latent else b * a * d
+        attention = w * (a + 2 * g) * d + result + normed + scores
     return common + attention + inner_bytes(shape, b) + b * settings.update_rank
+
+
+def _latent_bytes(shape: PlannedDecoder, b: int) -> int:
+    """Bytes for each token of latent attention beside its queries, keys, values and scores: the inputs and results of
+    the latents' norms, the plain queries, the mixed latents of all heads, and their values."""
+    latents = 2 * shape.query_latent + shape.head_dim
+    return b * (latents + shape.heads * (shape.plain + shape.latent + shape.value)) + (8 if shape.query_latent else 4)
 
 
 def _table_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
@@ -249,12 +257,15 @@ def _kept_weights(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes of copies of a layer's weights that products keep: rounded ones, but for those of experts, which round
     theirs one after another in both passes; and a router in bfloat16, whose product is of float32 numbers. Beside codes
     they are the low-rank updates, put together, and rounded."""
-    if settings.code_bits:
-        return (settings.stream_bytes + (2 if settings.mixed else 0)) * settings.update_numbers
+    keys = shape.heads * shape.latent * shape.plain  # of latent attention, transposed
+    if settings.code_bits:  # keys and values of latents are decoded
+        decoded = settings.product_bytes * (2 * keys + shape.heads * shape.latent * shape.value)
+        return decoded + (settings.stream_bytes + (2 if settings.mixed else 0)) * settings.update_numbers
+    transposed = settings.stream_bytes * keys
     if not settings.mixed:
-        return 4 * shape.experts * shape.hidden if settings.weights == "bfloat16" else 0
+        return transposed + (4 * shape.experts * shape.hidden if settings.weights == "bfloat16" else 0)
     weights = shape.attention_weights if shape.experts else shape.layer_weights
-    return settings.rounded_bytes * weights
+    return transposed + settings.rounded_bytes * weights
 
 
 def _norm_backward(shape: PlannedDecoder, settings: StepSettings) -> int:

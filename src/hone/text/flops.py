@@ -21,8 +21,12 @@ FLOPS_PER_MULTIPLY_ADD: Final = 2
 def layer_parameters(config: ModelConfig) -> int:
     """Weights that every token is multiplied by: projections and MLPs of all layers; neither norms nor embeddings. Of a
     mixture of experts: the router and the experts that a token goes to."""
-    width = config.heads * config.head_dim
-    attention = config.hidden_size * (width + 2 * config.kv_heads * config.head_dim) + width * config.hidden_size
+    width, hidden, latent = config.heads * config.head_dim, config.hidden_size, config.latent
+    attention = hidden * (width + 2 * config.kv_heads * config.head_dim) + width * hidden
+    if latent is not None:
+        down, heads = latent.query_rank or 0, config.heads
+        attention = hidden * (down + latent.cached) + (down or hidden) * heads * latent.query
+        attention += heads * ((latent.plain + latent.value) * latent.rank + latent.value * hidden)
     experts = config.experts
     mlps, router = (1, 0) if experts is None else (experts.per_token, experts.count * config.hidden_size)
     return config.layers * (attention + router + 3 * mlps * config.hidden_size * config.mlp_width)

@@ -43,7 +43,7 @@ def config_settings(config: BaseModel) -> PlannedSettings:
 
 def planned_decoder(config: ModelConfig) -> PlannedDecoder:
     """The sizes of a model's config."""
-    experts = config.experts
+    experts, latent = config.experts, config.latent
     return PlannedDecoder(
         family=config.family,
         layers=config.layers,
@@ -58,6 +58,10 @@ def planned_decoder(config: ModelConfig) -> PlannedDecoder:
         qkv_bias=config.qkv_bias,
         experts=0 if experts is None else experts.count,
         experts_per_token=0 if experts is None else experts.per_token,
+        latent=0 if latent is None else latent.rank,
+        query_latent=0 if latent is None else latent.query_rank or 0,
+        plain=0 if latent is None else latent.plain,
+        value=0 if latent is None else latent.value,
     )
 
 

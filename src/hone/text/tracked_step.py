@@ -54,6 +54,10 @@ def decoder_config(shape: PlannedDecoder) -> ModelConfig:
     experts = None
     if shape.experts:
         experts = ExpertsConfig(count=shape.experts, per_token=shape.experts_per_token, width=shape.intermediate)
+    latents = {
+        "q_lora_rank": shape.query_latent or None, "kv_lora_rank": shape.latent, "qk_nope_head_dim": shape.plain,
+        "qk_rope_head_dim": shape.turned, "v_head_dim": shape.value,
+    }  # fmt: skip
     return ModelConfig(
         family=shape.family,  # type: ignore[arg-type]
         vocab_size=shape.vocab,
@@ -65,6 +69,7 @@ def decoder_config(shape: PlannedDecoder) -> ModelConfig:
         head_dim=shape.head_dim,
         tie_embeddings=shape.tied,
         experts=experts,
+        extra=latents if shape.latent else {},
     )
 
 

@@ -37,6 +37,11 @@ LONGROPE = {
 }  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
 MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "llama_4_scaling_beta": 0.5}
+MLA = {
+    "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+}  # fmt: skip
+MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
 T = transformers
 CASES: dict[str, tuple[type, dict[str, object]]] = {
     "llama3": (T.LlamaConfig, {"rope_parameters": LLAMA3}),
@@ -68,6 +73,12 @@ CASES: dict[str, tuple[type, dict[str, object]]] = {
     "cohere": (T.CohereConfig, {"logit_scale": 0.25}),
     "cohere-qk-norm": (T.CohereConfig, {"use_qk_norm": True, "logit_scale": 0.25}),
     "cohere2": (T.Cohere2Config, {"logit_scale": 0.25, "sliding_window": 7, "sliding_window_pattern": 2}),
+    "youtu": (T.YoutuConfig, {**MLA, "attention_bias": True}),
+    "youtu-yarn-full-queries": (T.YoutuConfig, {**MLA, "q_lora_rank": None, "rope_parameters": MSCALE}),
+    "minicpm3": (T.MiniCPM3Config, {**MLA, "v_head_dim": None, "dim_model_base": 24, "attention_bias": True,
+                                    "mlp_bias": True, "original_max_position_embeddings": 32,
+                                    "rope_parameters": {**LONGROPE, "short_factor": [1.0, 1.1],
+                                                        "long_factor": [1.0, 3.0]}}),
 }  # fmt: skip
 
 

@@ -21,10 +21,12 @@ from hone.models.language.families import (
     FULL,
     SLIDING,
     FamilyDesign,
+    LatentSizes,
     LayerSwitches,
     ModelFamily,
     check_switches,
     foreign_sizes,
+    latent_sizes,
     layer_switches,
 )
 from hone.models.language.packed_attention import AttentionLimits
@@ -210,7 +212,8 @@ _OFF: Final[Mapping[str, Sequence[object]]] = {
     "hidden_act": ("silu",), "rms_norm_eps": (), "use_bidirectional_attention": (False,),
     "full_attn_mod": _ONE, "interpolate_factor": _ONE,
     "partial_rotary_factor": _ONE, "rotary_pct": _ONE, "rotary_percent": _ONE,
-    "rope_interleaved": (False,), "use_mrope": (False,), "alibi": (False,), "is_causal": (True,),
+    "rope_interleaved": (False,), "rope_interleave": (False,), "use_mrope": (False,), "alibi": (False,),
+    "is_causal": (True,),
     "attention_bias": (False,), "qkv_bias": (False,), "use_bias": (False,), "bias": (False,), "mlp_bias": (False,),
     "lm_head_bias": (False,), "use_qk_norm": (False,), "qk_norm": (False,), "qk_layernorm": (False,),
     "attn_logit_softcapping": (), "final_logit_softcapping": (), "query_pre_attn_scalar": (),
@@ -233,6 +236,7 @@ _OFF_IN_FAMILY: Final[Mapping[tuple[str, str], Sequence[object]]] = {
     ("qwen3_moe", "qk_norm"): (True,),
     ("olmoe", "use_qk_norm"): (True,),
     ("olmoe", "qk_norm"): (True,),
+    ("youtu", "rope_interleave"): (True,),
 }
 _NO_EXPERTS: Final = f"families with experts: {', '.join(EXPERT_FAMILIES)}; give one of them, or a dense model"
 _HINTS: Final = {
@@ -325,7 +329,8 @@ _OF_LAYERS: Final = ("layer_types", "no_rope_layers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Numbers that fix a decoder's shape. `kv_heads` and `head_dim` default to one per head, `hidden_size / heads`.
+    """Numbers that fix a decoder's shape. `kv_heads` and `head_dim` default to one per head, `hidden_size / heads`;
+    with latent attention they are one, and the features of its cached key.
 
     Raises DataError, with every fault, when the numbers do not make a model.
     """
@@ -352,6 +357,8 @@ class ModelConfig:
     """Further keys of a `config.json`, written back as they are: the family's switches, and what changes no output."""
     switches: LayerSwitches = field(init=False)
     """What the keys of `extra` switch."""
+    latent: LatentSizes | None = field(init=False)
+    """Sizes of latent attention; None: keys and values are heads."""
 
     def __post_init__(self) -> None:
         faults = ErrorCollector(DataError)
@@ -362,6 +369,10 @@ class ModelConfig:
                 faults.add(f"model {name} must be at least 1, got {self._number(name)}")
         faults.raise_if_any()
         # A frozen dataclass derives its defaults through object.__setattr__.
+        latent = latent_sizes(self.family, self.extra, head_width=self.hidden_size // self.heads)
+        derived = {"latent": latent} | ({} if latent is None else {"kv_heads": 1, "head_dim": latent.cached})
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_dim:
@@ -374,13 +385,14 @@ class ModelConfig:
         if self.head_dim < 2 or self.head_dim % 2:
             faults.add(f"model head_dim must be even and at least 2 for rotary positions, got {self.head_dim}")
         self._add_expert_faults(faults)
-        faults.extend(self.rope.faults(self.head_dim))
+        faults.extend(self.rope.faults(self.rotary_dim))
         faults.raise_if_any()
         if self.design.local_theta is not None and self.local_rope is None:
             object.__setattr__(self, "local_rope", RopeConfig(theta=self.design.local_theta))
         switches = layer_switches(
-            self.family, self.extra, layers=self.layers, hidden_size=self.hidden_size, head_dim=self.head_dim,
-            max_positions=self.max_positions,
+            self.family, self.extra, layers=self.layers, hidden_size=self.hidden_size,
+            query_dim=self.head_dim if latent is None else latent.query, max_positions=self.max_positions,
+            score_factor=1.0 if latent is None else self.rope.latent_scale,
         )  # fmt: skip
         object.__setattr__(self, "switches", switches)
 
@@ -438,6 +450,11 @@ class ModelConfig:
         return self.intermediate_size if self.experts is None else self.experts.width
 
     @property
+    def rotary_dim(self) -> int:
+        """Features of a query and a key that rotary positions are for, of which a part may not turn."""
+        return self.head_dim if self.latent is None else self.latent.turned
+
+    @property
     def qkv_bias(self) -> bool:
         return self.design.qkv_bias or self.attention_bias
 
@@ -477,6 +494,8 @@ class ModelConfig:
         """What of this model the compiled runner does not compute; None: it computes all of it."""
         if self.by_texts:
             return f"model_type {self.extra.get('model_type')!r}, whose module is transformers' own"
+        if self.latent is not None:
+            return f"{self.family}'s latent attention"
         layer_norm = self.qk_norm and self.design.norm == "layer"
         return f"{self.family}'s norms of queries and keys, a weight for each head" if layer_norm else None
 
@@ -521,6 +540,8 @@ class ModelConfig:
             tie_word_embeddings=self.tie_embeddings,
         )
         config[self.design.eps_key] = self.norm_eps
+        if self.latent is not None:
+            config |= {"num_key_value_heads": self.heads, "head_dim": self.latent.turned}
         if self.local_rope is not None:
             config["rope_parameters"] = {FULL: self.rope.to_hf(), SLIDING: self.local_rope.to_hf()}
         if self.design.rope.fraction is not None:

@@ -48,6 +48,7 @@ from hone.models.language.decoder_layer import (
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
+from hone.models.language.latent_attention import LatentLayer
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.quantised_linear import BITS
 from hone.models.language.rope import RopeConfig
@@ -257,14 +258,20 @@ class Decoder(nn.Module):
         config, kind, bits = self.config, dtype, self.code_bits or None
         project = partial(linear_projection, config.hidden_size, config.vocab_size, bias=False, dtype=kind, bits=bits)
         self.embedding = project()
-        self.layers = nn.ModuleList(DecoderLayer(config, number, kind, bits) for number in range(config.layers))
+        layer = DecoderLayer if config.latent is None else LatentLayer
+        self.layers = nn.ModuleList(layer(config, number, kind, bits) for number in range(config.layers))
         self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind, kind=config.design.norm)
         self.head = None if config.tie_embeddings else project()
         self.frequencies = nn.Buffer(self._tables(), persistent=False)
         """`[tables, head_dim / 2]` radians per position; layer l has the table `config.rope_tables[l]`."""
 
     def _tables(self, length: int = 0) -> Tensor:
-        return torch.stack([rope_frequencies(rope, self.config.head_dim, length) for rope in self.config.ropes])
+        return torch.stack([self._frequencies(rope, length) for rope in self.config.ropes])
+
+    def _frequencies(self, rope: RopeConfig | None, length: int) -> Tensor:
+        """`[head_dim / 2]`: those of `rope_frequencies`, and 0 for features that rotary positions are not for."""
+        c = self.config
+        return functional.pad(rope_frequencies(rope, c.rotary_dim, length), (0, (c.head_dim - c.rotary_dim) // 2))
 
     def rotary_tables(self) -> tuple[Tensor, Tensor]:
         """`[tables, head_dim / 2]` float32 radians per position, and lengths of the turns: what an engine computes
@@ -567,7 +574,7 @@ class Decoder(nn.Module):
 
     def _fits_kernels(self) -> bool:
         usual = self.exactness == "parity" and self.device.type == "cpu"
-        usual = usual and self.config.switches.score_cap is None
+        usual = usual and self.config.switches.score_cap is None and self.config.latent is None
         return usual and self.dtype in DTYPE_CODES and self.compute in DTYPE_CODES
 
     def notes(self) -> list[str]:
@@ -669,7 +676,7 @@ class Decoder(nn.Module):
         frequencies = self.frequencies[number]
         if lengths is not None:
             every, which = lengths.unique(return_inverse=True)
-            own = [rope_frequencies(rope, self.config.head_dim, int(length)) for length in every]
+            own = [self._frequencies(rope, int(length)) for length in every]
             frequencies = torch.stack(own).to(self.device)[which][:, None]
         angles = positions[:, None, None].to(frequencies.dtype) * frequencies
         turns = torch.polar(self._turn_lengths(rope).to(angles).expand_as(angles), angles)
@@ -682,7 +689,7 @@ class Decoder(nn.Module):
     def _turn_lengths(self, rope: RopeConfig | None) -> Tensor:
         """`[head_dim / 2]` float32."""
         c = self.config
-        turned = 0 if rope is None else int(c.head_dim * rope.fraction) // 2
+        turned = 0 if rope is None else int(c.rotary_dim * rope.fraction) // 2
         lengths = np.full(c.head_dim // 2, (c.switches.score_scale * math.sqrt(c.head_dim)) ** 0.5, np.float32)
         lengths[:turned] *= 1.0 if rope is None else rope.scale
         return torch.from_numpy(lengths)

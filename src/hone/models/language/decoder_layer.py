@@ -399,8 +399,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype, bits: int | None = None) -> None:
         super().__init__()
         project = partial(linear_projection, dtype=dtype, bits=bits)
-        c, width, experts = config, config.heads * config.head_dim, config.experts
-        design = c.design
+        c, experts, design = config, config.experts, config.design
         self.number, self.head_dim = number, c.head_dim
         self.heads, self.kv_heads = c.heads, c.kv_heads
         self.parallel, self.gelu, self.factor = design.parallel, design.gelu, c.switches.residual_factor
@@ -411,12 +410,7 @@ class DecoderLayer(nn.Module):
             )
 
         self.attention_norm, self.attention_after = norm(0), norm(1)
-        self.qkv = project(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.norm_whole = c.qk_norm_whole
-        q_shape, k_shape = query_key_norm_shapes(c)
-        self.q_norm = RmsNorm(*q_shape, eps=c.norm_eps, dtype=dtype, kind=design.norm) if c.qk_norm else None
-        self.k_norm = RmsNorm(*k_shape, eps=c.norm_eps, dtype=dtype, kind=design.norm) if c.qk_norm else None
-        self.out = project(width, c.hidden_size, bias=c.output_bias)
+        self.make_attention(c, project, dtype)
         self.mlp_norm, self.mlp_after = norm(2), norm(3)
         self.experts, count = experts, 1 if experts is None else experts.count
         self.router = None if experts is None else LinearProjection(c.hidden_size, count, bias=False, dtype=dtype)
@@ -426,6 +420,16 @@ class DecoderLayer(nn.Module):
         self.selection_bias: Tensor | None
         self.register_buffer("selection_bias", torch.zeros(count) if experts and experts.selection_bias else None)
 
+    def make_attention(self, config: ModelConfig, project: Callable[..., AnyProjection], dtype: torch.dtype) -> None:
+        """Make the projections of attention, and the norms of queries and keys."""
+        c, width = config, config.heads * config.head_dim
+        self.qkv = project(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.norm_whole = c.qk_norm_whole
+        q_shape, k_shape = query_key_norm_shapes(c)
+        self.q_norm = RmsNorm(*q_shape, eps=c.norm_eps, dtype=dtype, kind=c.design.norm) if c.qk_norm else None
+        self.k_norm = RmsNorm(*k_shape, eps=c.norm_eps, dtype=dtype, kind=c.design.norm) if c.qk_norm else None
+        self.out = project(width, c.hidden_size, bias=c.output_bias)
+
     def forward(
         self, x: Tensor, turns: tuple[Tensor, Tensor], attend: LayerAttention, by: ForwardArithmetic,
         halves: "CompiledLayerHalves | None" = None, replayed: Tensor | None = None
@@ -433,7 +437,7 @@ class DecoderLayer(nn.Module):
         """The stream after the layer, and where its experts were asked; `turns` of queries and of keys; `replayed`
         `[T, k]` are experts to use."""
         enter, leave = (
-            (DecoderLayer.project_qkv, DecoderLayer.add_attention_and_mlp)
+            (type(self).project_qkv, type(self).add_attention_and_mlp)
             if halves is None
             else (halves.project_qkv, halves.add_attention_and_mlp)
         )
@@ -442,19 +446,27 @@ class DecoderLayer(nn.Module):
         del query, key, value  # the backward pass needs none of them, and the MLP is the layer's largest part
         if self.router is None:
             return leave(self, x, mixed, by), None
-        x = x + by.out_of_part(mixed, self.out)
+        x = x + self.attended(mixed, by)
         assert self.mlp_norm is not None
         y, routed = self.mix_experts(self.mlp_norm(x, by.dtype), by, replayed)
         return x + y, routed
 
+    def entering(self, x: Tensor, by: ForwardArithmetic) -> Tensor:
+        """What attention reads of the stream."""
+        return _normed(self.attention_norm, x, by)
+
     def project_qkv(self, x: Tensor, by: ForwardArithmetic) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, not turned yet."""
-        qkv = by.into_part(_normed(self.attention_norm, x, by), self.qkv).view(len(x), -1, self.head_dim)
+        qkv = by.into_part(self.entering(x, by), self.qkv).view(len(x), -1, self.head_dim)
         query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q_norm, k_norm = self._query_key_norms(by)
         if q_norm is not None and k_norm is not None:
             query, key = self._norm_heads(self.q_norm, query, q_norm), self._norm_heads(self.k_norm, key, k_norm)
         return query, key, value
+
+    def attended(self, mixed: Tensor, by: ForwardArithmetic) -> Tensor:
+        """The projection of what attention gives, `[T, heads * head_dim] -> [T, hidden_size]`."""
+        return by.out_of_part(mixed, self.out)
 
     def _norm_heads(self, norm: RmsNorm | None, x: Tensor, factor: Tensor) -> Tensor:
         """`x` `[T, heads, head_dim]` normalised."""
@@ -505,10 +517,10 @@ class DecoderLayer(nn.Module):
 
     def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: ForwardArithmetic) -> Tensor:
         """The residual stream, plus the attention output `mixed`, plus the MLP."""
+        attended = self._leaving(self.attended(mixed, by), self.attention_after, by)
         if self.parallel:  # the first norm is computed again: no sum of the stream lies between
-            attended = self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by)
-            return x + attended + self._mlp(_normed(self.attention_norm, x, by), by)
-        x = x + self._leaving(by.out_of_part(mixed, self.out), self.attention_after, by)
+            return x + attended + self._mlp(self.entering(x, by), by)
+        x = x + attended
         return x + self._mlp(_normed(self.mlp_norm, x, by), by)
 
     def _mlp(self, normed: Tensor, by: ForwardArithmetic, *, native: bool = False) -> Tensor:
@@ -587,5 +599,6 @@ class CompiledLayerHalves:
     """
 
     def __init__(self) -> None:
-        self.project_qkv = torch.compile(DecoderLayer.project_qkv, dynamic=True, fullgraph=True)
-        self.add_attention_and_mlp = torch.compile(DecoderLayer.add_attention_and_mlp, dynamic=True, fullgraph=True)
+        compiled = partial(torch.compile, dynamic=True, fullgraph=True)
+        self.project_qkv = compiled(lambda layer, x, by: layer.project_qkv(x, by))
+        self.add_attention_and_mlp = compiled(lambda layer, x, mixed, by: layer.add_attention_and_mlp(x, mixed, by))

@@ -12,7 +12,7 @@ from hone.models.language.rope import RopeRules, is_number
 
 ModelFamily: TypeAlias = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
-    "granite", "glm", "glm4", "cohere", "cohere2", "qwen3_moe", "mixtral", "olmoe",
+    "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_moe", "mixtral", "olmoe",
 ]  # fmt: skip
 NormKind: TypeAlias = Literal["rms", "rms_wide", "rms_plus_one", "layer"]
 """`rms_wide`: the weight is multiplied in float32, before rounding; `rms_plus_one`: so is 1 + weight; `layer`: the mean
@@ -73,6 +73,9 @@ class FamilyDesign:
     eps_key: str = "rms_norm_eps"
     ignored: tuple[str, ...] = ()
     """Keys of its files that change no output."""
+    latent: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
+    """Sizes of latent attention that it reads -> what they are in a file without the key; empty: keys and values are
+    heads."""
 
     @property
     def reads_layer_types(self) -> bool:
@@ -82,7 +85,7 @@ class FamilyDesign:
     @property
     def keys(self) -> frozenset[str]:
         """Keys that are read here besides those of every family."""
-        keys = {*self.flags, *self.numbers, *self.ignored, self.eps_key}
+        keys = {*self.flags, *self.numbers, *self.ignored, *self.latent, self.eps_key}
         if self.rope.fraction is not None:
             keys.add("partial_rotary_factor")
         if self.gelu:
@@ -167,6 +170,18 @@ FAMILY_DESIGNS: Final[Mapping[str, FamilyDesign]] = {
         norms=("input_layernorm", None, None, None), parallel=True, neighbours=True, window=4096, windowed="pattern",
         pattern=4, numbers={"logit_scale": 0.0625}, eps_key="layer_norm_eps",
     ),
+    "youtu": FamilyDesign(
+        architecture="Youtu", positions=131072, tied=True, flags=("attention_bias",), neighbours=True,
+        latent={"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+                "v_head_dim": 128},
+        ignored=("qk_head_dim", "embedding_initializer_range"),
+    ),
+    "minicpm3": FamilyDesign(
+        architecture="MiniCPM3", positions=32768, norm_eps=1e-5, tied=True, flags=("attention_bias", "mlp_bias"),
+        latent={"q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+                "v_head_dim": None},
+        numbers={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, ignored=("qk_head_dim",),
+    ),
     "qwen3_moe": FamilyDesign(
         architecture="Qwen3Moe", positions=32768, kv_heads=4, flags=("attention_bias",), qk_norm="head", window=4096,
         windowed="always",
@@ -226,6 +241,45 @@ def foreign_sizes(config: Mapping[str, object], *, where: str) -> dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """Features of latent attention (MLA; DeepSeek-V2, 2024): keys and values of all heads are products of one latent
+    for each token, beside one rotary key."""
+
+    query_rank: int | None
+    """Of the latent that the queries are made of; None: they are made of the stream itself."""
+    rank: int
+    """Of the latent that keys and values are made of."""
+    plain: int
+    """Of a head's query and key that do not turn."""
+    turned: int
+    """Of those that turn; the key has them once for all heads."""
+    value: int
+    """Of a head's value."""
+
+    @property
+    def query(self) -> int:
+        """Of a head's query."""
+        return self.plain + self.turned
+
+    @property
+    def cached(self) -> int:
+        """Of a token's key as attention has it: the rotary key, and the latent."""
+        return self.turned + self.rank
+
+
+def latent_sizes(family: str, keys: Mapping[str, object], *, head_width: int) -> LatentSizes | None:
+    """The sizes of a model whose checked keys these are; values have `head_width` features where they say nothing."""
+    design = FAMILY_DESIGNS.get(family, FOREIGN_DESIGN)
+    if not design.latent:
+        return None
+    sizes = {key: cast("int | None", keys.get(key, default)) for key, default in design.latent.items()}
+    known = [sizes["kv_lora_rank"], sizes["qk_nope_head_dim"], sizes["qk_rope_head_dim"]]
+    rank, plain, turned = (cast(int, size) for size in known)
+    value = sizes["v_head_dim"] or head_width
+    return LatentSizes(query_rank=sizes["q_lora_rank"], rank=rank, plain=plain, turned=turned, value=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSwitches:
     """What the keys of one model switch, beside its sizes."""
 
@@ -246,9 +300,16 @@ class LayerSwitches:
 
 
 def layer_switches(
-    family: str, keys: Mapping[str, object], *, layers: int, hidden_size: int, head_dim: int, max_positions: int
+    family: str,
+    keys: Mapping[str, object],
+    *,
+    layers: int,
+    hidden_size: int,
+    query_dim: int,
+    max_positions: int,
+    score_factor: float = 1.0,
 ) -> LayerSwitches:
-    """The switches of a model whose checked keys these are."""
+    """The switches of a model whose checked keys these are. `query_dim`: features of a head's query."""
     design = FAMILY_DESIGNS.get(family, FOREIGN_DESIGN)
 
     def number(key: str) -> float | None:
@@ -258,15 +319,19 @@ def layer_switches(
     sliding = _sliding_layers(design, keys, layers)
     window = cast("int | None", keys.get("sliding_window"))
     width = None if window is None or window >= max_positions else window
-    scale = number("attention_multiplier") or (number("query_pre_attn_scalar") or head_dim) ** -0.5
+    scale = number("attention_multiplier") or (number("query_pre_attn_scalar") or query_dim) ** -0.5
+    depth, base = number("scale_depth") or layers**0.5, number("dim_model_base") or hidden_size
     return LayerSwitches(
         windows=tuple(width if slides else None for slides in sliding),
         turns=_turns(design, keys, sliding),
-        score_scale=scale,
+        score_scale=scale * score_factor,
         score_cap=number("attn_logit_softcapping"),
-        embedding_factor=number("embedding_multiplier") or (hidden_size**0.5 if design.gelu else 1.0),
-        residual_factor=number("residual_multiplier") or 1.0,
-        logit_factor=(number("logit_scale") or 1.0) / (number("logits_scaling") or 1.0),
+        embedding_factor=(
+            number("embedding_multiplier") or number("scale_emb") or (hidden_size**0.5 if design.gelu else 1.0)
+        ),
+        residual_factor=number("residual_multiplier") or depth / layers**0.5,
+        logit_factor=(number("logit_scale") or (base / hidden_size if base else 1.0))
+        / (number("logits_scaling") or 1.0),
         logit_cap=number("final_logit_softcapping"),
     )
 
@@ -320,6 +385,12 @@ def check_switches(config: Mapping[str, object], family: str, where: str, faults
         value = config.get(key, default)
         if not (value is None and "softcapping" in key) and not (is_number(value) and cast(float, value) > 0):
             faults.add(f"{where}: {key} must be a number > 0, got {value!r}")
+    faults.extend(
+        f"{where}: {key} must be a whole number of at least 1, got {value!r}"
+        for key, value in ((key, config.get(key, default)) for key, default in design.latent.items())
+        if not (value is None and key in ("q_lora_rank", "v_head_dim"))
+        and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
+    )
     window = config.get("sliding_window")
     if design.windowed == "never":
         limit = config.get("max_position_embeddings") or design.positions

@@ -86,6 +86,12 @@ class RopeConfig:
             return self._temperature(self.mscale) / self._temperature(self.mscale_all_dim)
         return self._temperature(1.0)
 
+    @property
+    def latent_scale(self) -> float:
+        """Factor on the scores of latent attention: (0.1 mscale_all_dim ln factor + 1)^2 where the context is
+        scaled."""
+        return self._temperature(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
     def faults(self, head_dim: int) -> Iterator[str]:
         """What does not fit heads of so many features."""
         turned = int(head_dim * self.fraction)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder_layer import query_key_norm_shapes
+from hone.models.language.families import LatentSizes
 
 _Stack: TypeAlias = tuple[str, str, tuple[tuple[str, int, int], ...], bool]
 """Parameter, block of the checkpoint, its tensors (name, rows, rotary heads) in order, and whether it has biases."""
@@ -29,8 +30,10 @@ class CheckpointPiece:
     """The first so many heads have rotary features, which the decoder keeps in interleaved pairs; 0: rows unchanged."""
     head_dim: int = 0
     """Features of such a head."""
+    still: int = 0
+    """Features of a head before those that turn."""
     turned: int = 0
-    """Features of a head that turn, from its first on."""
+    """Features of a head that turn, one after another."""
 
     def from_checkpoint(self, tensor: Tensor) -> Tensor:
         """The checkpoint's order (first halves of all pairs, then second halves) -> pairs side by side."""
@@ -45,7 +48,8 @@ class CheckpointPiece:
     def _order(self, device: torch.device) -> Tensor:
         """`[rows]`: the checkpoint's row of each row here."""
         head = torch.arange(self.head_dim, device=device)
-        head[: self.turned] = head[: self.turned].view(2, -1).t().flatten()
+        turning = slice(self.still, self.still + self.turned)
+        head[turning] = head[turning].view(2, -1).t().flatten()
         starts = torch.arange(self.rotary_heads, device=device)[:, None] * self.head_dim
         turned = (starts + head).flatten()
         return torch.cat((turned, torch.arange(len(turned), self.rows, device=device)))
@@ -70,6 +74,8 @@ def checkpoint_pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
 
 def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
     query, key, width = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate_size
+    if c.latent is not None:
+        yield from _latent_attention(c, c.latent, f"{theirs}self_attn.", ours)
     apart = (
         "qkv",
         "self_attn",
@@ -77,10 +83,9 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
         c.qkv_bias,
     )
     joined = ("qkv", "self_attn", (("qkv_proj", query + 2 * key, c.heads + c.kv_heads),), c.qkv_bias)
-    stacks: tuple[_Stack, ...] = (
-        joined if "qkv_proj" in c.design.fused else apart,
-        ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias),
-    )
+    out = ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias)
+    stacks: tuple[_Stack, ...] = (joined if "qkv_proj" in c.design.fused else apart, out)
+    stacks = stacks if c.latent is None else (out,)
     pair = (("gate_proj", width, 0), ("up_proj", width, 0))
     pair = (("gate_up_proj", 2 * width, 0),) if "gate_up_proj" in c.design.fused else pair
     stacks += (
@@ -118,6 +123,27 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
             rotary_heads=0 if c.design.neighbours else heads,
             **rotary,
         )
+
+
+def _latent_attention(c: ModelConfig, sizes: LatentSizes, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
+    """The tensors of latent attention before the output projection."""
+    last, rank = (c.heads * sizes.query, c.heads), sizes.query_rank
+    queries = [("q_proj", "q", *last)]
+    if rank is not None:
+        queries = [("q_a_proj", "q_down", rank, 0), ("q_a_layernorm", "q_norm", rank, 0), ("q_b_proj", "q", *last)]
+    latents = [
+        ("kv_a_proj_with_mqa", "kv_down", sizes.rank + sizes.turned, 1), ("kv_a_layernorm", "kv_norm", sizes.rank, 0),
+        ("kv_b_proj", "kv", c.heads * (sizes.plain + sizes.value), 0),
+    ]  # fmt: skip
+    for name, own, rows, heads in (*queries, *latents):
+        still = sizes.rank if own == "kv_down" else sizes.plain
+        kinds = ("weight", "bias") if own in ("q_down", "kv_down") and c.attention_bias else ("weight",)
+        for kind in kinds:
+            yield CheckpointPiece(
+                checkpoint_name=f"{theirs}{name}.{kind}", parameter_name=f"{ours}{own}.{kind}", start=0, rows=rows,
+                rotary_heads=0 if c.design.neighbours else heads, head_dim=still + sizes.turned, still=still,
+                turned=sizes.turned,
+            )  # fmt: skip
 
 
 def _norms(c: ModelConfig) -> list[tuple[str, str, int, int]]:
