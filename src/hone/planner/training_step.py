@@ -152,16 +152,12 @@ def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
         scores = 4 * a if settings.fused_attention else bounded * w * a * settings.text_tokens
         scores += w * a * d if settings.fused_attention and settings.path == "torch" else 0  # its result
         normed = b * (a + 2 * g) * d + 4 * (a + g) if shape.qk_norm else 0
-        result = _latent_bytes(shape, b) if shape.latent else b * a * d
+        result = b * a * d
+        if shape.latent:  # both norms' inputs and results, plain queries, mixed latents and their values
+            result = b * (2 * shape.query_latent + d + a * (shape.plain + shape.latent + shape.value))
+            result += 8 if shape.query_latent else 4
         attention = w * (a + 2 * g) * d + result + normed + scores
     return common + attention + inner_bytes(shape, b) + b * settings.update_rank
-
-
-def _latent_bytes(shape: PlannedDecoder, b: int) -> int:
-    """Bytes for each token of latent attention beside its queries, keys, values and scores: the inputs and results of
-    the latents' norms, the plain queries, the mixed latents of all heads, and their values."""
-    latents = 2 * shape.query_latent + shape.head_dim
-    return b * (latents + shape.heads * (shape.plain + shape.latent + shape.value)) + (8 if shape.query_latent else 4)
 
 
 def _table_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:

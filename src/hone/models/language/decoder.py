@@ -38,6 +38,7 @@ from hone.models.language.decoder_layer import (
     DecoderLayer,
     ExpertArithmetic,
     ForwardArithmetic,
+    LatentLayer,
     LinearFn,
     RmsNorm,
     RoutingRecord,
@@ -48,7 +49,6 @@ from hone.models.language.decoder_layer import (
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
-from hone.models.language.latent_attention import LatentLayer
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.quantised_linear import BITS
 from hone.models.language.rope import RopeConfig

@@ -246,24 +246,24 @@ class LatentSizes:
     for each token, beside one rotary key."""
 
     query_rank: int | None
-    """Of the latent that the queries are made of; None: they are made of the stream itself."""
+    """Features of the latent that the queries are made of; None: they are made of the stream itself."""
     rank: int
-    """Of the latent that keys and values are made of."""
+    """Features of the latent that keys and values are made of."""
     plain: int
-    """Of a head's query and key that do not turn."""
+    """Features of a head's query and key that do not turn."""
     turned: int
-    """Of those that turn; the key has them once for all heads."""
+    """Features that turn; the key has them once for all heads."""
     value: int
-    """Of a head's value."""
+    """Features of a head's value."""
 
     @property
     def query(self) -> int:
-        """Of a head's query."""
+        """Features of a head's query."""
         return self.plain + self.turned
 
     @property
     def cached(self) -> int:
-        """Of a token's key as attention has it: the rotary key, and the latent."""
+        """Features of a token's key as attention has it: the rotary key, and the latent."""
         return self.turned + self.rank
 
 
