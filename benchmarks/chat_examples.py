@@ -105,10 +105,13 @@ def conversations(folder: Path) -> Figures:
 
 def preferences(folder: Path) -> Figures:
     run = folder / "runs" / "run"
-    margins = column(run, "preference/margin_nats")
+    chosen, rejected = (column(run, f"preference/{side}_nats") for side in ("chosen", "rejected"))
     brief = held_out_score("hone:smollm2", folder, "capitals_held_out.jsonl", f"{EXAMPLES}/chats.py:brief")
-    margin = {"margin in nats, first step": margins[0], "margin in nats, last 5 steps": float(np.mean(margins[-5:]))}
-    return margin | {"score, base": brief, "score, dpo": last(run, "eval/score")}
+    margin = {
+        "margin in nats, first step": chosen[0] - rejected[0],
+        "margin in nats, last 5 steps": float(np.mean(chosen[-5:]) - np.mean(rejected[-5:])),
+    }
+    return margin | {"score, base": brief, "score, trained": last(run, "eval/score")}
 
 
 def reward_model(folder: Path) -> Figures:
@@ -169,7 +172,12 @@ KINDS = {
     "dpo": Example(
         title="brief answers by DPO",
         figures=preferences,
-        rises=[("margin in nats, first step", "margin in nats, last 5 steps"), ("score, base", "score, dpo")],
+        rises=[("margin in nats, first step", "margin in nats, last 5 steps"), ("score, base", "score, trained")],
+    ),
+    "kto": Example(
+        title="brief answers by KTO",
+        figures=preferences,
+        rises=[("margin in nats, first step", "margin in nats, last 5 steps"), ("score, base", "score, trained")],
     ),
     "reward_model": Example(
         title="brief answers by a reward model",

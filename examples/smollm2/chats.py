@@ -1,8 +1,8 @@
 """Small data for the examples of this folder: `python examples/smollm2/chats.py` writes it into the current folder.
 
-Conversations that recall a fact, pairs that prefer brief answers, and dialogues that call the calculator; each with
-rows held out, of other names, countries or numbers. The configs also name two functions of this file: a reward and the
-solution of a sum.
+Conversations that recall a fact, pairs that prefer brief answers, the same answers marked good or bad, and dialogues
+that call the calculator; each with rows held out, of other names, countries or numbers. The configs also name two
+functions of this file: a reward and the solution of a sum.
 """
 
 import json
@@ -72,6 +72,12 @@ def pair_row(country: str, chance: random.Random) -> Row:
     }
 
 
+def as_marked(pair: Row) -> list[Row]:
+    """Mark the answers of a pair good and bad, each a row of its own."""
+    sides = [("chosen", True), ("rejected", False)]
+    return [{"prompt": pair["prompt"], "completion": pair[side], "label": good} for side, good in sides]
+
+
 def product_row(chance: random.Random) -> Row:
     """Ask for a product that no small model knows."""
     left, right = chance.randrange(101, 1000), chance.randrange(11, 100)
@@ -113,6 +119,7 @@ def main(folder: Path = Path()) -> None:
     pairs = [pair_row(country, chance) for country in countries]
     write(folder / "pairs.jsonl", pairs[:28])
     write(folder / "pairs_held_out.jsonl", pairs[28:])
+    write(folder / "marked.jsonl", [row for pair in pairs[:28] for row in as_marked(pair)])
     write(folder / "capitals.jsonl", [{"prompt": row["prompt"]} for row in pairs[:28]])
     write(folder / "capitals_held_out.jsonl", [{"prompt": row["prompt"]} for row in pairs[28:]])
     products = [product_row(chance) for _ in range(48 + 400 + 40)]

@@ -61,5 +61,17 @@ def test_a_figure_that_moves_the_wrong_way_in_one_seed_misses_its_bar(examples, 
     assert '"seed": 1' in capsys.readouterr().out
 
 
+def test_the_margin_is_of_the_means_of_chosen_and_rejected_answers(examples, monkeypatch, tmp_path):
+    """A step whose answers are all good has no rejected one: its number counts for the chosen alone."""
+    columns = {"preference/chosen_nats": [1.0, 2, 3, 4, 5, 6], "preference/rejected_nats": [0.5, -1, -2, -3, -4]}
+    monkeypatch.setattr(examples, "column", lambda _, key: columns[key])
+    monkeypatch.setattr(examples, "held_out_score", lambda *_: 0.25)
+    monkeypatch.setattr(examples, "last", lambda *_: 0.75)
+    assert examples.preferences(tmp_path) == {
+        "margin in nats, first step": 0.5, "margin in nats, last 5 steps": 4 + 1.9, "score, base": 0.25,
+        "score, trained": 0.75,
+    }  # fmt: skip
+
+
 def test_every_config_is_measured(examples):
     assert set(examples.KINDS) == {path.stem for path in examples.EXAMPLES.glob("*.toml")}

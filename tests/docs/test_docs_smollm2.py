@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "language" / "real_chat_model.md"
 SHORTER = {
     "sft.toml": ["steps=1", "batch=4", "evaluation.max_tokens=2"],
     "dpo.toml": ["steps=1", "batch=2", "evaluation.max_tokens=2"],
+    "kto.toml": ["steps=1", "batch=2", "samples.prompts=2", "evaluation.max_tokens=2"],
     "reward_model.toml": [
         *("stage.0.steps=1", "stage.0.batch=2", "stage.1.steps=1", "stage.1.rollout.prompts_per_step=2"),
         *("stage.1.rollout.samples_per_prompt=2", "stage.1.rollout.max_tokens=4", "stage.1.evaluation.max_tokens=2"),
@@ -78,12 +79,21 @@ def test_held_out_rows_share_no_question_or_answer_with_the_rows_that_are_learnt
 
     for learnt, held_out in (
         *(("pairs", "pairs_held_out"), ("capitals", "capitals_held_out"), ("facts", "facts_held_out")),
+        ("marked", "pairs_held_out"),
         *(("products", "products_held_out"), ("calls", "products_held_out")),
     ):
         rows = [Path(f"{file}.jsonl").read_text().splitlines() for file in (learnt, held_out)]
         questions = [{asked(json.loads(line)) for line in some} for some in rows]
         assert all(questions)
         assert not questions[0] & questions[1], held_out
+
+
+def test_marked_answers_are_those_of_the_pairs(workplace: Path) -> None:
+    pairs, marked = (
+        [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()] for name in ("pairs", "marked")
+    )
+    expected = [(pair["prompt"], pair[side], side == "chosen") for pair in pairs for side in ("chosen", "rejected")]
+    assert [(row["prompt"], row["completion"], row["label"]) for row in marked] == expected
 
 
 def test_answers_of_at_most_five_words_are_brief(workplace: Path) -> None:

@@ -28,6 +28,7 @@ NOT_RUN = {
             "train examples/smollm2/sft.toml",
             "train chat.toml",
             "train examples/smollm2/dpo.toml",
+            "train examples/smollm2/kto.toml",
             "train examples/smollm2/reward_model.toml",
             "train examples/smollm2/tools.toml",
             "export smollm2/grpo sums.gguf --gguf Q8_0",
