@@ -132,16 +132,15 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
     ),
     CommandSpec(
         name="service",
-        summary="back up a decision service, check and restore a backup, prune versions",
+        summary="back up and restore a decision service, prune versions, store features",
         module="hone.cli.commands.service",
         positionals=(("file", "the service file"),),
         options=(
             CommandOption(flag="--backup", metavar="DIR", help="copy the service into a new folder; it may be serving"),
             CommandOption(flag="--verify", metavar="DIR", help="check every file of a backup"),
             CommandOption(flag="--restore", metavar="DIR", help="bring a backup back; the folder must not be there"),
-            CommandOption(
-                flag="--prune", metavar="WHEN", help="remove versions without a decision since 2026-11-23, or a second"
-            ),
+            CommandOption(flag="--prune", metavar="WHEN", help="remove versions unused since 2026-11-23, or a second"),
+            CommandOption(flag="--features", metavar="FILE", help="store features, a JSON object a line"),
         ),
     ),
     CommandSpec(

@@ -27,6 +27,19 @@ def test_the_shop_learns_and_its_file_can_be_served(tmp_path: Path, capsys: pyte
     assert "retrain    retrain.toml, linucb; a job waits for 4000 rewards" in plan
 
 
+def test_the_example_of_a_feature_store_does_what_its_readme_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(EXAMPLE.parent / "features", tmp_path / "example")
+    monkeypatch.chdir(tmp_path / "example")
+    assert main(["service", "shop.toml", "--features", "rows.jsonl"]) == 0
+    assert "stored 3 rows of features" in capsys.readouterr().out
+    runpy.run_path("shop.py", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "zoe: none by version default:none, fallback: features: visitor missing" in printed
+    assert "the log has what was served: spent_30d = 81.5" in printed
+
+
 @pytest.mark.slow
 def test_a_job_of_the_shop_trains_with_the_config_that_it_ships(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

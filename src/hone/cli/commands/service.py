@@ -1,4 +1,4 @@
-"""`hone service FILE.toml`: a backup of a service, its check, its restore; versions that no recent decision needs."""
+"""`hone service FILE.toml`: a backup of a service, its check, its restore; old versions; rows of its feature store."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +10,9 @@ from hone.cli.terminal.screen import standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError
 from hone.core.strict_json import Json
-from hone.decide.gateway.upkeep import backup_service, prune_versions, restore_service, verify_backup
+from hone.decide.gateway.upkeep import backup_service, prune_versions, restore_service, store_features, verify_backup
 
-_WORK = ("backup", "verify", "restore", "prune")
+_WORK = ("backup", "verify", "restore", "prune", "features")
 
 
 def run(call: CommandCall) -> int:
@@ -25,6 +25,8 @@ def run(call: CommandCall) -> int:
     if call.text("prune"):
         pruned = prune_versions(file, before_s=moment_of(call.text("prune"), "--prune"), clock=SystemClock())
         screen.line(f"removed {len(pruned.removed)} versions, {pruned.kept} are kept")
+    elif call.text("features"):
+        screen.line(f"stored {store_features(file, place, SystemClock())} rows of features")
     elif call.text("backup"):
         screen.line(f"{place}: {_words(backup_service(file, place, SystemClock()))}")
     elif call.text("verify"):

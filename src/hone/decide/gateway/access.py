@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 from hone.decide.gateway.requests import RequestError
 
-AccessScope = Literal["decide", "reward", "read", "ship", "administer"]
-ALL_SCOPES: Final[tuple[AccessScope, ...]] = ("decide", "reward", "read", "ship", "administer")
+AccessScope = Literal["decide", "reward", "features", "read", "ship", "administer"]
+ALL_SCOPES: Final[tuple[AccessScope, ...]] = ("decide", "reward", "features", "read", "ship", "administer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

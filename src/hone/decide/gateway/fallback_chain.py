@@ -198,14 +198,17 @@ class FallbackChain:
         self.versions = versions
         self._clock = clock
 
-    def choose(self, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float) -> ServedChoice:
-        """A choice before `deadline_s` on the monotonic clock, by the first version that gives a usable one.
+    def choose(
+        self, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float, hand_over: str = ""
+    ) -> ServedChoice:
+        """A choice before `deadline_s` on the monotonic clock, by the first version that gives a usable one; with a
+        reason to `hand_over`, by the last one.
 
         A version that may be late gets half of the time that is left. Raises PolicyFailureError if even the default
         fails.
         """
-        failures: list[tuple[str, str]] = []
-        for version in self.versions:
+        failures = [(self.versions[0].name, hand_over)] if hand_over else list[tuple[str, str]]()
+        for version in self.versions[-1:] if hand_over else self.versions:
             try:
                 choice = self._ask(version, context, actions, draw_key, deadline_s)
             except PolicyFailureError as failure:

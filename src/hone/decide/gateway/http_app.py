@@ -1,7 +1,8 @@
 """The routes of a decision service, an application for any server of ASGI.
 
-POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/decide/joint, /v1/reward/batch; GET /live, /ready, /health, /metrics,
-/openapi.json; WebSocket /v1/session. A request is refused by its token and its tenant's rate before its body is read.
+POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/decide/joint, /v1/reward/batch, /v1/features; GET /live, /ready,
+/health, /metrics, /openapi.json; WebSocket /v1/session. A request is refused by its token and its tenant's rate before
+its body is read.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from hone.decide.gateway.access import (
     HeldRefusals,
     TenantLimits,
 )
+from hone.decide.gateway.feature_join import FeatureJoin
 from hone.decide.gateway.requests import (
     ActionInput,
     ContextInput,
@@ -165,7 +167,8 @@ def _optional_text(fields: Mapping[str, object], name: str) -> str:
 
 
 _SERVED: Final = (
-    "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/decide/joint, /v1/reward/batch; GET /live, /ready, /metrics, "
+    "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/decide/joint, /v1/reward/batch, /v1/features; GET /live, "
+    "/ready, /metrics, "
     "/openapi.json; WebSocket /v1/session"
 )
 
@@ -284,6 +287,8 @@ class GatewayRoutes:
             "/v1/decide/joint": _PostEndpoint(self, "/v1/decide/joint", "decide", _read_decision, "units"),
             "/v1/reward/batch": _PostEndpoint(self, "/v1/reward/batch", "reward", _read_reward, "rewards"),
         }
+        if (features := self.service.parts.features) is not None:
+            posts["/v1/features"] = _FeaturesEndpoint(self, features)
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
         routes += [
             Route("/live", self.live),
@@ -458,6 +463,22 @@ class _PostEndpoint:
         if isinstance(whole[0], RequestError) and self._many in ("", "units"):
             raise whole[0]
         return {"answers": [_answer_body(answer) for answer in whole]} if self._many else _answer_body(whole[0])
+
+
+class _FeaturesEndpoint(_PostEndpoint):
+    """The route that stores features: writers are other programs than callers of decisions, with a scope of their
+    own."""
+
+    def __init__(self, routes: GatewayRoutes, features: FeatureJoin) -> None:
+        super().__init__(routes, "/v1/features", "features", _read_decision)
+        self._features = features
+
+    async def answer(self, caller: CallerAccess, fields: Mapping[str, object], key: str) -> object:
+        """Store the rows on a thread, as the store may wait. Raises RequestError."""
+        del key  # rows that are put again change nothing
+        tenant = caller.tenant_of(_optional_text(fields, "tenant"), self._routes.service.parts.rules.tenants)
+        rows = {name: value for name, value in fields.items() if name != "tenant"}
+        return {"stored": await asyncio.to_thread(self._features.put, tenant, rows)}
 
 
 SESSION_IDLE_S: Final = 300.0

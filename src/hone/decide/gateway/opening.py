@@ -11,7 +11,7 @@ FOLDER/            beside the file, named by the service
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,6 +41,9 @@ from hone.decide.bandits.saving import open_decision_policy
 from hone.decide.bandits.wrappers import EpsilonFloor, Fallback, Shielded
 from hone.decide.gateway.access import AccessList, ServiceClient, token_digest
 from hone.decide.gateway.fallback_chain import FallbackChain, GuardedPolicy, SafeDefault, ServingVersion, ShadowAsker
+from hone.decide.gateway.feature_join import FeatureJoin
+from hone.decide.gateway.feature_opening import open_feature_store
+from hone.decide.gateway.feature_store import FeaturesTableConfig
 from hone.decide.gateway.log_learner import LogLearner, new_learning
 from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
 from hone.decide.gateway.online_policies import (
@@ -328,6 +331,7 @@ class _DriftWatch:
 
 PAGE: Final = 2000
 """Records that are read from the log at a time."""
+_NO_STORE: Final = "this service has no feature store: add a [features] table to its file"
 MOST_OPEN: Final = 50_000
 """Decisions of a tenant that wait for their reward in memory."""
 
@@ -390,6 +394,14 @@ class OpenedService:
         name = tenant or self.config.service.tenants[0]
         return self.service.reward(id, value, kind, at_s=at_s, tenant=name, key=key)
 
+    def put_features(
+        self, group: str, rows: Mapping[str, object], *, at_s: float | None = None, tenant: str = ""
+    ) -> int:
+        """Store features, `{ENTITY: {FEATURE: VALUE, or None to remove it}}` -> rows. Raises RequestError."""
+        if (join := self.service.parts.features) is None:
+            raise ConfigError(_NO_STORE)
+        return join.put(tenant or self.config.service.tenants[0], {"group": group, "rows": rows, "at_s": at_s})
+
     def replay(self, decision: Decision) -> Choice:
         """Decide a logged decision again, by its version. Raises DataError for a lost version."""
         return self.service.replay(decision)
@@ -441,7 +453,10 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
                 shadow_of=shipped.shadow, versions=shipped.shadows, clock=clock, tell=partial(_told, lines)
             )  # fmt: skip
         listeners = [one for one in (policies, watch, rollouts, asker) if one is not None]
-        parts = _parts(config, folder, log, policies, listeners, lines)
+        features = None
+        if config.features is not None:
+            features = open_features(config, folder, clock, partial(_told, lines))
+        parts = _parts(config, folder, log, policies, listeners, lines, features)
         learner = LogLearner(
             log=log, policies=policies, config=config, source=parts.rules.source, schema=parts.schema.hash, clock=clock,
             tell=partial(_told, lines), apart="://" in config.log.address,
@@ -461,18 +476,31 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         )  # fmt: skip
 
 
-def log_address(folder: Path, config: LogTableConfig) -> str:
-    """Address of the log: a file in the service's folder, or a server's, with its password. Raises ConfigError where
-    the variable of the password is not set, and for a second password."""
+def log_address(folder: Path, config: LogTableConfig | FeaturesTableConfig) -> str:
+    """Address of the log, or of the feature store: a file in the service's folder, or a server's, with its password.
+    Raises ConfigError where the variable of the password is not set, and for a second password."""
     if "://" not in config.address:
-        return str(folder / config.address)
+        return config.address if config.address == ":memory:" else str(folder / config.address)
     if not config.password_env:
         return config.address
     scheme, _, rest = config.address.partition("://")
     user, _, host = rest.rpartition("@")
     if ":" in user:
-        raise ConfigError("log.address has a password: leave it out, and keep it in the variable of log.password_env")
+        table = "features" if isinstance(config, FeaturesTableConfig) else "log"
+        raise ConfigError(
+            f"{table}.address has a password: leave it out, and keep it in the variable of {table}.password_env"
+        )
     return f"{scheme}://{user}:{quote(_secret_of(config.password_env), safe='')}@{host}"
+
+
+def open_features(
+    config: ServiceFileConfig, folder: Path, clock: Clock, tell: Callable[[str, str], None] | None = None
+) -> FeatureJoin:
+    """The join of a service with its feature store. Raises as `open_feature_store`, and ConfigError without one."""
+    if config.features is None:
+        raise ConfigError(_NO_STORE)
+    store = open_feature_store(log_address(folder, config.features), wait_s=max(1.0, 4 * config.features.deadline_s))
+    return FeatureJoin(config.features, config.service.features, store, clock, tell)
 
 
 def _parts(
@@ -482,8 +510,10 @@ def _parts(
     policies: OnlinePolicies,
     listeners: Sequence[RecordListener],
     lines: FaultLines,
+    features: FeatureJoin | None,
 ) -> ServiceParts:
     service, after = config.service, config.log.durable == "after"
+    own_places = None if features is None else features.own_places
     instance = folder / "instance"
     if not instance.is_file():
         instance.write_text(uuid.uuid4().hex[:8], encoding="ascii")
@@ -502,9 +532,9 @@ def _parts(
             join=config.join,
         ),
         schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
-        numbers=numbers, recent=RecentRequests(max(service.remember, config.log.buffer if after else 0)),
+        numbers=numbers, recent=RecentRequests(max(service.remember, config.log.buffer if after else 0), own_places),
         clock=policies.clock, lines=lines,
-        listeners=tuple(listeners),
+        listeners=tuple(listeners), features=features,
     )  # fmt: skip
 
 

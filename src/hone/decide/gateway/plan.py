@@ -1,6 +1,7 @@
 """The plan of a service, derived from its file: what is served, logged and learnt, the memory, and what is missing."""
 
 from collections.abc import Iterator
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,9 @@ def plan_lines(path: Path, *, clock: Clock) -> list[str]:
     """Lines of the plan. Raises ConfigError with every fault of the file, tokens that are not set included."""
     resolved = read_service_file(path)
     config, faults = resolved.config, ErrorCollector(ConfigError)
-    for check in (lambda: open_access(resolved, path.parent), lambda: log_address(path.parent, config.log)):
+    tables = [config.log, *([] if config.features is None else [config.features])]
+    addresses = [partial(log_address, path.parent, table) for table in tables]
+    for check in (partial(open_access, resolved, path.parent), *addresses):
         try:
             check()
         except ConfigError as error:
@@ -65,6 +68,7 @@ def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Itera
     yield f"context    {len(service.features)} features: {', '.join(service.features) or 'none'}"
     yield f"actions    {actions}{f', {len(service.action_features)} features each' if service.action_features else ''}"
     yield f"policy     {_policy_words(config)}"
+    yield from _feature_lines(folder, config)
     kept = "before the answer" if log.durable == "before" else f"behind the answer, at most {log.buffer} waiting"
     name = log_name(log.address if "://" in log.address else folder / log.address)
     yield f"log        {name}, {kept}{', flushed to disk' if log.full_sync else ''}"
@@ -81,6 +85,19 @@ def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Itera
     yield f"tenants    {', '.join(service.tenants)}; requests of each: {rate}"
     safe = service.safe_action or "each action with equal probability"
     yield f"deadline   {1000 * service.deadline_s:g} ms, then the last good version, then {safe}"
+
+
+def _feature_lines(folder: Path, config: ServiceFileConfig) -> Iterator[str]:
+    if (table := config.features) is None:
+        return
+    address = table.address if "://" in table.address or table.address == ":memory:" else folder / table.address
+    yield f"features   from {log_name(address)}, within {1000 * table.deadline_s:g} ms"
+    safe = config.service.safe_action or "each action with equal probability"
+    rules = {"safe": f"then {safe}", "refuse": "then the request is refused", "default": "then the defaults"}
+    for group in table.groups:
+        age = f" or older than {_span(group.stale_s)}" if group.stale_s else ""
+        names = ", ".join(group.features)
+        yield f"features   {group.name} of {group.entity or 'the unit'}: {names}; missing{age}: {rules[group.missing]}"
 
 
 def _policy_words(config: ServiceFileConfig) -> str:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.decisions import ActionSet, Decision, Floats, schema_hash
+from hone.core.decisions import ActionSet, Decision, Floats, Ints, schema_hash
 from hone.core.errors import DataError, did_you_mean
 from hone.decide.log.protocol import KnownNames
 
@@ -345,11 +345,13 @@ Identity = tuple[str, str]
 class RecentRequests:
     """Answers of the last `capacity` decisions, and as many keys of rewards; the oldest leave first.
 
-    Older ones are in the log: `recall` takes up what it knows of the names in the requests at hand.
+    Older ones are in the log: `recall` takes up what it knows of the names in the requests at hand. `own_places`: the
+    features that requests send themselves, where others are joined from a feature store; None: all.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, own_places: Ints | None = None) -> None:
         self._capacity = capacity
+        self._own_places = own_places
         self._decided: OrderedDict[Identity, tuple[bytes, Decided]] = OrderedDict()
         self._rewarded: OrderedDict[Identity, bytes] = OrderedDict()
         self._logged: dict[Identity, tuple[bytes, Decided] | None] = {}
@@ -388,7 +390,8 @@ class RecentRequests:
             for name, decision in known.decisions.items():
                 self._logged[tenant, name] = None
                 if decision is not None:
-                    digest = request_digest(decision.unit, decision.context, decision.actions)
+                    own = decision.context if self._own_places is None else decision.context[self._own_places]
+                    digest = request_digest(decision.unit, own, decision.actions)
                     self._logged[tenant, name] = digest, decided_answer(decision)
             self._logged_keys.update({(tenant, name): digest for name, digest in known.keys.items()})
 

@@ -18,7 +18,7 @@ from hone.decide.gateway.http_app import MAX_BATCH, MAX_DEADLINE_S, GatewayRoute
 from hone.decide.gateway.opening import OpenedService, open_service, read_service_file
 from hone.decide.gateway.operations import LogProbe, reload_service, tenant_limits
 from hone.decide.gateway.requests import MAX_ACTIONS, MAX_JOINT, MAX_TEXT, TEXT_PATTERN
-from hone.decide.gateway.service_config import FolderServiceConfig, ServiceTableConfig
+from hone.decide.gateway.service_config import FolderServiceConfig, ServiceFileConfig, ServiceTableConfig
 from hone.decide.log.codec import MAX_SEQ
 from hone.run.http.listening import listening, signals_end_quietly
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
@@ -44,10 +44,18 @@ _STATUSES: Final = {
 }
 
 
-def _openapi_document(name: str, service: ServiceTableConfig) -> Schema:
+def _openapi_document(name: str, config: ServiceFileConfig) -> Schema:
     """The document of `/openapi.json`."""
+    service, table = config.service, config.features
+    joined = set[str]() if table is None else table.names
+    sent = [one for one in service.features if one.partition("=")[0] not in joined]
+    values = {"type": "object", "minProperties": 1, "additionalProperties": _optional({"type": ["number", "string"]})}
+    rows = {"type": "object", "minProperties": 1, "additionalProperties": values}
+    put = {"group": TEXT, "rows": rows, "at_s": _optional(NUMBER), "tenant": _optional(TEXT)}
+    stored = _post("Store features.", _object(put, required=("group", "rows")), _named("Stored"))
+    context = _features_schema(sent, [] if table is None else [one.entity for one in table.groups if one.entity])
     schemas = {
-        "Decide": _decide_schema(service),
+        "Decide": _decide_schema(service, context),
         "Decided": _object({
             "id": TEXT, "action": TEXT, "index": {"type": "integer", "minimum": 0},
             "logp": {"type": "number", "maximum": 0, "description": "nats"}, "probability": NUMBER,
@@ -61,6 +69,7 @@ def _openapi_document(name: str, service: ServiceTableConfig) -> Schema:
             },
             required=("id", "value"),
         ),
+        "Stored": _object({"stored": {"type": "integer", "minimum": 1}}),
         "Rewarded": _object({"id": TEXT, "status": {"enum": ["joined", "waiting", "repeated"]}}),
         "Fault": _object({
             "error": _object({"code": {"type": "string"}, "message": {"type": "string"}, "field": {"type": "string"}})
@@ -78,12 +87,13 @@ def _openapi_document(name: str, service: ServiceTableConfig) -> Schema:
             "/v1/decide/joint": {
                 "post": _post(
                     "Decide once for several units, that execute one joint action.",
-                    _decide_schema(service, joint=True), _answers("Decided"),
+                    _decide_schema(service, context, joint=True), _answers("Decided"),
                 )
             },
             "/v1/reward/batch": {
                 "post": _post("Tell several outcomes.", _batch("rewards", "Reward"), _answers("Rewarded"))
             },
+            **({} if table is None else {"/v1/features": {"post": stored}}),
         },
         "components": {
             "schemas": schemas,
@@ -93,9 +103,8 @@ def _openapi_document(name: str, service: ServiceTableConfig) -> Schema:
     }  # fmt: skip
 
 
-def _decide_schema(service: ServiceTableConfig, *, joint: bool = False) -> Schema:
+def _decide_schema(service: ServiceTableConfig, context: Schema, *, joint: bool = False) -> Schema:
     """Schema of a decision request; of a joint one, with `units`."""
-    context = _features_schema(service.features)
     action: Schema = {"enum": list(service.actions)} if service.actions else TEXT
     if service.action_features:
         action = _object({"name": TEXT, "features": _features_schema(service.action_features)})
@@ -113,9 +122,9 @@ def _decide_schema(service: ServiceTableConfig, *, joint: bool = False) -> Schem
     return _object(fields, required=required)
 
 
-def _features_schema(names: Sequence[str]) -> dict[str, object]:
+def _features_schema(names: Sequence[str], entities: Sequence[str] = ()) -> dict[str, object]:
     keys = {name.partition("=")[0]: TEXT if "=" in name else NUMBER for name in names}
-    return _object(keys)
+    return _object({**keys, **dict.fromkeys(entities, TEXT)})
 
 
 def _object(fields: Mapping[str, object], required: Sequence[str] | None = None) -> dict[str, object]:
@@ -246,7 +255,8 @@ def make_routes(opened: OpenedService) -> GatewayRoutes:
     """The routes of a service, for `serve_gateway` here or for an application of your own."""
     config = opened.config
     clock, writer = opened.clock, opened.service.parts.writer
-    waits = "://" in config.log.address or isinstance(config.policy, FolderServiceConfig)
+    remote = [table.address for table in (config.log, config.features) if table is not None and "://" in table.address]
+    waits = bool(remote) or isinstance(config.policy, FolderServiceConfig)
     return GatewayRoutes(
         service=opened.service,
         batcher=RequestBatcher(opened.service, apart=waits),
@@ -254,7 +264,7 @@ def make_routes(opened: OpenedService) -> GatewayRoutes:
         limits=tenant_limits(config.service.limit, config.service.tenants),
         log_fault=LogProbe(log=opened.log, write_failed_s=writer.failed_s, clock=clock).fault,
         max_body_bytes=config.service.max_body_bytes,
-        openapi=_openapi_document(opened.folder.name, config.service),
+        openapi=_openapi_document(opened.folder.name, config),
     )
 
 

@@ -19,13 +19,13 @@ from hone.core.decisions import (
     Choice,
     Decision,
     DecisionRecord,
-    Floats,
     Outcome,
     ShadowChoice,
     decision_key,
     is_shadow_kind,
 )
 from hone.decide.gateway.fallback_chain import FallbackChain, ServedChoice
+from hone.decide.gateway.feature_join import FeatureJoin, JoinedContext
 from hone.decide.gateway.log_learner import LogLearner
 from hone.decide.gateway.log_writer import LoggedBatch, LogWriter, SequenceNumbers
 from hone.decide.gateway.requests import (
@@ -76,6 +76,8 @@ class _GatewayCounters:
         """By the first word of the reason."""
         self.shadows: Counter[tuple[str, str]] = Counter()
         """Requests that versions in the shadow were to see, by version and result."""
+        self.features: Counter[tuple[str, str]] = Counter()
+        """Decisions by group of stored features and their state."""
         self.faults: Counter[str] = Counter()
         """Refused requests by code."""
         self.latency = SecondsHistogram(_BOUNDS_S)
@@ -112,6 +114,7 @@ class _GatewayCounters:
             ("hone_decisions_total", "Decisions by tenant and version.", ("tenant", "version"), self.decisions),
             ("hone_rewards_total", "Rewards by tenant and status.", ("tenant", "status"), self.rewards),
             ("hone_shadow_total", "Requests shown to versions in the shadow.", ("version", "result"), self.shadows),
+            ("hone_features_total", "Decisions by group of stored features.", ("group", "state"), self.features),
         )
         for name, words, labels, counter in families:
             yield from metric_lines(name, "counter", words, labels, sorted(counter.copy().items()))
@@ -231,6 +234,8 @@ class ServiceParts:
     lines: FaultLines
     counters: _GatewayCounters = field(default_factory=_GatewayCounters)
     listeners: tuple[RecordListener, ...] = ()
+    features: FeatureJoin | None = None
+    """None: requests send all features."""
     learner: LogLearner | None = None
     """None: nothing is learnt."""
     new_id: Callable[[], str] = lambda: os.urandom(16).hex()
@@ -368,6 +373,8 @@ class DecisionService:
             own.append(("hone_learner", "1 if this gateway learns, 0 if it serves what another one learnt.", leads))
             words = "Rewards that the learner clipped to their range or quantiles."
             own.append(("hone_learner_clipped", words, float(learner.clipped)))
+        if self.parts.features is not None:
+            self.parts.counters.features = self.parts.features.counts
         return self.parts.counters.text(self.parts.lines.counts, [*own, *gauges])
 
     def close(self) -> None:
@@ -378,6 +385,8 @@ class DecisionService:
             self._learn()
         if self.parts.learner is not None:
             self.parts.learner.close()
+        if self.parts.features is not None:
+            self.parts.features.close()
 
     # ------------------------------------------------------------------------------------------ parts
 
@@ -393,6 +402,8 @@ class DecisionService:
     def _answer_all(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
         parts = self.parts
         known_tenants = [one for one in requests if one.tenant in parts.rules.tenants]
+        if parts.features is not None:
+            parts.features.fetch([one for one in known_tenants if isinstance(one, DecisionRequest)])
         for attempt in range(_ATTEMPTS):
             # A log that takes records at once refuses a name that is taken: most are new, and need not be asked for.
             parts.recent.recall(known_tenants, parts.writer.find, names=attempt > 0 or not parts.writer.refuses_names)
@@ -453,7 +464,10 @@ class DecisionService:
         if isinstance(request, RewardRequest):
             return self._prepare_reward(request, fresh, prepared)
         check_text(request.unit, "unit")
-        context = self.parts.schema.read(request.context)
+        sent, entities, schema = request.context, (), self.parts.schema
+        if (features := self.parts.features) is not None:
+            (sent, entities), schema = features.split(request), features.own
+        context = schema.read(sent)
         actions = self.parts.catalogue.read(request.actions)
         digest = request_digest(request.unit, context, actions)
         if request.id:
@@ -467,11 +481,16 @@ class DecisionService:
             if first is not None:
                 message = f"id {request.id!r:.60} stands twice in one batch, with different requests"
                 raise RequestError(message, status=409, code="id_reused", field="id")
-        return self._decide(request, context, actions, digest)
+        joined = JoinedContext(context=context)
+        if features is not None:
+            joined = features.join(context, entities, self.parts.clock.now_s())
+        return self._decide(request, joined, actions, digest)
 
-    def _decide(self, request: DecisionRequest, context: Floats, actions: ActionSet, digest: bytes) -> _PreparedAnswer:
-        parts, tenant = self.parts, request.tenant
-        began_s = parts.clock.monotonic_s()
+    def _decide(
+        self, request: DecisionRequest, joined: JoinedContext, actions: ActionSet, digest: bytes
+    ) -> _PreparedAnswer:
+        parts, tenant, context = self.parts, request.tenant, joined.context
+        began_s = parts.clock.monotonic_s() - (0.0 if parts.features is None else parts.features.waited_s)
         decision_id = request.id or parts.new_id()
         joint = request.joint
         key = decision_key(parts.rules.seed, tenant, decision_id if joint is None else joint.id)
@@ -480,7 +499,7 @@ class DecisionService:
         else:
             chain, route = parts.policies.chain(tenant, request.unit if joint is None else joint.lead)
             deadline_s = parts.rules.deadline_s if request.deadline_s is None else request.deadline_s
-            served = chain.choose(context, actions, key, began_s + deadline_s)
+            served = chain.choose(context, actions, key, began_s + deadline_s, joined.hand_over)
             if joint is not None:
                 self._joint[tenant, joint.id] = served, route
         choice = served.choice

@@ -1,4 +1,4 @@
-"""The service file: `[service] [policy] [log] [join] [rollout] [monitor] [shield]`, every table optional.
+"""The service file: `[service] [policy] [log] [features] [join] [rollout] [monitor] [shield]`, every table optional.
 
 Belongs here: the tables of the gateway itself, the kinds of `[policy]`, and the file as a whole. The
 other tables' classes live with the parts that they configure.
@@ -21,6 +21,7 @@ from hone.decide.bandits.greedy import (
 from hone.decide.bandits.models import BanditModel, JointLinearPosterior, LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.gateway.access import AccessScope
+from hone.decide.gateway.feature_store import FeaturesTableConfig
 from hone.decide.joins.view import JoinConfig
 from hone.decide.monitor.config import MonitorConfig
 from hone.decide.rollout.plan import StagedRolloutConfig
@@ -189,7 +190,7 @@ class ClientConfig(Config):
     token_sha256: str = ""
     """sha256 of its token, in hexadecimal, in place of `token_env`."""
     scopes: list[AccessScope] = Field(default=["decide", "reward"], min_length=1)
-    """Things it may do: `decide`, `reward`, `read` (metrics), `ship`, `administer`."""
+    """Things it may do: `decide`, `reward`, `features` (put them), `read` (metrics), `ship`, `administer`."""
 
     @model_validator(mode="after")
     def _check(self) -> "ClientConfig":
@@ -337,6 +338,8 @@ class ServiceFileConfig(Config):
     """The policy, and how it learns."""
     log: LogTableConfig = LogTableConfig()
     """The decision log."""
+    features: FeaturesTableConfig | None = None
+    """Features from a store; without the table requests send all of them."""
     join: JoinConfig = JoinConfig()
     """How outcomes become rewards."""
     rollout: StagedRolloutConfig = StagedRolloutConfig()
@@ -354,7 +357,11 @@ class ServiceFileConfig(Config):
             raise ValueError(
                 f'kind = "{self.policy.kind}" learns a model of each action: give [service] actions, or action_features'
             )
-        others = [name for name in ("policy", "monitor", "shield") if name in self.model_fields_set]
+        others = [name for name in ("policy", "features", "monitor", "shield") if name in self.model_fields_set]
         if self.fleet is not None and others:
             raise ValueError(f"a [fleet] decides elsewhere: leave out {', '.join(f'[{name}]' for name in others)}")
+        if self.features is not None:
+            faults = self.features.faults(self.service.features, self.service.deadline_s)
+            if faults:
+                raise ValueError("; ".join(faults))
         return self

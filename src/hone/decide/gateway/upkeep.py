@@ -1,4 +1,4 @@
-"""Upkeep of a service's folder: a backup while it serves, its check and its restore, and pruning of versions.
+"""Upkeep of a service: a backup while it serves, its check and its restore, pruning of versions, rows of features.
 
     BACKUP/
       backup.json      what was copied: sha256 of each file, records of the log, watermarks of its sources
@@ -13,7 +13,7 @@ on a server is backed up by the server's own tools.
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,11 @@ from typing import Final, cast
 from hone.core.clock import Clock
 from hone.core.decisions import Decision
 from hone.core.errors import ConfigError, DataError, ErrorCollector, ResourceError
-from hone.core.strict_json import Json
-from hone.decide.gateway.opening import log_address, pages, read_service_file, service_folder
+from hone.core.strict_json import Json, strict_json
+from hone.decide.gateway.feature_join import FeatureJoin
+from hone.decide.gateway.feature_store import FeatureRow
+from hone.decide.gateway.opening import log_address, open_features, pages, read_service_file, service_folder
+from hone.decide.gateway.requests import RequestError
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog, log_name
 from hone.run.store.durable import read_json_object, remove_tree, replace_file, sha256, sync_path, to_json, writing
@@ -225,3 +228,42 @@ def _used_versions(log: DecisionLog, before_s: float) -> Iterator[str]:
         if record.at_s >= last.get(record.tenant, (float("-inf"), ""))[0]:
             last[record.tenant] = record.at_s, name
     yield from (name for _, name in last.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- features
+
+
+def store_features(file: Path, rows_file: Path, clock: Clock) -> int:
+    """Store the rows of a file in a service's feature store, which may be serving -> their number.
+
+    A line is `{"group": ..., "rows": {ENTITY: {FEATURE: VALUE or null}}, "at_s": ..., "tenant": ...}`; without a tenant
+    it is of the service's first one. Raises ConfigError for a service without a store, DataError with every wrong line
+    (then nothing was stored), and ResourceError if the store does not answer: then store the file again.
+    """
+    config = read_service_file(file).config
+    try:
+        lines = rows_file.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{rows_file}: cannot read the rows of features: {error}") from error
+    faults, rows = ErrorCollector(DataError), list[FeatureRow]()
+    with closing(open_features(config, service_folder(file, config), clock)) as join:
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows += _feature_rows(line, join, config.service.tenants)
+            except (ValueError, RequestError) as error:
+                faults.add(f"{rows_file}:{number}: {error}")
+        faults.raise_if_any()
+        join.store.put(rows)
+    return len(rows)
+
+
+def _feature_rows(line: bytes, join: FeatureJoin, tenants: Sequence[str]) -> list[FeatureRow]:
+    """Rows of a line. Raises ValueError, RequestError."""
+    value = strict_json(line)
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    fields = cast("dict[str, object]", value)
+    tenant = fields.pop("tenant", tenants[0])
+    if not isinstance(tenant, str) or tenant not in tenants:
+        raise ValueError(f"no tenant {tenant!r:.60}; known: {', '.join(tenants)}")
+    return join.read_rows(tenant, fields)
