@@ -250,8 +250,8 @@ EVAL_OPTIONS = [
 
 
 SERVE_OPTIONS = [
-    "--api-key", "--api-key-file", "--context", "--deadline", "--device", "--dry-run", "--follow", "--host",
-    "--max-body", "--model", "--per-client", "--port", "--queue", "--runs", "--seed", "--slots", "--strict",
+    "--api-key", "--api-key-file", "--claim", "--context", "--deadline", "--device", "--dry-run", "--follow",
+    "--host", "--max-body", "--model", "--per-client", "--port", "--queue", "--runs", "--seed", "--slots", "--strict",
     "--tool-format",
 ]  # fmt: skip
 
@@ -268,8 +268,8 @@ LOG_OPTIONS = [
 
 
 QUEUE_OPTIONS = [
-    "--cores", "--half-life", "--lease", "--memory", "--name", "--priority", "--queue", "--runs", "--slots", "--tenant",
-    "--until-empty", "--weight",
+    "--cores", "--half-life", "--host", "--image", "--lease", "--memory", "--name", "--only", "--port", "--priority",
+    "--queue", "--ray", "--runs", "--slots", "--tenant", "--until-empty", "--volume", "--weight",
 ]  # fmt: skip
 TREE_OPTIONS = [
     "--episodes", "--hand-over", "--leaves", "--names", "--problems", "--rounds", "--runs", "--seed",
