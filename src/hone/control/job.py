@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.control.environments.ray_blocks import block_transport
 from hone.control.environments.world import GymConfig, GymWorld, PartsUse, open_world
@@ -23,7 +23,16 @@ from hone.control.networks.mlp import PolicySpaces
 from hone.control.spaces import image_warnings, world_spaces
 from hone.core.config import Config
 from hone.core.episodes import Episodes
-from hone.run.job import EvaluationResult, InitConfig, OpenedRun, RunConfig, TrainingJob, episode_table, opened_run
+from hone.run.job import (
+    ConsolidationConfig,
+    EvaluationResult,
+    InitConfig,
+    OpenedRun,
+    RunConfig,
+    TrainingJob,
+    episode_table,
+    opened_run,
+)
 from hone.run.loop import Recipe
 
 P = TypeVar("P", bound=ControlPolicy)
@@ -37,6 +46,19 @@ class ControlEvaluationConfig(Config):
     """Episodes of an evaluation, each in an environment of its own."""
     every: int = Field(default=0, ge=0)
     """Iterations between evaluations; 0: at the end only."""
+
+
+class RetrainableRunConfig(RunConfig):
+    """A control run that may begin with another policy and hold the weights that this one needs."""
+
+    consolidation: ConsolidationConfig | None = None
+    """Holds the weights that the policy of `run.init` needs; unset: all of them may move."""
+
+    @model_validator(mode="after")
+    def _holds_weights_of_another(self) -> Self:
+        if self.consolidation is not None and self.run.init is None:
+            raise ValueError('consolidation holds weights of another run: name it, run.init = "runs/NAME"')
+        return self
 
 
 def decisions_fingerprint(episodes: Episodes) -> str:
@@ -118,10 +140,11 @@ def control_job(
     def load(folder: Path) -> None:
         load_weights(policy, folder)
 
-    def begin(init: InitConfig, resumed: Path | None) -> list[str]:
+    def begin(init: InitConfig, config: RunConfig, resumed: Path | None) -> list[str]:
         from hone.control.warm_start import warm_start  # noqa: PLC0415 - most runs begin with weights of their own
 
-        return warm_start(policy, recipe.learner, recipe.source, init, resumed)
+        held = config.consolidation if isinstance(config, RetrainableRunConfig) else None
+        return warm_start(policy, recipe.learner, recipe.source, init, resumed, consolidation=held)
 
     def notes() -> list[str]:
         notices = [*heard, *(world.pop_notices() if world is not None else [])]

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from hone.control.acting import DropFailedEpisodes, NetworkActor, predict_values
 from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymWorld
-from hone.control.job import ControlEvaluationConfig, control_job, open_gym_run, updates_per_step
+from hone.control.job import (
+    ControlEvaluationConfig,
+    RetrainableRunConfig,
+    control_job,
+    open_gym_run,
+    updates_per_step,
+)
 from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, PolicyOutput, entropy_metrics
 from hone.control.networks.encoders import EncodedInputs, encoded_spaces, framed_spaces
 from hone.control.networks.encoding import FrameMemoryConfig, RecurrentMemoryConfig
@@ -66,7 +72,7 @@ CriticLoss: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
 """Values and their targets `[n]` -> the critic's loss."""
 
 
-class RolloutRunConfig(RunConfig):
+class RolloutRunConfig(RetrainableRunConfig):
     """A policy that acts in Gymnasium environments and learns from each rollout."""
 
     has_encoders: ClassVar[bool] = False

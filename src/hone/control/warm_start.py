@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
+from hone.control.consolidation import CONSOLIDATION, Consolidation, consolidation_of, flat_weights
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_policy, require_same_gaussian
 from hone.control.networks.mlp import ObservationInputs
@@ -19,7 +20,7 @@ from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.core.state import State, has_part, substate
 from hone.learner.flat_parameters import FlatParameters
 from hone.learner.gradient import GradientLearner
-from hone.run.job import InitConfig
+from hone.run.job import ConsolidationConfig, InitConfig
 from hone.run.loop import Learner, Source, SourceWrapper
 from hone.run.saved_config import is_control, policy_folder
 from hone.run.store.checkpoints import Checkpoint, checkpoint_of
@@ -49,10 +50,17 @@ class TransferReport:
 
 
 def warm_start(
-    policy: ControlPolicy, learner: Learner[Any], source: Source[Any], init: InitConfig, resumed: Path | None
+    policy: ControlPolicy,
+    learner: Learner[Any],
+    source: Source[Any],
+    init: InitConfig,
+    resumed: Path | None,
+    *,
+    consolidation: ConsolidationConfig | None = None,
 ) -> list[str]:
-    """Begin with the weights and moments of `init.path`, and freeze what `init.freeze` names; returns lines for the
-    log. A run that is resumed from the policy in `resumed` only freezes, and keeps that policy's normalisation.
+    """Begin with the weights and moments of `init.path`, freeze what `init.freeze` names, and hold the weights by
+    `consolidation`; returns lines for the log. A run that is resumed from the policy in `resumed` only freezes and
+    holds, and keeps that policy's normalisation.
 
     Raises ConfigError for unknown names and other spaces, DataError for a policy that cannot be read or has nothing in
     common with this one.
@@ -60,6 +68,9 @@ def warm_start(
     _freeze(policy, learner, init.freeze)
     if resumed is not None:
         _take_inputs(policy, load_policy(resumed).spaces.inputs)
+        if consolidation is not None:  # the checkpoint has the rest
+            weights = flat_weights(policy)
+            _consolidate(learner, Consolidation(policy, consolidation.weight, fisher=0 * weights, anchor=weights))
         return []
     folder = policy_folder(Path(init.path))
     if not is_control(folder):
@@ -69,8 +80,13 @@ def warm_start(
     report = transfer_weights(policy, other, init)
     if not _is_reset("log_std", init.reset):
         require_same_gaussian(policy, folder / "policy.json")
-    moments = _take_moments(policy, other, source, _source_state(folder))
-    return report.lines(folder) + moments
+    lines = report.lines(folder) + _take_moments(policy, other, source, _source_state(folder))
+    if consolidation is not None:
+        penalty = consolidation_of(policy, other, folder, init.path, consolidation, taken=report.taken)
+        _consolidate(learner, penalty)
+        counted = int((penalty.fisher > 0).sum())
+        lines.append(f"run.init: {counted:,} of {len(penalty.fisher):,} weights are held where the policy needs them")
+    return lines
 
 
 def transfer_weights(policy: ControlPolicy, other: ControlPolicy, init: InitConfig) -> TransferReport:
@@ -135,21 +151,35 @@ def _freeze(policy: ControlPolicy, learner: Learner[Any], names: Sequence[str]) 
         return
     parameters = dict(policy.named_parameters())
     _known_names(names, parameters, "run.init.freeze")
-    stores = [phase.parameters for phase in learner.phases] if isinstance(learner, GradientLearner) else []
-    if not stores or not all(isinstance(store, FlatParameters) for store in stores):
-        raise ConfigError(
-            "run.init.freeze: this recipe's learner moves all parameters along one direction; leave it out, or take a "
-            "recipe with Adam alone (ppo, a2c, sac, td3, dqn, iql ...)"
-        )
-    assert isinstance(learner, GradientLearner)
+    learner = _adam_learner(learner, "run.init.freeze")
     if any(phase.optimizer.weight_decay for phase in learner.phases):
         raise ConfigError(
             "run.init.freeze with learner.weight_decay > 0: the decay would move frozen weights; set it to 0"
         )
     frozen = [parameter for name, parameter in parameters.items() if _is_reset(name, names)]
-    for store in stores:
-        assert isinstance(store, FlatParameters)
-        store.freeze(frozen)
+    for phase in learner.phases:
+        assert isinstance(phase.parameters, FlatParameters)
+        phase.parameters.freeze(frozen)
+
+
+def _consolidate(learner: Learner[Any], penalty: Consolidation) -> None:
+    learner = _adam_learner(learner, "consolidation")
+    learner.penalise = penalty.add_gradient
+    learner.extra_state = {**learner.extra_state, CONSOLIDATION: penalty}
+
+
+def _adam_learner(learner: Learner[Any], key: str) -> GradientLearner[Any, Any]:
+    """The learner. Raises ConfigError for one that `key` of the config cannot reach."""
+    flat = isinstance(learner, GradientLearner) and all(
+        isinstance(phase.parameters, FlatParameters) for phase in learner.phases
+    )
+    if not flat:
+        raise ConfigError(
+            f"{key}: this recipe's learner moves all parameters along one direction; leave it out, or take a "
+            "recipe with Adam alone (ppo, a2c, sac, td3, dqn, iql ...)"
+        )
+    assert isinstance(learner, GradientLearner)
+    return learner
 
 
 def _is_reset(name: str, prefixes: Sequence[str]) -> bool:

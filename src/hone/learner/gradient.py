@@ -229,6 +229,8 @@ class GradientLearner(Generic[P, B]):
     """Totals over the ranks that share a batch."""
     extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
     """Further state of the loss, kept from update to update: saved and restored with the learner."""
+    penalise: Callable[[ParameterStore], Metrics] | None = None
+    """Adds the gradient of a penalty on the parameters to that of a phase, once for all ranks, and returns figures."""
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
@@ -290,6 +292,8 @@ class GradientLearner(Generic[P, B]):
         if phase.prepare is not None:
             rows = phase.prepare(self.policy, rows, self.updates, self.reduction)
         losses = self._accumulate_gradients(phase, rows, tally, with_metrics=with_metrics)
+        for name, value in (self.penalise(phase.parameters) if self.penalise is not None else {}).items():
+            tally.add_step_value(name, value)
         *totals, norm = torch.stack([*losses, phase.parameters.gradient_norm()]).tolist()
         loss = total(sum(totals), self._everybody())
         if not (math.isfinite(loss) and math.isfinite(norm)):

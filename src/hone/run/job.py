@@ -38,6 +38,16 @@ class InitConfig(Config):
     """Parts that keep their own initial weights: `critic`, `log_std`."""
 
 
+class ConsolidationConfig(Config):
+    """Elastic weight consolidation: the weights that the policy of `run.init` needs are held."""
+
+    weight: float = Field(gt=0)
+    """The loss gets weight / 2 * sum of F (w - w0)^2, with the other policy's weights w0 and the diagonal F of the
+    Fisher information of its decisions."""
+    states: str = ""
+    """Log (.parquet) whose states F is a mean over; empty: the newest rollouts of the run of `run.init`."""
+
+
 class RunSettings(Config):
     """Settings of a run: device, threads, checkpoints, logging and tracking."""
 
@@ -282,9 +292,10 @@ class TrainingJob(Generic[P]):
     """Rollouts of a step; None: its episodes are no rollouts, such as samples of a replay buffer."""
     pop_trace: Callable[[], DecisionTrace | None] = no_trace
     """Returns figures of the latest update's decisions, and forgets them; called after every step."""
-    warm_start: Callable[[InitConfig, Path | None], Sequence[str]] | None = None
-    """Begins with the weights that `run.init` names, or, of a run that is resumed from the policy in the folder, only
-    repeats what no checkpoint holds; returns lines for the log. None: the recipe has no such start."""
+    warm_start: Callable[[InitConfig, RunConfig, Path | None], Sequence[str]] | None = None
+    """Begins with the weights that `run.init` names, in a run of this config, or, of a run that is resumed from the
+    policy in the folder, only repeats what no checkpoint holds; returns lines for the log. None: the recipe has no such
+    start."""
     write_episodes: Callable[[Path, int, Episodes], None] | None = None
     """Run folder, step and its episodes: writes what the recipe leaves behind for later stages. Called after every
     step; a resumed run repeats the calls of the steps that it does again."""

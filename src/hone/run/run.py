@@ -487,7 +487,7 @@ def _warm_start(order: RunRequest, job: TrainingJob[Any], resumed: Path | None) 
             f"run.init = {init.path!r}: recipe {order.config.recipe} does not begin from another run's weights; "
             "networks of control do, and a language model by model.path"
         )
-    return job.warm_start(init, resumed)
+    return job.warm_start(init, order.config, resumed)
 
 
 def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder) -> tuple[State, int, list[str]]:
