@@ -3,7 +3,7 @@
 A system is a module with
 
     TITLE                                   its name in tables
-    acceptance(*, fast) -> iterator         `AcceptanceLine`s, in an order in which each can be told as it is measured
+    acceptance(*, fast) -> iterator         `AcceptanceLine`s, each told as it is measured, the cheap ones first
     peers() -> iterator, optional           `tables.Row`s beside other libraries, in environments of their own
 
 `fast` takes at most 20 seconds of processor time and decides with fewer repetitions; the bars are the same, or wider by

@@ -192,20 +192,21 @@ def gate_lines(policy: NumpyPolicyValue) -> Iterator[AcceptanceLine]:
 
 
 def worker_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
-    """Two of four workers are killed in the middle of their blocks."""
-    steps, killed = (1, list[int]()) if fast else (4, list[int]())
+    """Half of the workers are killed in the middle of their blocks."""
+    steps, workers, killed = (1, 2, list[int]()) if fast else (4, 4, list[int]())
+    kills = workers // 2
     send = ChildProcess.send
 
     def send_and_kill(child: ChildProcess[Any], data: bytes) -> None:
         send(child, data)
-        if b'"tickets"' in data and len(killed) < 2 and child.pid not in killed:
+        if b'"tickets"' in data and len(killed) < kills and child.pid not in killed:
             killed.append(child.pid)
             os.kill(child.pid, signal.SIGKILL)
 
     with tempfile.TemporaryDirectory() as folder, cpu_seconds() as cpu:
         job = job_of(
             "alphazero", steps=steps, seed=SEED, env={**FOUR, "num_envs": 8}, rollout_steps=8,
-            search={"simulations": 8}, workers={"count": 4}, learner={"minibatches": 4},
+            search={"simulations": 8}, workers={"count": workers}, learner={"minibatches": 4},
         )  # fmt: skip
         job.open_folder(Path(folder))
         ChildProcess.send = send_and_kill  # type: ignore[method-assign]
@@ -218,8 +219,8 @@ def worker_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
         written, numbers = log.count(), {row[0] for row in log.rows("matches")}
         log.close()
     yield AcceptanceLine(
-        figure="matches begun and not in the log, after 2 of 4 workers were killed",
-        value=abs(steps * 64 - written) + (len(killed) != 2) + (numbers != set(range(steps * 64))), at_most=0,
+        figure=f"matches begun and not in the log, after {kills} of {workers} workers were killed",
+        value=abs(steps * 64 - written) + (len(killed) != kills) + (numbers != set(range(steps * 64))), at_most=0,
         cpu_s=cpu.spent, words=f"{written} matches, {len(killed)} workers killed",
     )  # fmt: skip
 

@@ -52,11 +52,11 @@ BARE_SHARE = 0.42
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Figures of the system."""
     world = logged_choice_world(WORLD_SEED)
-    yield from coverage_lines(world, logs=150 if fast else LOGS)
     yield golden_line()
     yield from refusal_lines(world, logs=5 if fast else 200)
-    yield ranking_line(world, logs=4 if fast else 100)
     yield from trajectory_lines(logs=30 if fast else 400)
+    yield from coverage_lines(world, logs=150 if fast else LOGS)
+    yield ranking_line(world, logs=4 if fast else 100)
     yield speed_line(world)
     if not fast:
         yield large_line(world)

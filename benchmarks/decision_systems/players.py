@@ -317,9 +317,9 @@ def _cpu() -> float:
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """All figures."""
     seeds = range(SEED, SEED + (4 if fast else 10))
-    yield from balance(seeds)
     yield from newcomers(seeds)
     yield from queue_waits(seeds, 200 if fast else 1200)
+    yield from balance(seeds)
     yield from smurf_hunt(seeds, fast=fast)
     yield from difficulty(seeds[:3] if fast else seeds, 40)
     yield from connect_four(range(SEED, SEED + (1 if fast else 5)), 240)

@@ -48,16 +48,16 @@ POWER = (
 
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Figures of the system."""
-    for outcome in OUTCOMES:
-        yield from false_alarm_lines(outcome, runs=200 if fast else 2000)
-    for outcome, change, share, requests in POWER:
-        yield from power_lines(outcome, change, share, requests, runs=100 if fast else 1000, fast=fast)
-    yield from covariate_lines(runs=100 if fast else 500)
     yield ratio_line(runs=60 if fast else 400)
     yield controller_line(runs=10 if fast else 50)
     yield from assignment_lines(units=3_000 if fast else 100_000)
     yield routing_line(units=20_000 if fast else 400_000, fast=fast)
     yield from peeking_lines(runs=80 if fast else 2000)
+    for outcome, change, share, requests in POWER:
+        yield from power_lines(outcome, change, share, requests, runs=100 if fast else 1000, fast=fast)
+    for outcome in OUTCOMES:
+        yield from false_alarm_lines(outcome, runs=200 if fast else 2000)
+    yield from covariate_lines(runs=100 if fast else 500)
 
 
 def changed(traffic: StagedTraffic, change: float) -> StagedTraffic:

@@ -330,12 +330,12 @@ def drill_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[Accep
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Figures of the system."""
     certificate = certify(car_spec())
-    yield from proof_lines()
     yield from road_lines(certificate, fast=fast)
-    yield from latency_lines(certificate, fast=fast)
-    yield from training_lines(fast=fast)
     yield from mutation_lines()
     yield from drill_lines(certificate, fast=fast)
+    yield from latency_lines(certificate, fast=fast)
+    yield from proof_lines()
+    yield from training_lines(fast=fast)
     if not fast:
         yield from highway_lines()
 

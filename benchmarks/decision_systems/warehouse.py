@@ -296,7 +296,7 @@ def latency_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """All figures."""
     yield from rware_lines(fast=fast)
-    yield from learnt_lines(fast=fast)
-    yield from partial_lines(fast=fast)
     yield from drill_lines(fast=fast)
     yield from latency_lines(fast=fast)
+    yield from learnt_lines(fast=fast)
+    yield from partial_lines(fast=fast)

@@ -1,18 +1,29 @@
 """Acceptance of each system in its fast form: every figure meets its bar, every negative control misses it.
 
+The default tests run the first lines of each, which are the cheap ones; the slow tests run all.
+
 Figures of time are told but not judged here, where the machine may be busy: the full acceptance judges them.
 """
 
 import importlib
 import math
 import re
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 OF_TIME = re.compile(r"CPU|processor time|a second|in time|, us$|speed")
 NAMES = sorted(path.stem for path in (BENCHMARKS / "decision_systems").glob("*.py") if path.stem != "__init__")
+FIRST_LINES = {
+    "bandits": 12, "drift": 3, "estimate_verdicts": 3, "fleet": 7, "league": 7, "log": 4, "offline_estimates": 6,
+    "players": 3, "recommendation": 4, "rollout": 10, "shield": 7, "warehouse": 11,
+}  # fmt: skip
+"""Lines of each system that take about two seconds together: those that the default tests run."""
+SLOW = ("gateway", "gateways", "retraining")
+"""Systems of which no line is cheap, or none is other than of time."""
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +31,30 @@ def _on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "gateway" else ()) for name in NAMES]
-)  # the gateway's figures are of time
-def test_a_system_is_accepted_and_its_negative_controls_fail(name: str) -> None:
+def fast_lines(name: str, most: int | None = None) -> list[Any]:
+    """The first lines of a system in its fast form, of which those that are not of time meet their bars."""
     module = importlib.import_module(f"decision_systems.{name}")
-    lines = list(module.acceptance(fast=True))
+    lines = list(islice(module.acceptance(fast=True), most))
     print(*(line.as_json(name) for line in lines), sep="\n")
     assert [line.as_json(name) for line in lines if not line.met and not OF_TIME.search(line.figure)] == []
     assert all(math.isfinite(line.value) for line in lines)
-    assert any(line.negative for line in lines), "a system needs a negative control"
     assert all(line.at_least is not None or line.at_most is not None for line in lines if line.negative)
+    return lines
+
+
+@pytest.mark.parametrize(("name", "most"), FIRST_LINES.items())
+def test_the_first_figures_of_a_system_meet_their_bars(name: str, most: int) -> None:
+    assert len(fast_lines(name, most)) == most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_system_is_accepted_and_its_negative_controls_fail(name: str) -> None:
+    assert any(line.negative for line in fast_lines(name)), "a system needs a negative control"
+
+
+def test_each_system_is_run_by_default_or_named_as_slow() -> None:
+    assert sorted([*FIRST_LINES, *SLOW]) == NAMES
 
 
 @pytest.mark.slow
