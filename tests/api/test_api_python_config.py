@@ -234,7 +234,7 @@ def test_environments_are_classes_functions_and_made_by_gymnasium() -> None:
     def make_corridor() -> gymnasium.Env:
         return ImportableCorridor()
 
-    small = {**PPO, "steps": 1, "env": {"num_envs": 2, "max_episode_steps": 20}}
+    small = {**PPO, "steps": 1, "env": {"num_envs": 1, "max_episode_steps": 20}}
     makers = {"a": ImportableCorridor, "b": Corridor, "c": make_corridor, "e": lambda: ImportableCorridor()}
     for name, env in {**makers, "f": partial(Corridor)}.items():
         train({**small, "name": name, "env": {**small["env"], "id": env}})

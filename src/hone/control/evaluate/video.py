@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -31,14 +31,15 @@ from hone.control.environments.make import (
 )
 from hone.control.environments.masks import MASK, as_mask
 from hone.control.environments.rollout import env_actions, not_finite
-from hone.control.evaluate.returns import load_control_policy
-from hone.control.networks.numpy_policies import HasNumpyPolicy
 from hone.core.clock import SystemClock
 from hone.core.errors import HoneError, UserCodeError
 from hone.core.random import key
 from hone.process.child import ChildLostError, RestartingChild
 from hone.process.parent import connect_to_parent
 from hone.run.store.animation import EpisodeRecording, Frames, animated_png, downscale, subsample_frames
+
+if TYPE_CHECKING:  # loads torch
+    from hone.control.networks.numpy_policies import HasNumpyPolicy
 
 _RENDER_MODE = "rgb_array"
 """Gymnasium's render mode for arrays."""
@@ -99,7 +100,7 @@ class FrameRecorder:
 
 
 def record_episode(
-    policy: HasNumpyPolicy, config: GymConfig, *, seed: int, step: int
+    policy: "HasNumpyPolicy", config: GymConfig, *, seed: int, step: int
 ) -> tuple[EpisodeRecording, bytes | None]:
     """Record one episode of the policy's mode: its result and animation, or a note with the reason for no animation."""
     render_without_display()
@@ -136,7 +137,7 @@ def record_saved_policy(
     A child that ends or hangs leaves a note in place of the animation.
     """
     if _renders_here(config):
-        return record_episode(load_control_policy(folder), config, seed=seed, step=step)
+        return record_episode(_load_policy(folder), config, seed=seed, step=step)
     if not runs_isolated(config) and (
         why := _why_no_renderer(config)
     ):  # where its code runs anyway: no child is started
@@ -186,7 +187,7 @@ def _without_frames(step: int, why: str) -> tuple[EpisodeRecording, None]:
 
 
 def _play_episode(
-    env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, *, seed: int, limit: int, masks: bool
+    env: GymEnv, policy: "HasNumpyPolicy", film: FrameRecorder, *, seed: int, limit: int, masks: bool
 ) -> tuple[float, int, bool]:
     """Play the episode for at most `limit` steps; its return, its length, and whether it ended."""
     best = policy.numpy_policy().best
@@ -230,6 +231,12 @@ def _encoded(frames: list[Frames]) -> bytes | None:
     return None
 
 
+def _load_policy(folder: Path) -> "HasNumpyPolicy":
+    from hone.control.evaluate.returns import load_control_policy  # noqa: PLC0415 - loads torch: not without a renderer
+
+    return load_control_policy(folder)
+
+
 def _run_recorder() -> None:
     """The child: one line of JSON in, one out."""
     channel = connect_to_parent()
@@ -241,8 +248,11 @@ def _run_recorder() -> None:
             if request["registration"] is not None:
                 spec = EnvSpec.from_json(request["registration"])
                 gymnasium.registry.setdefault(spec.id, spec)
-            policy = load_control_policy(Path(request["policy"]))
-            about, png = record_episode(policy, config, seed=request["seed"], step=request["step"])
+            if why := _why_no_renderer(config):
+                about, png = _without_frames(request["step"], why)
+            else:
+                policy = _load_policy(Path(request["policy"]))
+                about, png = record_episode(policy, config, seed=request["seed"], step=request["step"])
             score = about.score if np.isfinite(about.score) else None
             answer = {**asdict(about), "score": score, "png": base64.b64encode(png or b"").decode()}
         except HoneError as fault:
