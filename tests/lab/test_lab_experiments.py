@@ -63,11 +63,13 @@ def test_the_first_set_is_there() -> None:
 
 
 LONGEST = {
-    "asynchronous-actors", "exploration", "hindsight", "memory-by-hand", "offline-shift", "options",
-    "over-optimisation", "retokenised-turns", "routes-that-flip", "same-question-other-company", "target-network",
-    "trust-regions", "two-ranks",
+    "asynchronous-actors", "best-of-n-vs-rl", "clip-higher", "direct-method-alone", "drift-with-and-without-recall",
+    "early-experience", "elo-without-deviation", "exploration", "flat-or-dispatched", "hindsight", "memory-by-hand",
+    "offline-shift", "options", "over-optimisation", "prm-vs-orm-search", "rank-of-lora", "retokenised-turns",
+    "routes-that-flip", "same-question-other-company", "sft-then-rl", "shield-and-its-price", "staleness",
+    "target-network", "trust-regions", "two-ranks",
 }  # fmt: skip
-"""Experiments of two processor seconds and more in quick form; `benchmarks/lab_seeds.py` runs them, too."""
+"""Experiments of a processor second and more in quick form; `benchmarks/lab_seeds.py` runs them, too."""
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from hone.recipes.shielded import make_shielded_env
 from hone.run.loop import train
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
     spec = shield_spec(LATTICE_ROAD.shield_tables(), place="lattice")
-    path = tmp_path / "shield.json"
+    path = tmp_path_factory.mktemp("shield") / "shield.json"
     path.write_text(certify(spec).text())
     return str(path)
 

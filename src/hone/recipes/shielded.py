@@ -19,7 +19,7 @@ from hone.control.environments.option_wrapper import ActionReplacementWrapper
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError
-from hone.decide.shield.certificate import read_certificate
+from hone.decide.shield.certificate import checked_model, read_certificate
 from hone.decide.shield.guard import project_action
 from hone.decide.shield.service import ShieldConfig
 
@@ -43,8 +43,7 @@ def make_shielded_env(
     ConfigError for a wrong number of actions.
     """
     path = Path(shield)
-    certificate = read_certificate(path)
-    model = certificate.check()
+    model = checked_model(read_certificate(path).spec)  # its claims are proved below, where the shield is opened
     names = tuple(actions or model.actions)
     inner = env_factory(GymConfig(id=env, kwargs=env_kwargs or {}, max_episode_steps=max_episode_steps)).make_one()
     space = inner.action_space

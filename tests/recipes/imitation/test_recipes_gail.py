@@ -292,7 +292,9 @@ def test_demonstrations_are_drawn_by_the_number_of_the_update() -> None:
 # ------------------------------------------------------------------------------------------------- what is learnt
 
 
-@pytest.mark.parametrize("reward", ["positive", "negative", "odds"])
+@pytest.mark.parametrize(
+    "reward", ["odds", *(pytest.param(one, marks=pytest.mark.slow) for one in ("positive", "negative"))]
+)
 def test_it_does_what_was_shown(reward: str, tmp_path: Path) -> None:
     """No step leads anywhere and only a clock ends an episode: whatever the sign, the reward is in the likeness."""
     log = shown(tmp_path, "Sides-v0", greater, steps=200)

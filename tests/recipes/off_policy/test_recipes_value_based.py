@@ -268,7 +268,9 @@ LAKE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("recipe", VALUES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(one, marks=pytest.mark.slow if one == "rainbow" else ()) for one in VALUES]
+)
 def test_it_crosses_the_lake(recipe: str) -> None:
     """Found by chance once in seventy episodes, the goal is six steps away: the best policy scores 1."""
     algorithm: dict[str, Any] = {"discount": 0.9, "target_every": 1}

@@ -93,7 +93,7 @@ def distance(job: TrainingJob[Any], episodes: Episodes) -> float:
     return float(np.abs(job.recipe.learner.policy.numpy_policy().best(seen) - wanted(seen)).mean())
 
 
-@pytest.mark.parametrize("recipe", ["iql", "bcq", "cql", "td3_bc", "bear"])
+@pytest.mark.parametrize("recipe", ["iql", "bcq", "cql", "td3_bc", pytest.param("bear", marks=pytest.mark.slow)])
 def test_a_box_is_searched_for_better_actions_than_the_mean_of_the_log(recipe: str, braking: Path) -> None:
     more: dict[str, Any] = {"algorithm": {**QUICK[recipe], "discount": 0.5}}
     if recipe == "iql":

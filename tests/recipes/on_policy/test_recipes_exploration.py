@@ -107,6 +107,7 @@ def learnt(name: str, *, steps: int, **changes: Any) -> tuple[float, list[dict[s
     return score, told
 
 
+@pytest.mark.slow
 def test_hindsight_flips_bits_where_plain_replay_does_not() -> None:
     fast = {
         "env": {"id": "hone/BitFlip-v0", "num_envs": 16, "kwargs": {"bits": 9}},
@@ -119,7 +120,8 @@ def test_hindsight_flips_bits_where_plain_replay_does_not() -> None:
     assert score < 0.2
 
 
-@pytest.mark.parametrize(("name", "steps"), [pytest.param("ppo_rnd", 80, marks=pytest.mark.slow), ("ppo_counts", 40)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "steps"), [("ppo_rnd", 80), ("ppo_counts", 40)])
 def test_novelty_finds_the_way_through_a_maze_that_chance_does_not(name: str, steps: int) -> None:
     fast = {
         "env": {"id": "hone/Maze-v0", "num_envs": 16, "kwargs": {"size": 7}, "max_episode_steps": 120},

@@ -27,7 +27,13 @@ def job_of(kind: str, *, steps: int, masked: bool = False, **settings: Any) -> T
 
 @pytest.mark.parametrize(
     ("kind", "masked"),
-    [("multi_discrete", False), ("multi_discrete", True), ("multi_binary", False), ("dict", False), ("tuple", False)],
+    [
+        pytest.param("multi_discrete", False, marks=pytest.mark.slow),
+        ("multi_discrete", True),
+        ("multi_binary", False),
+        pytest.param("dict", False, marks=pytest.mark.slow),
+        pytest.param("tuple", False, marks=pytest.mark.slow),
+    ],
 )
 def test_ppo_reaches_the_optimum_of_every_kind_of_action(kind: str, masked: bool, tmp_path: Path) -> None:
     job = job_of(kind, steps=25, masked=masked, algorithm={"normalise": {"observations": kind == "tuple"}})

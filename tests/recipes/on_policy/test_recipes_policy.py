@@ -324,7 +324,11 @@ def _rows() -> Any:
 
 @pytest.mark.parametrize(
     ("name", "steps", "score"),
-    [("ppo_kl", 80, 100.0), ("reinforce", 60, 100.0), pytest.param("a2c", 1500, 80.0, marks=pytest.mark.slow)],
+    [
+        pytest.param("ppo_kl", 80, 100.0, marks=pytest.mark.slow),
+        ("reinforce", 60, 100.0),
+        pytest.param("a2c", 1500, 80.0, marks=pytest.mark.slow),
+    ],
 )
 def test_they_learn_cartpole(name: str, steps: int, score: float) -> None:
     """A random policy reaches 22."""

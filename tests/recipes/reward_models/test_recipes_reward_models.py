@@ -121,7 +121,9 @@ def test_an_implicit_reward_model_is_judged_by_its_log_ratio_to_the_start(capsys
     assert hone("train", "implicit_prm.toml", "evaluation.max_tokens=3") == 2
 
 
-@pytest.mark.parametrize("recipe", KINDS)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(one, marks=pytest.mark.slow if one == "reward_outcome" else ()) for one in KINDS]
+)
 def test_it_learns(recipe: str) -> None:
     """Answers to questions that it has seen: a model of this size does not add."""
     kind = KINDS[recipe]

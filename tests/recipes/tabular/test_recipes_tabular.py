@@ -193,6 +193,7 @@ def test_faults_come_before_training(tmp_path: Path) -> None:
         evaluate_control(tmp_path, config=other, episodes=1, seed=0)
 
 
+@pytest.mark.slow
 def test_tiles_learn_the_hill() -> None:
     """A fifth of the example's budget: well above the -200 of a policy that never arrives."""
     job = ran({"recipe": "tile_sarsa", "env": {"id": "MountainCar-v0", "num_envs": 4}}, 700, rollout_steps=8)

@@ -174,6 +174,7 @@ def steps_of_episodes(settings: Mapping[str, Any], episodes: int, seed: int) -> 
     return lengths, job.recipe.learner.rule.backups
 
 
+@pytest.mark.slow  # the rules of planning are worked out by hand elsewhere
 def test_planning_finds_the_way_through_the_maze_in_a_few_episodes() -> None:
     """Sutton (1990): after five episodes with 50 imagined steps the way is near the shortest, 14; without, far from."""
     maze = {"finite": {"world": {"kind": "grid"}}}

@@ -311,8 +311,14 @@ SMALL_CLIFF: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
-@pytest.mark.parametrize("place", ["lake", "cliff"])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        pytest.param(place, name, marks=pytest.mark.slow if place == "lake" and name != "sarsa" else ())
+        for place in ("lake", "cliff")
+        for name in ON_POLICY
+    ],
+)
 def test_control_is_best_as_exploration_and_steps_fall(name: str, place: str) -> None:
     """Singh, Jaakkola, Littman & Szepesvari (2000). Judged exactly."""
     lake, traced = place == "lake", name == "sarsa_lambda"

@@ -103,7 +103,9 @@ def test_parts_are_read_from_the_method() -> None:
     }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow if one == "trpo_text" else ()) for one in RECIPES]
+)
 def test_it_learns(name: str, place: Path) -> None:
     """Four questions with one right letter of five each, in a run of half a second."""
     if name == "on_policy_distillation":
