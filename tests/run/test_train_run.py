@@ -25,6 +25,8 @@ from hone.text.rows import TokenBatch, TokenRows
 Learner: TypeAlias = GradientLearner[TokenPolicy, TokenBatch]
 Objective: TypeAlias = Callable[[TokenPolicy, TokenBatch], LossTerms]
 STEPS = 6
+NO_CERTIFICATE = "run.certify=false"
+"""A process of its own would make one, which takes half of the time of a short run."""
 RECIPES = sorted(CONFIGS)
 
 
@@ -129,7 +131,14 @@ def test_figures_over_several_steps_survive_a_stop_between_lines(place: Path) ->
 )
 def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: signal.Signals, code: int) -> None:
     """The whole process group gets it, as from a terminal, at a random moment of a random step."""
-    arguments = ("train", f"{recipe}.toml", "steps=30", "run.checkpoint_every=50", "run.rollouts_every=0")
+    arguments = (
+        "train",
+        f"{recipe}.toml",
+        "steps=30",
+        "run.checkpoint_every=50",
+        "run.rollouts_every=0",
+        NO_CERTIFICATE,
+    )
     dice, run = random.Random(0), place / "runs" / "tiny"
     process = start(place, *arguments)
     wanted = dice.randint(2, 9)
@@ -150,7 +159,8 @@ def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: s
 
 def test_a_second_signal_leaves_at_once(place: Path) -> None:
     """While a reward function hangs, the step cannot end: the second Ctrl-C does not wait for it."""
-    process = start(place, "train", "grpo.toml", "steps=30", "user_code.deadline_s=600")
+    arguments = ("train", "grpo.toml", "user_code.deadline_s=600", NO_CERTIFICATE)
+    process = start(place, *arguments, "steps=30")
     run = place / "runs" / "tiny"
     wait_for(lambda: steps_logged(run) >= 2, process)
     (place / "hold").touch()
@@ -169,7 +179,7 @@ def test_a_second_signal_leaves_at_once(place: Path) -> None:
         time.sleep(0.05)
     assert alive(process.pid) == [], "worker processes outlive the run"
     (place / "hold").unlink()
-    assert hone("train", "grpo.toml", "steps=8", "user_code.deadline_s=600", "--resume") == 0
+    assert hone(*arguments, "steps=8", "--resume") == 0
 
 
 def alive(session: int) -> list[str]:
@@ -189,7 +199,7 @@ def alive(session: int) -> list[str]:
 def test_a_killed_run_goes_on_as_if_nothing_had_been(place: Path) -> None:
     """kill -9 at random moments, twice over; what lies there then is resumed, and ends as the straight run."""
     dice, run = random.Random(1), place / "runs" / "tiny"
-    arguments = ("train", "grpo.toml", "steps=24", "run.checkpoint_every=3", "run.rollouts_every=0")
+    arguments = ("train", "grpo.toml", "steps=24", "run.checkpoint_every=3", "run.rollouts_every=0", NO_CERTIFICATE)
     for attempt in range(2):
         process = start(place, *arguments, *(["--resume"] if attempt else []))
         wanted = (steps_logged(run) if attempt else 0) + dice.randint(4, 7)
@@ -218,7 +228,7 @@ def test_a_run_killed_in_its_first_save_and_killed_again_can_still_be_resumed(st
     shutil.copytree(straight / "sft" / "tiny", run)
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints" / ".tmp_step_00000002").mkdir(parents=True)
-    process = start(place, "train", "sft.toml", "--resume", "run.keep_last=9", "run.checkpoint_every=0")
+    process = start(place, "train", "sft.toml", "--resume", "run.keep_last=9", "run.checkpoint_every=0", NO_CERTIFICATE)
     wait_for(lambda: not (run / "checkpoints").exists(), process)
     process.kill()
     process.communicate(timeout=60)
