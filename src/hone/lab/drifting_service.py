@@ -65,16 +65,18 @@ def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: in
 
 def serve_windows(world: DriftingArms, windows: Sequence[int]) -> _ServedRun:
     """Serve an ensemble of learners that forget with these windows, in rounds; 0: never."""
-    learners: list[BanditLearner] = []
+    learners: dict[str, BanditLearner] = {}
     for window in windows:
         discount = 1.0 - 1.0 / window if window else 1.0
         model = LinearGaussianPosterior(world.arms, world.features, discount=discount)
-        learners.append(BanditLearner(EpsilonFloor(LinUcbPolicy(model, _ALPHA), _FLOOR), model, world.actions))
+        policy = EpsilonFloor(LinUcbPolicy(model, _ALPHA), _FLOOR)
+        learners[str(window)] = BanditLearner(policy, model, world.actions)
     ensemble, chosen = WindowEnsemble(learners), np.empty(world.rounds, np.int64)
     for t, context in enumerate(world.contexts):
         choice = ensemble.served.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
         chosen[t] = choice.action
-        ensemble.learn(context, world.actions, choice.action, float(world.rewards[t, choice.action]))
+        value = float(world.rewards[t, choice.action])
+        ensemble.learn(_records(t, context, world.actions, choice, value, "ensemble")[0], value)
     return _served(world, chosen)
 
 

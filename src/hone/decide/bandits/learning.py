@@ -1,17 +1,62 @@
 """Learning of bandits: rewards of logged decisions into the model of a policy, in closed form."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
-from hone.core.decisions import ActionSet, DecisionTable, Floats, Ints
+from hone.core.decisions import ActionSet, Decision, DecisionTable, Floats, Ints
 from hone.core.episodes import Episodes
+from hone.core.errors import DataError
 from hone.core.state import State, array, integer, substate
 from hone.decide.bandits.models import BanditModel, BetaBernoulliPosterior, LinearGaussianPosterior
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents
 from hone.decide.bandits.saving import copy_policy
+
+
+class OnlineLearner(Protocol):
+    """Learner of a service: it takes the rewards of logged decisions, one after another."""
+
+    @property
+    def actions(self) -> ActionSet:
+        """The declared actions."""
+        ...
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each part of the policy, by its name; empty: the policy has no parts."""
+        ...
+
+    def learn(self, decision: Decision, reward: float) -> None:
+        """Take the reward of a decision. Raises DataError for one that there is no room for."""
+        ...
+
+    def snapshot(self) -> BanditPolicy:
+        """The policy as it is now, which later rewards do not change."""
+        ...
+
+    def state(self) -> State:
+        """Everything to go on from, to the bit. Its arrays may change with the next reward."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Go on from a state. Raises DataError for one that does not fit."""
+        ...
+
+
+def declared_action(decision: Decision, declared: ActionSet) -> tuple[int, ActionSet]:
+    """The executed action's number among the actions that a model numbers, and these: the decision's own where they
+    have features, else the declared ones. Raises DataError for an action that is not declared."""
+    if decision.actions.features is not None:
+        return decision.executed, decision.actions
+    if decision.actions.names == declared.names:
+        return decision.executed, declared
+    name = decision.actions.names[decision.executed]
+    if name not in declared.names:
+        raise DataError(f"the action {name!r:.60} is not declared")
+    return declared.names.index(name), declared
 
 
 @dataclass
@@ -41,6 +86,14 @@ class BanditLearner:
         weights = np.ones(len(actions)) if weights is None else weights
         self.model.observe(contexts, actions, rewards, weights, self.actions if action_set is None else action_set)
         self.observed += len(actions)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {}
+
+    def learn(self, decision: Decision, reward: float) -> None:
+        number, actions = declared_action(decision, self.actions)
+        self.observe(decision.context[None], np.array([number]), np.array([reward]), action_set=actions)
 
     def observe_table(self, table: DecisionTable) -> int:
         """Learn from the rows of a joined log whose reward is known, in their order -> the number of them."""

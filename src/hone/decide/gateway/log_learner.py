@@ -16,7 +16,7 @@ the state of the whole log, to the bit. An erasure deletes the checkpoint and en
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from functools import partial
@@ -32,18 +32,20 @@ from hone.core.errors import DataError, HoneError
 from hone.core.state import State, array, integer, substate
 from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.policy import BanditPolicy
-from hone.decide.bandits.saving import policy_bytes, policy_from_bytes
+from hone.decide.bandits.saving import policy_bytes, policy_from_bytes, policy_hash
 from hone.decide.bandits.wrappers import EpsilonFloor
 from hone.decide.gateway.log_writer import LoggedBatch
 from hone.decide.gateway.online_policies import (
     OnlineJoinCounts,
     OnlineJoiner,
     OnlinePolicies,
+    PolicyWrapper,
     RewardQuantiles,
     TenantLearning,
 )
-from hone.decide.gateway.service_config import LearningServiceConfig, ServiceFileConfig
+from hone.decide.gateway.service_config import LearningServiceConfig, ServiceFileConfig, TrafficServiceConfig
 from hone.decide.log.protocol import CHECKPOINT, DecisionLog, LearnerLease
+from hone.decide.monitor.continual import VersionTraffic, WindowEnsemble
 from hone.run.store.codec import state_bytes, state_from_bytes
 
 LEASE_S: Final = 10.0
@@ -81,6 +83,8 @@ class LogLearner:
     tell: Callable[[str, str], None]
     apart: bool = False
     """Look at the log on a thread."""
+    versions: Mapping[str, BanditPolicy] = field(default_factory=dict[str, BanditPolicy])
+    """Versions that `kind = "traffic"` divides the decisions between."""
     lease: LearnerLease | None = None
     """None: another gateway learns."""
     position: int = 0
@@ -112,9 +116,12 @@ class LogLearner:
     def work(self) -> str:
         """Hash of everything in the service file that learning depends on: gateways with an equal one share a
         learner."""
-        service = self.config.service
-        learns_by = (self.config.policy.model_dump_json(), self.config.join.model_dump_json(), service.features,
-                     service.actions, service.action_features, service.tenants)  # fmt: skip
+        service, policy = self.config.service, self.config.policy
+        later = {"windows"} if isinstance(policy, LearningServiceConfig) and policy.windows is None else None
+        """A key that came later is left out where it is unset: an older hone's checkpoint is that of an equal file."""
+        learns_by = (policy.model_dump_json(exclude=later), self.config.join.model_dump_json(), service.features,
+                     service.actions, service.action_features, service.tenants,
+                     *(f"{name} {policy_hash(one)}" for name, one in self.versions.items()))  # fmt: skip
         return sha256(repr(learns_by).encode()).hexdigest()
 
     @property
@@ -129,9 +136,16 @@ class LogLearner:
         return sum(one.joiner.counts.clipped + (one.quantiles.clipped if one.quantiles else 0) for one in learnt)
 
     @property
+    def shares(self) -> Iterator[tuple[tuple[str, str], float]]:
+        """Share of each part of the policy, a window or a version, by tenant and part; on the gateway that learns."""
+        for tenant, serving in self.policies.tenants.items():
+            if serving.learning is not None:
+                yield from (((tenant, part), share) for part, share in serving.learning.learner.shares.items())
+
+    @property
     def learns(self) -> bool:
         """False for a policy that does not learn while it serves."""
-        return isinstance(self.config.policy, LearningServiceConfig)
+        return self.config.policy.learns
 
     def start(self) -> None:
         """Learn from the log as far as it goes, or load the versions of the gateway that does. Raises as the log."""
@@ -282,7 +296,7 @@ class LogLearner:
     def _forget(self) -> None:
         self.position = self.records = 0
         for serving in self.policies.tenants.values():
-            serving.learning = new_learning(self.config)
+            serving.learning = new_learning(self.config, self.versions, self.policies.wrap)
 
     # ------------------------------------------------------------------------------------------ learning
 
@@ -404,17 +418,31 @@ class LogLearner:
         self.position = int(str(state["position"]))
 
 
-def new_learning(config: ServiceFileConfig) -> TenantLearning | None:
-    """Learning of one tenant that has learnt nothing; None if the service's policy does not learn."""
+def new_learning(
+    config: ServiceFileConfig, versions: Mapping[str, BanditPolicy], wrap: PolicyWrapper
+) -> TenantLearning | None:
+    """Learning of one tenant that has learnt nothing; None if the service's policy does not learn. `versions`: those of
+    `kind = "traffic"`."""
     policy, service = config.policy, config.service
+    actions = ActionSet(names=() if service.action_features else tuple(service.actions))
+    joiner = OnlineJoiner(config.join)
+    if isinstance(policy, TrafficServiceConfig):
+        traffic = VersionTraffic(versions, actions, floor=policy.share_floor, spread=policy.spread, wrap=wrap)
+        return TenantLearning(learner=traffic, joiner=joiner, publish_every=policy.publish_every)
     if not isinstance(policy, LearningServiceConfig):
         return None
-    actions = ActionSet(names=() if service.action_features else tuple(service.actions))
-    model = policy.reward_model(len(actions), len(service.features), len(service.action_features))
-    learner = BanditLearner(EpsilonFloor(policy.policy_of(model), policy.floor), model, actions)
+
+    def bandit(discount: float) -> BanditLearner:
+        model = policy.reward_model(len(actions), len(service.features), len(service.action_features), discount)
+        return BanditLearner(EpsilonFloor(policy.policy_of(model), policy.floor), model, actions)
+
+    learner = bandit(policy.discount)
+    if (windows := policy.windows) is not None:
+        memories = {str(one) if one else "all": bandit(1.0 - 1.0 / one if one else 1.0) for one in windows.lengths}
+        learner = WindowEnsemble(memories, rate=windows.rate, share=windows.share)
     low, high = policy.reward_quantiles or (0.0, 1.0)
     return TenantLearning(
-        learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every,
+        learner=learner, joiner=joiner, publish_every=policy.publish_every,
         quantiles=RewardQuantiles(low, high, config.join.default) if policy.reward_quantiles else None,
     )  # fmt: skip
 
@@ -470,15 +498,13 @@ def _version_name(tenant: str) -> str:
 
 def _learning_state(learning: TenantLearning) -> State:
     """The learner, and its joins: open decisions by their ids, with the reward so far (NaN: none)."""
-    model = learning.learner.state()
-    arrays = {name: cast("np.ndarray", one).copy() for name, one in substate(model, "model").items()}
     joiner = learning.joiner
     held = [(key[1], value) for key, value in joiner.open_values()]
     early = [(key[1], value, at_s) for key, waiting in joiner.early_rewards() for value, at_s in waiting]
     counts, quantiles = joiner.counts, learning.quantiles
     waiting = [] if quantiles is None else quantiles.waiting
     return {
-        "learner": {**model, "model": cast("State", arrays)},
+        "learner": _copied(learning.learner.state()),
         "open": [one for one, _ in held],
         "values": np.array([np.nan if value is None else value for _, value in held], np.float64),
         "early": [one for one, _, _ in early],
@@ -490,6 +516,14 @@ def _learning_state(learning: TenantLearning) -> State:
         "waiting_rewards": np.array([one.reward for one in waiting], np.float64),
         "last": "" if learning.last is None else learning.last.id,
         "unpublished": learning.unpublished,
+    }
+
+
+def _copied(state: State) -> State:
+    """The state with arrays of its own."""
+    return {
+        name: _copied(one) if isinstance(one, dict) else one.copy() if isinstance(one, np.ndarray) else one
+        for name, one in state.items()
     }
 
 

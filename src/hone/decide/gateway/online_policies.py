@@ -19,12 +19,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from hone.core.clock import Clock
 from hone.core.decisions import Choice, Decision, DecisionPolicy, DecisionRecord
 from hone.core.errors import DataError
-from hone.decide.bandits.learning import BanditLearner
+from hone.decide.bandits.learning import OnlineLearner
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.bandits.saving import load_policy, policy_hash, save_policy
 from hone.decide.gateway.fallback_chain import FallbackChain, ServingVersion
@@ -294,7 +292,7 @@ PolicyWrapper: TypeAlias = Callable[[DecisionPolicy], DecisionPolicy]
 class TenantLearning:
     """Learner of one tenant, and the joins that it learns from."""
 
-    learner: BanditLearner
+    learner: OnlineLearner
     joiner: OnlineJoiner
     publish_every: int
     quantiles: RewardQuantiles | None = None
@@ -313,14 +311,7 @@ class TenantLearning:
     def learn(self, decision: Decision, reward: float) -> None:
         """Learn from a joined reward. Raises DataError for a decision that the model has no room for."""
         self.unpublished += 1
-        number, declared = decision.executed, self.learner.actions
-        action_set = decision.actions if decision.actions.features is not None else None  # as it stands
-        if action_set is None and decision.actions.names != declared.names:
-            name = decision.actions.names[number]
-            if name not in declared.names:
-                raise DataError(f"the action {name!r:.60} is not declared")
-            number = declared.names.index(name)
-        self.learner.observe(decision.context[None], np.array([number]), np.array([reward]), action_set=action_set)
+        self.learner.learn(decision, reward)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

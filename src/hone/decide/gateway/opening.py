@@ -37,7 +37,8 @@ from hone.core.decisions import (
     logp_each,
 )
 from hone.core.errors import ConfigError, DataError, ErrorCollector, HoneError, ResourceError, variable_name
-from hone.decide.bandits.saving import open_decision_policy
+from hone.decide.bandits.policy import BanditPolicy
+from hone.decide.bandits.saving import open_decision_policy, policy_hash
 from hone.decide.bandits.wrappers import EpsilonFloor, Fallback, Shielded
 from hone.decide.gateway.access import AccessList, ServiceClient, token_digest
 from hone.decide.gateway.fallback_chain import FallbackChain, GuardedPolicy, SafeDefault, ServingVersion, ShadowAsker
@@ -75,6 +76,7 @@ from hone.decide.gateway.service_config import (
     LogTableConfig,
     ServiceFileConfig,
     ServiceTableConfig,
+    TrafficServiceConfig,
 )
 from hone.decide.gateway.shipped_versions import RolloutListener, ShippedVersions
 from hone.decide.joins.join import build_view
@@ -186,8 +188,37 @@ def _secret_of(variable: str) -> str:
     return value
 
 
+def open_versions(resolved: ResolvedConfig[ServiceFileConfig], beside: Path) -> dict[str, BanditPolicy]:
+    """The versions that `kind = "traffic"` divides the decisions between, from the folder `beside`; else none.
+
+    Raises DataError with a line for each that cannot be opened, that cannot be saved in a mixture (a network), or that
+    does not decide by the service's features among its actions.
+    """
+    config, faults, versions = resolved.config, ErrorCollector(DataError), dict[str, BanditPolicy]()
+    if not isinstance(config.policy, TrafficServiceConfig):
+        return versions
+    declared, place = make_catalogue(config.service).declared, np.zeros(len(config.service.features))
+    for name, path in config.policy.versions.items():
+        try:
+            saved = open_decision_policy(beside / path)
+            versions[name] = EpsilonFloor(saved, config.policy.floor) if config.policy.floor else saved
+            policy_hash(saved)
+            if declared is not None:
+                saved.logp(place, declared)
+        except (HoneError, ValueError, IndexError) as error:
+            key = f"policy.versions.{name}"
+            faults.add(f"{resolved.origins.get(key, '[policy.versions]')}: version {name!r:.60}, {path}: {error}")
+    faults.raise_if_any()
+    return versions
+
+
 def _make_policies(
-    beside: Path, folder: Path, config: ServiceFileConfig, clock: Clock, lines: FaultLines
+    beside: Path,
+    folder: Path,
+    config: ServiceFileConfig,
+    versions: Mapping[str, BanditPolicy],
+    clock: Clock,
+    lines: FaultLines,
 ) -> OnlinePolicies:
     """The policies of every tenant; `beside` is the folder that relative paths start from."""
     service, policy = config.service, config.policy
@@ -207,7 +238,7 @@ def _make_policies(
     )
     if isinstance(policy, FolderServiceConfig):
         live = saved_version(policy, beside, shelf, wrap, clock)
-    elif (learning := new_learning(config)) is not None:
+    elif (learning := new_learning(config, versions, wrap)) is not None:
         prior = learning.learner.snapshot()
         live = ServingVersion(name=shelf.put(prior), policy=wrap(prior))
     shipped = ShippedVersions(
@@ -433,6 +464,7 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
     resolved = read_service_file(path)
     config = resolved.config
     access = open_access(resolved, path.parent)
+    versions = open_versions(resolved, path.parent)
     folder = service_folder(path, config)
     folder.mkdir(parents=True, exist_ok=True)
     lines = FaultLines(tell, clock)
@@ -441,7 +473,7 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         opened.callback(lock.close)
         log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
         opened.callback(log.close)
-        policies = _make_policies(path.parent, folder, config, clock, lines)
+        policies = _make_policies(path.parent, folder, config, versions, clock, lines)
         watch = _watch(config, folder, policies, lines)
         monitor = None if watch is None else watch.monitor
         rollouts = _rollouts(config, folder, policies, lines)
@@ -459,7 +491,7 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         parts = _parts(config, folder, log, policies, listeners, lines, features)
         learner = LogLearner(
             log=log, policies=policies, config=config, source=parts.rules.source, schema=parts.schema.hash, clock=clock,
-            tell=partial(_told, lines), apart="://" in config.log.address,
+            tell=partial(_told, lines), apart="://" in config.log.address, versions=versions,
         )  # fmt: skip
         parts = replace(parts, learner=learner)
         service = DecisionService(parts)

@@ -13,10 +13,16 @@ from hone.decide.gateway.opening import (
     log_address,
     make_catalogue,
     open_access,
+    open_versions,
     read_service_file,
     service_folder,
 )
-from hone.decide.gateway.service_config import FolderServiceConfig, LearningServiceConfig, ServiceFileConfig
+from hone.decide.gateway.service_config import (
+    FolderServiceConfig,
+    LearningServiceConfig,
+    ServiceFileConfig,
+    TrafficServiceConfig,
+)
 from hone.decide.log.protocol import log_name
 from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, stage_name
 from hone.decide.shield.certificate import read_certificate
@@ -33,10 +39,10 @@ def plan_lines(path: Path, *, clock: Clock) -> list[str]:
     config, faults = resolved.config, ErrorCollector(ConfigError)
     tables = [config.log, *([] if config.features is None else [config.features])]
     addresses = [partial(log_address, path.parent, table) for table in tables]
-    for check in (partial(open_access, resolved, path.parent), *addresses):
+    for check in (*(partial(one, resolved, path.parent) for one in (open_access, open_versions)), *addresses):
         try:
             check()
-        except ConfigError as error:
+        except HoneError as error:
             faults.extend(error.messages)
     if isinstance(config.policy, FolderServiceConfig) and not (path.parent / config.policy.path).is_dir():
         origin = resolved.origins.get("policy.path", "[policy]")
@@ -106,7 +112,16 @@ def _policy_words(config: ServiceFileConfig) -> str:
         return f"{policy.path}, floor {policy.floor:g}"
     if isinstance(policy, LearningServiceConfig):
         least = f", every action has probability {policy.floor / count:.3g} or more" if count else ""
-        return f"{policy.kind}, floor {policy.floor:g}{least}; a version every {policy.publish_every} rewards"
+        memory = ""
+        if policy.windows is not None:
+            lengths = ", ".join(f"the latest {one}" if one else "all" for one in policy.windows.lengths)
+            memory = f" over windows of {lengths} rewards, mixed by their errors"
+        words = f"{policy.kind}{memory}, floor {policy.floor:g}{least}"
+        return f"{words}; a version every {policy.publish_every} rewards"
+    if isinstance(policy, TrafficServiceConfig):
+        names, each = ", ".join(policy.versions), policy.share_floor / len(policy.versions)
+        words = f"traffic between {names} by their rewards, each has {each:.3g} of it or more, floor {policy.floor:g}"
+        return f"{words}; a mixture every {policy.publish_every} rewards"
     return "uniform: every action with equal probability; nothing is learnt"
 
 
@@ -166,7 +181,7 @@ def _memory_lines(config: ServiceFileConfig) -> Iterator[str]:
     width = 8 * (len(service.features) + len(service.actions))
     answers = service.remember * ANSWER_BYTES
     tenants = len(service.tenants)
-    waiting = tenants * MOST_OPEN * (OPEN_BYTES + width) if isinstance(config.policy, LearningServiceConfig) else 0
+    waiting = tenants * MOST_OPEN * (OPEN_BYTES + width) if config.policy.learns else 0
     total = (answers + waiting) / 2**20
     yield (
         f"memory     at most about {total:.0f} MiB beside the program: {service.remember} answers"
@@ -181,13 +196,15 @@ def _missing_lines(config: ServiceFileConfig) -> Iterator[str]:
         yield "missing    [[service.clients]]: without tokens the service listens on this machine only"
     if not service.limit.per_s:
         yield "missing    [service.limit] per_s: a tenant that floods the service slows down the others"
-    if isinstance(policy, LearningServiceConfig) and not policy.reward_quantiles and None in (join.low, join.high):
-        yield "missing    [join] low and high, or [policy] reward_quantiles: one wrong reward can turn the policy"
+    quantiles = isinstance(policy, LearningServiceConfig) and policy.reward_quantiles
+    if policy.learns and not quantiles and None in (join.low, join.high):
+        instead = ", or [policy] reward_quantiles" if isinstance(policy, LearningServiceConfig) else ""
+        yield f"missing    [join] low and high{instead}: one wrong reward can turn the policy"
     if config.monitor is None:
         yield "missing    [monitor]: nobody watches for drift"
     if config.shield is None:
         yield "missing    [shield]: every declared action may be taken in every context"
-    if isinstance(policy, FolderServiceConfig) and not policy.floor:
+    if isinstance(policy, FolderServiceConfig | TrafficServiceConfig) and not policy.floor:
         yield "missing    [policy] floor: actions of probability 0 cannot be estimated from the log"
     if config.log.durable == "after":
         yield 'note       durable = "after": a kill loses what waits; the log\'s watermarks show how much'

@@ -78,6 +78,8 @@ class _GatewayCounters:
         """Requests that versions in the shadow were to see, by version and result."""
         self.features: Counter[tuple[str, str]] = Counter()
         """Decisions by group of stored features and their state."""
+        self.shares: dict[tuple[str, str], float] = {}
+        """Shares of the policy's parts, windows or versions, by tenant and part."""
         self.faults: Counter[str] = Counter()
         """Refused requests by code."""
         self.latency = SecondsHistogram(_BOUNDS_S)
@@ -118,6 +120,8 @@ class _GatewayCounters:
         )
         for name, words, labels, counter in families:
             yield from metric_lines(name, "counter", words, labels, sorted(counter.copy().items()))
+        words = "Share of the decisions of a window or version of the policy."
+        yield from metric_lines("hone_policy_share", "gauge", words, ("tenant", "part"), list(self.shares.items()))
         for name, words, label, counted in (
             (
                 "hone_fallbacks_total",
@@ -373,6 +377,7 @@ class DecisionService:
             own.append(("hone_learner", "1 if this gateway learns, 0 if it serves what another one learnt.", leads))
             words = "Rewards that the learner clipped to their range or quantiles."
             own.append(("hone_learner_clipped", words, float(learner.clipped)))
+            self.parts.counters.shares = dict(learner.shares)
         if self.parts.features is not None:
             self.parts.counters.features = self.parts.features.counts
         return self.parts.counters.text(self.parts.lines.counts, [*own, *gauges])

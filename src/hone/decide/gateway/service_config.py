@@ -34,6 +34,7 @@ class UniformServiceConfig(Config):
     """Every action with equal probability: the first data of a new service."""
 
     needs_actions: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     kind: Literal["uniform"] = "uniform"
     """Names this alternative."""
 
@@ -42,6 +43,7 @@ class FolderServiceConfig(Config):
     """A saved policy: a bandit's folder, or the checkpoint of a run. It does not learn while it serves."""
 
     needs_actions: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     kind: Literal["folder"]
     """Names this alternative."""
     path: str = Field(min_length=1)
@@ -52,10 +54,48 @@ class FolderServiceConfig(Config):
     """Let it act on a thread of its own, so that a late answer falls back at the deadline."""
 
 
+class TrafficServiceConfig(Config):
+    """Traffic between versions of a policy by a bandit: each has the share with which it is the best, and a floor."""
+
+    needs_actions: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
+    kind: Literal["traffic"]
+    """Names this alternative."""
+    versions: dict[str, str] = Field(min_length=2)
+    """Folder of each version by its name, from the service file: a bandit's, saved by a run, a service or Python."""
+    share_floor: float = Field(default=0.1, gt=0, le=1)
+    """Share of the decisions that is divided evenly, whatever the rewards say."""
+    spread: float = Field(default=1.0, gt=0)
+    """Standard deviation of a version's mean reward before any reward has come."""
+    floor: float = Field(default=0.02, ge=0, le=1)
+    """Probability of a uniform action, in every version; 0: the versions as they are."""
+    publish_every: int = Field(default=100, ge=1)
+    """Rewards between two published mixtures."""
+
+
+class WindowsConfig(Config):
+    """Time windows of an ensemble: a learner for each, mixed by how well they predict the rewards of late."""
+
+    lengths: list[int] = Field(min_length=2)
+    """Lengths in rewards, of which each weighs 1 - 1 / length of the one after it; 0: nothing is forgotten."""
+    rate: float = Field(default=2.0, gt=0)
+    """Speed of the weights: a squared error of e more multiplies a window's weight by exp(-rate e)."""
+    share: float = Field(default=0.01, gt=0, lt=1)
+    """Part of all weight that each reward spreads evenly, so that a window can come back."""
+
+    @field_validator("lengths")
+    @classmethod
+    def _distinct_lengths(cls, lengths: list[int]) -> list[int]:
+        if len(set(lengths)) < len(lengths) or any(one < 2 and one != 0 for one in lengths):
+            raise ValueError(f"needs different windows of 2 rewards or more, or 0 for all, got {lengths}")
+        return lengths
+
+
 class LearningServiceConfig(Config):
     """What all learning policies have: a linear model of each action's reward, and a floor."""
 
     needs_actions: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
     floor: float = Field(default=0.02, gt=0, le=1)
     """Probability of a uniform action: without it no other policy can be estimated from the log."""
     noise: float = Field(default=1.0, gt=0)
@@ -69,6 +109,8 @@ class LearningServiceConfig(Config):
     reward_quantiles: list[float] | None = Field(default=None, min_length=2, max_length=2)
     """Rewards beyond these quantiles of the latest 1,000 are learnt as the quantile, `[0.01, 0.99]` say; those that
     equal `[join] default` are left out of the quantiles. None: no such bound."""
+    windows: WindowsConfig | None = None
+    """Learners over several time windows, mixed by weights, in place of `discount`; None: one learner."""
 
     @field_validator("reward_quantiles")
     @classmethod
@@ -77,9 +119,15 @@ class LearningServiceConfig(Config):
             raise ValueError(f"needs two levels from 0 to 1, the lower one first, got {levels[0]:g} and {levels[1]:g}")
         return levels
 
-    def reward_model(self, arms: int, features: int, action_features: int) -> BanditModel:
+    @model_validator(mode="after")
+    def _one_memory(self) -> "LearningServiceConfig":
+        if self.windows is not None and self.discount < 1.0:
+            raise ValueError(f"[policy.windows] has the memories of its learners: leave out discount {self.discount:g}")
+        return self
+
+    def reward_model(self, arms: int, features: int, action_features: int, discount: float) -> BanditModel:
         """The model: joint over the features of actions where there are some, else one for each of `arms` actions."""
-        noise, precision, discount = self.noise, self.prior_precision, self.discount
+        noise, precision = self.noise, self.prior_precision
         if action_features:
             return JointLinearPosterior(
                 features, action_features, noise=noise, prior_precision=precision, discount=discount
@@ -161,6 +209,7 @@ class SquareCbServiceConfig(LearningServiceConfig):
 ServicePolicy: TypeAlias = (
     UniformServiceConfig
     | FolderServiceConfig
+    | TrafficServiceConfig
     | LinUcbServiceConfig
     | ThompsonServiceConfig
     | EpsilonGreedyServiceConfig
@@ -355,7 +404,7 @@ class ServiceFileConfig(Config):
     def _check(self) -> "ServiceFileConfig":
         if self.policy.needs_actions and not self.service.actions and not self.service.action_features:
             raise ValueError(
-                f'kind = "{self.policy.kind}" learns a model of each action: give [service] actions, or action_features'
+                f'kind = "{self.policy.kind}" learns the rewards of actions: give [service] actions, or action_features'
             )
         others = [name for name in ("policy", "features", "monitor", "shield") if name in self.model_fields_set]
         if self.fleet is not None and others:

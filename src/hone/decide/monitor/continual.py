@@ -2,20 +2,23 @@
 
 `ContinualLearner` starts anew when the monitor finds drift, and goes on from an older version when one explains the
 recent rewards. `WindowEnsemble` needs no alarm: learners with memories of several lengths decide together.
-`VersionTraffic` learns nothing but which of several versions is the best, and sends it the most decisions.
+`VersionTraffic` learns nothing but which of several versions is the best, and sends it the most decisions. The last two
+are learners of a service, by `[policy.windows]` and `kind = "traffic"` of its file.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hone.core.decisions import ActionSet, Choice, Decision, DecisionPolicy, Floats, Outcome
-from hone.core.errors import ConfigError
+from hone.core.decisions import ActionSet, Decision, DecisionPolicy, Floats, Outcome
+from hone.core.errors import ConfigError, DataError
 from hone.core.state import State, array, substate
 from hone.decide.bandits.greedy import normal_best
-from hone.decide.bandits.learning import BanditLearner
-from hone.decide.bandits.policy import BanditPolicy
+from hone.decide.bandits.learning import BanditLearner, declared_action
+from hone.decide.bandits.policy import BanditPolicy, as_bandit_policy
+from hone.decide.bandits.saving import copy_policy
 from hone.decide.bandits.wrappers import Routed
 from hone.decide.monitor.alarms import MonitorAlarm
 from hone.decide.monitor.config import MonitorConfig
@@ -40,43 +43,51 @@ class WindowEnsemble:
     so that a window that was wrong for long can come back. The served policy is the mixture's whole distribution.
     """
 
-    def __init__(self, learners: Sequence[BanditLearner], *, rate: float = 2.0, share: float = 0.01) -> None:
+    def __init__(self, learners: Mapping[str, BanditLearner], *, rate: float = 2.0, share: float = 0.01) -> None:
         if not learners or rate <= 0 or not 0 <= share < 1:
             raise ConfigError(
                 f"an ensemble needs learners, a rate above 0 and a share from 0 to below 1, got {len(learners)}, "
                 f"{rate:g} and {share:g}"
             )
-        self.learners = list(learners)
+        self.learners = dict(learners)
+        """By the name of their window; all of one kind of model, and of the same actions."""
         self.weights: Floats = np.full(len(learners), 1 / len(learners))
         """`[windows]`, their sum is 1."""
         self._rate, self._share = rate, share
 
     @property
+    def actions(self) -> ActionSet:
+        return next(iter(self.learners.values())).actions
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return dict(zip(self.learners, self.weights.tolist(), strict=True))
+
+    @property
     def served(self) -> BanditPolicy:
         """The policy as it decides now."""
-        return Routed([learner.policy for learner in self.learners], self.weights.tolist())
+        return Routed([learner.policy for learner in self.learners.values()], self.weights.tolist())
 
-    def learn(self, context: Floats, actions: ActionSet, action: int, reward: float) -> None:
-        """Take the reward of an executed action: weigh the windows by their errors, then teach each."""
+    def learn(self, decision: Decision, reward: float) -> None:
+        """Weigh the windows by their errors, then teach each."""
+        number, actions = declared_action(decision, self.actions)
         errors = np.zeros(len(self.learners))
-        for place, learner in enumerate(self.learners):
-            scores = learner.policy.distribution(context, actions).scores
-            if scores is not None:
-                errors[place] = (reward - float(scores[action])) ** 2
-        self.weights = self.weights * np.exp(-self._rate * (errors - errors.min()))
-        self.weights /= self.weights.sum()
-        self.weights = (1 - self._share) * self.weights + self._share / len(self.weights)
-        for learner in self.learners:
-            learner.observe(context[None], np.array([action]), np.array([reward]), action_set=actions)
+        for place, learner in enumerate(self.learners.values()):
+            errors[place] = (reward - float(learner.model.mean(decision.context, actions)[number])) ** 2
+        for learner in self.learners.values():
+            learner.learn(decision, reward)
+        weights = self.weights * np.exp(-self._rate * (errors - errors.min()))
+        self.weights = (1 - self._share) * weights / weights.sum() + self._share / len(weights)
+
+    def snapshot(self) -> BanditPolicy:
+        return copy_policy(self.served)
 
     def state(self) -> State:
-        """Weights and learners, to go on from."""
-        return {"weights": self.weights, **{f"learner{k}": one.state() for k, one in enumerate(self.learners)}}
+        return {"weights": self.weights, **{f"learner{k}": one.state() for k, one in enumerate(self.learners.values())}}
 
     def restore(self, state: State) -> None:
-        """Go on from a state."""
         self.weights = array(state, "weights").astype(np.float64)
-        for place, learner in enumerate(self.learners):
+        for place, learner in enumerate(self.learners.values()):
             learner.restore(substate(state, f"learner{place}"))
 
 
@@ -84,18 +95,32 @@ class VersionTraffic:
     """Traffic between versions by a bandit: each has the share with which it is the best, and a floor.
 
     A decision is drawn from the mixture of the versions, so that its reward tells of all of them: version v's value is
-    the self-normalised mean of the rewards with the weights p_v(action) / p(action), which the floor bounds by K /
-    floor. Shares are Thompson sampling's (Thompson, 1933), (1 - floor) P(v is best) + floor / K, for independent normal
-    values with the means' standard errors; `spread` is the standard deviation of a value before any reward.
+    the self-normalised mean of the rewards with the weights p_v(action) / p(action), where p is the logged probability,
+    whoever decided. The floor bounds the weights of the mixture's own decisions by K / floor; those of others are cut
+    off there. Shares are Thompson sampling's (Thompson, 1933), (1 - floor) P(v is best) + floor / K, for independent
+    normal values with the means' standard errors; `spread` is the standard deviation of a value before any reward.
+
+    Decisions of a fallback teach nothing: the safe action says little of what a version would have done. `wrap` is what
+    a service puts around every policy that it serves (names of actions, a shield), so that p_v is of the version as it
+    would be served.
     """
 
-    def __init__(self, versions: Mapping[str, BanditPolicy], *, floor: float = 0.1, spread: float = 1.0) -> None:
+    def __init__(
+        self,
+        versions: Mapping[str, BanditPolicy],
+        actions: ActionSet,
+        *,
+        floor: float = 0.1,
+        spread: float = 1.0,
+        wrap: Callable[[DecisionPolicy], DecisionPolicy] = as_bandit_policy,
+    ) -> None:
         if not versions or not 0 < floor <= 1 or spread <= 0:
             raise ConfigError(
                 f"traffic needs versions, a floor above 0 and at most 1, and a spread above 0, got {len(versions)}, "
                 f"{floor:g} and {spread:g}"
             )
-        self.versions = dict(versions)
+        self.versions, self.actions = dict(versions), actions
+        self._served_alone = [wrap(policy) for policy in versions.values()]
         self._floor, self._spread = floor, spread
         self.sums: Floats = np.zeros((5, len(versions)))
         """Per version: sums of w, w r, w^2, w^2 r, w^2 r^2."""
@@ -109,30 +134,33 @@ class VersionTraffic:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each version."""
         mean, error = self.values()
         best = normal_best(mean, error**2)
         shares = (1 - self._floor) * best / best.sum() + self._floor / len(mean)
         return dict(zip(self.versions, shares.tolist(), strict=True))
 
-    @property
-    def served(self) -> BanditPolicy:
-        """The mixture as it decides now."""
+    def snapshot(self) -> BanditPolicy:
         return Routed(list(self.versions.values()), list(self.shares.values()))
 
-    def learn(self, context: Floats, actions: ActionSet, choice: Choice, reward: float) -> None:
-        """Take the reward of a decision that `served` made."""
-        logp = np.array([policy.logp(context, actions)[choice.action] for policy in self.versions.values()])
-        weight = np.exp(logp - choice.logp)
-        self.sums += np.stack([weight, weight * reward, weight**2, weight**2 * reward, weight**2 * reward**2])
+    def learn(self, decision: Decision, reward: float) -> None:
+        if decision.choice.intervention.startswith("fallback"):
+            return
+        context, actions = decision.context, decision.actions
+        logp = np.array([policy.logp(context, actions)[decision.executed] for policy in self._served_alone])
+        most = math.log(len(logp) / self._floor)
+        weight = np.exp(np.minimum(logp - decision.executed_logp, most))
+        self.sums = self.sums + np.stack(
+            [weight, weight * reward, weight**2, weight**2 * reward, weight**2 * reward**2]
+        )
 
     def state(self) -> State:
-        """The sums, to go on from."""
         return {"sums": self.sums}
 
     def restore(self, state: State) -> None:
-        """Go on from a state."""
-        self.sums = array(state, "sums").astype(np.float64)
+        sums = array(state, "sums").astype(np.float64)
+        if sums.shape != self.sums.shape:
+            raise DataError(f"the saved traffic is of {sums.shape[-1]} versions, not {len(self.versions)}")
+        self.sums = sums
 
 
 class ContinualLearner:
@@ -234,8 +262,4 @@ class ContinualLearner:
 
     def _teach(self, rows: Sequence[RewardedDecision]) -> None:
         for row in rows:
-            decision = row.decision
-            self.learner.observe(
-                decision.context[None], np.array([decision.executed]), np.array([row.reward]),
-                action_set=decision.actions,
-            )  # fmt: skip
+            self.learner.learn(row.decision, row.reward)
