@@ -332,7 +332,7 @@ def test_the_options_are_these() -> None:
         "list": ["--runs"],
         "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
-        "service": ["--backup", "--features", "--prune", "--restore", "--verify"],
+        "service": ["--archive", "--backup", "--erase", "--features", "--prune", "--restore", "--tenant", "--verify"],
         "shield": ["--html", "--out", "--registry", "--version", "--with"],
         "retrain": ["--json", "--once", "--status"],
         "ship": SHIP_OPTIONS,

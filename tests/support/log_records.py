@@ -48,7 +48,7 @@ def bits(record: DecisionRecord) -> tuple[object, ...]:
         record.actions.names, None if features is None else (features.shape, _bits(features)),
         choice.action, _bits(choice.logp), None if choice.scores is None else _bits(choice.scores),
         choice.intervention, record.executed, _bits(record.executed_logp), record.version, record.route,
-        record.draw_key, record.schema, _bits(record.latency_s), record.source, record.seq,
+        record.draw_key, record.schema, record.entities, _bits(record.latency_s), record.source, record.seq,
     )  # fmt: skip
 
 

@@ -41,6 +41,10 @@ class RespServer:
             case "HSET":
                 self.hashes.setdefault(words[1], {}).update(zip(words[2::2], words[3::2], strict=True))
                 return ":1\r\n"
+            case "HLEN":
+                return f":{len(self.hashes.get(words[1], {}))}\r\n"
+            case "DEL":
+                return f":{int(self.hashes.pop(words[1], None) is not None)}\r\n"
             case "EVAL" if words[1] == PUT:
                 self.put(words[3], float(words[4]), words[5:])
                 return "_\r\n"

@@ -72,36 +72,26 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
         module="hone.cli.commands.estimate",
         positionals=(("log", "a log (decisions.db, postgresql://, redis://), or a view's folder or .parquet file"),),
         options=(
-            CommandOption(
-                flag="--policy", metavar="DIR", repeated=True, help="a candidate: a policy's folder, checkpoint or run"
-            ),
+            CommandOption(flag="--policy", metavar="DIR", repeated=True, help="a candidate: folder, checkpoint or run"),
             CommandOption(
                 flag="--estimator", metavar="NAME", default="",
                 help="it decides: ips, snips, clipped, dm, dr (default), sndr, switch or mrdr, of trajectories pdis "
                 "(default), wpdis, tis or wtis; others stand beside it",
             ),
             CommandOption(flag="--trajectories", help="the decisions of a unit are one episode, in the order of time"),
-            CommandOption(
-                flag="--discount", metavar="G", default="1", help="discount factor of trajectories (default: 1)"
-            ),
+            CommandOption(flag="--discount", metavar="G", default="1", help="discount of trajectories (default: 1)"),
             CommandOption(flag="--compare", help="differences of all candidates, and their order"),
             CommandOption(
                 flag="--segment", metavar="NAME", default="choice",
                 help="choice (the candidate's likeliest action, default), version, route or feature:N",
             ),
-            CommandOption(
-                flag="--interval", metavar="KIND", default="normal", help="normal (default), bernstein or bootstrap"
-            ),
+            CommandOption(flag="--interval", metavar="KIND", default="normal", help="normal, bernstein or bootstrap"),
             CommandOption(flag="--level", metavar="P", default="0.95", help="level of the intervals (default: 0.95)"),
             CommandOption(
                 flag="--reward-model", metavar="KIND", default="ridge", help="ridge (default), or logistic for 0 and 1"
             ),
-            CommandOption(
-                flag="--behaviour", metavar="DIR", help="the policy that wrote the log: support is then exact"
-            ),
-            CommandOption(
-                flag="--since", metavar="TIME", help="leave out decisions before: those that a candidate learnt from"
-            ),
+            CommandOption(flag="--behaviour", metavar="DIR", help="policy that wrote the log: support is then exact"),
+            CommandOption(flag="--since", metavar="TIME", help="leave out decisions that a candidate learnt from"),
             CommandOption(flag="--registry", metavar="DIR", help="add the estimate to a version's evidence"),
             CommandOption(flag="--version", metavar="ID", help="with --registry: the version whose policy it is"),
             CommandOption(flag="--html", metavar="FILE", help="file of the page (default: estimate.html at the log)"),
@@ -132,7 +122,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
     ),
     CommandSpec(
         name="service",
-        summary="back up and restore a decision service, prune versions, store features",
+        summary="back up a decision service, prune versions, store features, erase a unit",
         module="hone.cli.commands.service",
         positionals=(("file", "the service file"),),
         options=(
@@ -141,6 +131,9 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
             CommandOption(flag="--restore", metavar="DIR", help="bring a backup back; the folder must not be there"),
             CommandOption(flag="--prune", metavar="WHEN", help="remove versions unused since 2026-11-23, or a second"),
             CommandOption(flag="--features", metavar="FILE", help="store features, a JSON object a line"),
+            CommandOption(flag="--erase", metavar="UNIT", help="erase a unit from its feature store and its log"),
+            CommandOption(flag="--tenant", metavar="NAME", help="with --erase: the unit's tenant, if there are some"),
+            CommandOption(flag="--archive", metavar="DIR", help="with --erase: parquet files to erase from, too"),
         ),
     ),
     CommandSpec(

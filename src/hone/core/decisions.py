@@ -124,6 +124,8 @@ class Decision:
     """128-bit key of the draw: with `version` and `context` it reproduces `executed` and `executed_logp` to the bit."""
     schema: str = ""
     """`schema_hash` of the names of the features."""
+    entities: tuple[tuple[str, str], ...] = ()
+    """Fields of the request that named entities of a feature store, and these; erased with the unit."""
     latency_s: float = 0.0
     source: str
     """Writer of the record: a gateway, a device."""

@@ -168,6 +168,138 @@ def test_a_store_that_changes_later_changes_nothing_of_what_was_decided(tmp_path
         assert again.contexts()[-1][1] == 1000.0
 
 
+def test_the_entity_of_a_group_is_logged_and_another_one_is_another_request(tmp_path: Path) -> None:
+    file = service_file(tmp_path)
+    for address in (":memory:", ":memory:"):  # the second service finds the answers in the log
+        with closing(Shop(file)) as shop:
+            shop.service.put_features("shop", {"s1": {"stock": 40.0}, "s2": {"stock": 40.0}})
+            first = shop.service.decide("ada", CONTEXT, id="d")
+            assert shop.service.decide("ada", CONTEXT, id="d") == first
+            with pytest.raises(RequestError, match="used for another request"):
+                shop.service.decide("ada", {**CONTEXT, "shop_id": "s2"}, id="d")  # of equal stock, and another shop
+            made = [one.record for one in pages(shop.service.log) if isinstance(one.record, Decision)]
+            assert [one.entities for one in made] == [(("shop_id", "s1"),)], address
+
+
+def test_two_groups_of_one_field_log_its_entity_once(tmp_path: Path) -> None:
+    file = tmp_path / "shop.toml"
+    groups = [f'[[features.groups]]\nname = "{name}"\nentity = "shop_id"\nmissing = "default"\nfeatures = ["{name}"]\n'
+              for name in ("spent", "stock")]  # fmt: skip
+    file.write_text(
+        HEAD.replace('"country=de", "country=fr", ', "") + '[features]\naddress = ":memory:"\n' + "".join(groups)
+    )
+    with closing(Shop(file)) as shop:
+        shop.service.decide("ada", CONTEXT)
+        made = next(one.record for one in pages(shop.service.log))
+        assert isinstance(made, Decision) and made.entities == (("shop_id", "s1"),)
+
+
+def test_gateways_that_take_one_name_at_once_count_its_features_once(tmp_path: Path) -> None:
+    """The second gateway of a log does not know that the name is taken until the log refuses its decision."""
+    shops: list[Shop] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        file = service_file(tmp_path / name, missing="refuse")
+        file.write_text(file.read_text() + f'\n[log]\naddress = "{tmp_path / "common.db"}"\n')
+        shops.append(Shop(file))
+        shops[-1].service.put_features("visitor", {"ada": {"spent": 7.0, "country": "de"}})
+    requests = [DecisionRequest(unit=unit, context=CONTEXT, id=name) for unit, name in (("ada", "d"), ("bob", "e"))]
+    answers = [shop.service.service.answer_many(requests) for shop in shops]
+    assert answers[0][0] == answers[1][0] and len(shops[1].contexts()) == 1
+    assert isinstance(answers[1][1], RequestError) and answers[1][1].code == "features_missing"
+    # a repetition joins nothing, and a refused request counts once, although its batch was prepared twice
+    assert [shop.counts() for shop in shops] == [
+        {("visitor", "fresh"): 1, ("visitor", "missing"): 1, ("shop", "missing"): 1}, {("visitor", "missing"): 1},
+    ]  # fmt: skip
+    for shop in shops:
+        shop.close()
+
+
+def test_decisions_that_the_log_does_not_take_count_no_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Shop(service_file(tmp_path))) as shop:
+
+        def refuse(*_: object) -> None:
+            raise RequestError("the log takes no records", status=503, code="log_unavailable")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shop.service.service.parts.writer, "write", refuse)
+            with pytest.raises(RequestError, match="takes no records"):
+                shop.service.decide("ada", CONTEXT)
+        assert shop.counts() == {}
+        shop.service.decide("ada", CONTEXT)
+        assert shop.counts() == {("visitor", "missing"): 1, ("shop", "missing"): 1}
+
+
+# ------------------------------------------------------------------------------------------------------------- erasure
+
+
+def filled_shop(folder: Path, **settings: str) -> Path:
+    """A stopped service with two visitors in store and log."""
+    file = service_file(folder, address="features.db")
+    for old, new in settings.items():
+        file.write_text(file.read_text().replace(old, new, 1))
+    with closing(Shop(file)) as shop:
+        rows = {name: {"spent": 7.0, "country": "de"} for name in ("ada", "bob")}
+        shop.service.put_features("visitor", rows)
+        shop.service.put_features("shop", {"s1": {"stock": 4.0}})
+        for name in ("ada", "bob"):
+            decided = shop.service.decide(name, CONTEXT)
+            shop.service.reward(decided.id, 1.0)
+    return file
+
+
+def test_a_unit_is_erased_from_store_and_log_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, log = filled_shop(tmp_path), str(tmp_path / "shop" / "decisions.db")
+    assert main(["log", log, "--erase", "ada"]) == 3
+    message = capsys.readouterr().err
+    assert "features.db beside" in message and "nothing was erased: `hone service FILE.toml --erase ada`" in message
+    assert main(["service", str(file), "--erase", "ada"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "erased 2 stored features of unit ada of tenant default (visitor)",
+        "group shop is kept by shop_id: if that names ada, put null for its values",
+        "erased 2 records of unit ada of tenant default; views made before still hold them",
+    ]
+    with closing(Shop(file)) as shop:
+        assert [one.record.unit for one in pages(shop.service.log) if isinstance(one.record, Decision)] == ["bob"]
+        shop.service.decide("ada", CONTEXT)  # answered by the defaults, and not stored: the unit stays erased
+        assert shop.counts()["visitor", "missing"] == 1
+        assert len(shop.contexts()) == 1
+    assert main(["log", log, "--erase", "ada"]) == 0  # nothing of ada is left beside it
+    assert "a feature store elsewhere is untouched" in capsys.readouterr().out
+
+
+def test_an_erasure_that_cannot_be_made_says_so_and_erases_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = filled_shop(tmp_path, **{"[service]": '[service]\ntenants = ["default", "south"]'})
+    cases = {
+        "--erase ada: ": (["--erase", "ada"], 2),
+        "has no tenant 'east'; known: default, south": (["--erase", "ada", "--tenant", "east"], 3),
+        "there is no such folder; nothing was erased": (["--erase", "ada", "--tenant", "south", "--archive", "x"], 3),
+        "--tenant and --archive go with --erase, not with --verify": (["--verify", "x", "--tenant", "south"], 2),
+    }
+    for words, (options, code) in cases.items():
+        assert main(["service", str(file), *options]) == code
+        assert words in capsys.readouterr().err
+    assert main(["service", str(file), "--erase", "ada", "--tenant", "south"]) == 0  # another tenant's ada
+    assert "erased 0 stored features" in capsys.readouterr().out
+    with closing(Shop(file)) as shop:
+        assert len(shop.contexts()) == 2
+    (tmp_path / "other").mkdir()
+    assert main(["service", str(service_file(tmp_path / "other")), "--erase", "ada"]) == 3
+    assert "there is no folder of this service yet" in capsys.readouterr().err
+
+
+def test_a_unit_is_erased_from_an_archive_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = filled_shop(tmp_path)
+    log = str(tmp_path / "shop" / "decisions.db")
+    assert main(["log", log, "--retain", str(NOW_S + 1e6), "--archive", str(tmp_path / "old")]) == 0
+    assert main(["service", str(file), "--erase", "bob", "--archive", str(tmp_path / "old")]) == 0
+    assert f"erased 2 records of unit bob of tenant default from {tmp_path / 'old'}" in capsys.readouterr().out
+
+
 def test_a_joint_decision_reads_the_features_of_its_first_unit_for_all(tmp_path: Path) -> None:
     with closing(Shop(service_file(tmp_path))) as shop:
         shop.service.put_features("visitor", {"ada": {"spent": 7.0, "country": "de"}, "bob": {"spent": 1.0}})
@@ -229,13 +361,18 @@ class BlockedStore:
 
     def put(self, rows: object) -> None: ...
 
+    def erase(self, keys: object) -> int:
+        return 0
+
     def close(self) -> None: ...
 
 
-def test_a_store_that_does_not_answer_costs_one_wait_and_no_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["redis://127.0.0.1:1/0", "features.db", ":memory:"])
+def test_a_store_that_does_not_answer_costs_one_wait_and_no_answer(tmp_path: Path, address: str) -> None:
     """The store is still at its first answer when the third decision has been made."""
-    pytest.importorskip("redis", reason="needs the extra `redis`")
-    file = service_file(tmp_path, missing="safe", address="redis://127.0.0.1:1/0", deadline_s=0.01)
+    if "redis" in address:
+        pytest.importorskip("redis", reason="needs the extra `redis`")
+    file = service_file(tmp_path, missing="safe", address=address, deadline_s=0.01)
     with closing(Shop(file)) as shop:
         join, blocked = shop.service.service.parts.features, BlockedStore()
         assert join is not None

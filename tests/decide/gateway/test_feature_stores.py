@@ -69,6 +69,9 @@ class _Tenant:
     def put(self, rows):
         self.inner.put([FeatureRow(key=self.own(one.key), values=one.values, at_s=one.at_s) for one in rows])
 
+    def erase(self, keys):
+        return self.inner.erase([self.own(key) for key in keys])
+
     def own(self, key: EntityKey) -> EntityKey:
         return EntityKey(f"{self.name} {key.tenant}", key.group, key.entity)
 
@@ -100,6 +103,18 @@ def test_the_later_value_stays_in_whatever_order_they_come(engine: Engine) -> No
         assert store.read({ADA: BOTH})[ADA]["spent"] == StoredFeature(3.0, 5.0)
         store.put([row(5.0, spent=None)])
         assert store.read({ADA: BOTH})[ADA] == {"country": StoredFeature("fr", 4.0)}
+
+
+def test_an_entity_is_erased_whole_and_no_other_is(engine: Engine) -> None:
+    others = [EntityKey("shop", "visitor", "adam"), EntityKey("bank", "visitor", "ada"), EntityKey("shop", "v", "ada")]
+    with closing(engine.open()) as store:
+        store.put([row(5.0, key, spent=1.0, country="de") for key in (ADA, *others)])
+        assert store.erase([ADA, EntityKey("shop", "visitor", "nobody")]) == 2
+        assert store.read({ADA: BOTH}) == {ADA: {}}
+        assert all(len(rows) == 2 for rows in store.read(dict.fromkeys(others, BOTH)).values())
+        assert store.erase([ADA]) == 0 == store.erase([])
+        store.put([row(4.0, spent=3.0)])  # nothing is known of the time of what was erased
+        assert store.read({ADA: BOTH})[ADA] == {"spent": StoredFeature(3.0, 4.0)}
 
 
 def test_tenants_groups_and_entities_are_apart(engine: Engine) -> None:
@@ -168,3 +183,22 @@ def test_an_address_that_redis_cannot_read_is_named() -> None:
     pytest.importorskip("redis", reason="needs the extra `redis`")
     with pytest.raises(ConfigError, match="redis://host:port is no address of a feature store"):
         open_feature_store("redis://host:port", wait_s=1.0)
+
+
+def test_a_read_of_a_file_waits_for_no_writer_and_erased_bytes_are_in_no_file(tmp_path: Path) -> None:
+    place = tmp_path / "features.db"
+    with closing(open_feature_store(str(place), wait_s=0.05)) as store:
+        store.put([row(1.0, country="a-secret-land")])
+        with closing(sqlite3.connect(place, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            assert store.read({ADA: BOTH})[ADA]["country"].value == "a-secret-land"
+            with pytest.raises(ResourceError, match="database is locked"):
+                store.put([row(2.0, country="fr")])
+            other.execute("rollback")
+            other.execute("begin")
+            other.execute("select * from features").fetchall()  # it reads on while the entity is erased
+            with pytest.raises(ResourceError, match="keeps the old bytes while another process reads; erase again"):
+                store.erase([ADA])
+            other.execute("rollback")
+        assert store.erase([ADA]) == 0
+        assert not any(b"a-secret-land" in path.read_bytes() for path in tmp_path.iterdir())

@@ -1,9 +1,11 @@
 """Parquet files of a log: exact, byte-equal for any order of arrival, and what retention and erasure make of them."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from log_records import all_of, bits, decision, key_of, outcome
 
 from hone.core.decisions import ActionSet, Choice, DecisionRecord
 from hone.core.errors import DataError, ResourceError
+from hone.decide.joins.parquet import LargeJoin
+from hone.decide.joins.view import JoinConfig
 from hone.decide.log import retention as parquet
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
@@ -74,6 +78,7 @@ def test_any_record_comes_back_to_the_bit(data: st.DataObject, tmp_path_factory:
                 seq, id=draw(TEXT) + "i", unit=draw(TEXT), route=draw(TEXT), context=draw(vector), actions=actions,
                 choice=Choice(action=count - 1, logp=logp, scores=scores, intervention=draw(TEXT)), executed=0,
                 executed_logp=logp, at_s=draw(st.floats(0, 253402300799)), draw_key=draw(st.integers(0, 2**128 - 1)),
+                entities=tuple(draw(st.lists(st.tuples(TEXT, TEXT), max_size=2))),
             )
         )  # fmt: skip
     path = tmp_path_factory.mktemp("records") / parquet.DECISIONS
@@ -241,3 +246,18 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"cannot read .*decisions\.parquet"):
         list(read_exports(tmp_path))
+
+
+def test_only_files_with_entities_have_their_column_and_both_kinds_stand_beside_each_other(tmp_path: Path) -> None:
+    plain = [decision(seq, at_s=float(seq)) for seq in range(3)]
+    named = [decision(seq, at_s=DAY + seq, entities=(("shop_id", f"s{seq}"),), unit="eve") for seq in range(3, 6)]
+    with closing(filled(tmp_path / "log.db", [*plain, *named])) as log:
+        export_log(log, tmp_path / "out")
+        paths = [day_folder(tmp_path / "out", "shop", day) / parquet.DECISIONS for day in (0, 1)]
+        assert ["entities" in pq.read_schema(path).names for path in paths] == [False, True]
+        assert [bits(one) for one in read_exports(tmp_path / "out")] == [bits(one) for one in (*plain, *named)]
+        together = LargeJoin(folder=tmp_path / "out", tenant="shop", as_of_s=9 * DAY, join=JoinConfig())  # by DuckDB
+        assert together.write(tmp_path / "joined.parquet").decisions == 6
+        assert erase_unit(log, tmp_path / "out", "shop", "eve").from_files == 3
+        assert not paths[1].exists()
+        assert b"shop_id" not in (tmp_path / "log.db").read_bytes()  # an entity is erased with its decision

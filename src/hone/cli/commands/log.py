@@ -17,6 +17,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.core.strict_json import Json
+from hone.decide.gateway.feature_opening import stores_with
 from hone.decide.joins.audit import LogAudit, audit_log
 from hone.decide.joins.columns import RecordColumns, distinct_texts, log_columns
 from hone.decide.joins.join import build_view
@@ -159,6 +160,11 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
     name = tenant or tenants[0]
     if name not in tenants:
         raise DataError(f"{source} has no records of tenant {name!r}")
+    if "://" not in source and (stores := stores_with(Path(source).parent, name, unit)):
+        raise DataError(
+            f"{', '.join(stores)} beside {source} holds stored features of unit {unit} of tenant {name}; nothing was "
+            f"erased: `hone service FILE.toml --erase {unit}` erases both"
+        )
     archive, screen = call.text("archive"), standard_screen()
     if archive:
         if not Path(archive).is_dir():
@@ -169,6 +175,7 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
     else:
         erased = log.erase(name, unit)
     screen.line(f"erased {erased} records of unit {unit} of tenant {name}; views made before still hold them")
+    screen.line("a feature store elsewhere is untouched: `hone service FILE.toml --erase UNIT` erases from it, too")
     return 0
 
 

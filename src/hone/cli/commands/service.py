@@ -1,4 +1,5 @@
-"""`hone service FILE.toml`: a backup of a service, its check, its restore; old versions; rows of its feature store."""
+"""`hone service FILE.toml`: a backup of a service, its check, its restore; old versions; rows of its feature store;
+erasure of a unit from everything that the service keeps."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +11,16 @@ from hone.cli.terminal.screen import standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError
 from hone.core.strict_json import Json
-from hone.decide.gateway.upkeep import backup_service, prune_versions, restore_service, store_features, verify_backup
+from hone.decide.gateway.upkeep import (
+    backup_service,
+    erase_from_service,
+    prune_versions,
+    restore_service,
+    store_features,
+    verify_backup,
+)
 
-_WORK = ("backup", "verify", "restore", "prune", "features")
+_WORK = ("backup", "verify", "restore", "prune", "features", "erase")
 
 
 def run(call: CommandCall) -> int:
@@ -21,12 +29,17 @@ def run(call: CommandCall) -> int:
     if len(asked) != 1:
         flags = ", ".join(f"--{name}" for name in _WORK)
         raise ConfigError(f"give one of {flags}; got {', '.join(f'--{name}' for name in asked) or 'none'}")
+    if not call.text("erase") and (call.text("tenant") or call.text("archive")):
+        raise ConfigError(f"--tenant and --archive go with --erase, not with --{asked[0]}")
     file, screen, place = Path(call.text("file")), standard_screen(), Path(call.text(asked[0]))
     if call.text("prune"):
         pruned = prune_versions(file, before_s=moment_of(call.text("prune"), "--prune"), clock=SystemClock())
         screen.line(f"removed {len(pruned.removed)} versions, {pruned.kept} are kept")
     elif call.text("features"):
         screen.line(f"stored {store_features(file, place, SystemClock())} rows of features")
+    elif unit := call.text("erase"):
+        for line in erase_from_service(file, unit, tenant=call.text("tenant"), archive=call.text("archive")):
+            screen.line(line)
     elif call.text("backup"):
         screen.line(f"{place}: {_words(backup_service(file, place, SystemClock()))}")
     elif call.text("verify"):

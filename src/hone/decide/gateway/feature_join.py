@@ -1,8 +1,9 @@
 """Features of a store joined to the contexts of requests, before anything is decided.
 
 The whole row is logged with its decision: learning, estimates and a replay read the features as they were served, and
-never the store. All requests that are answered together are joined by one read of the store, which waits for a
-deadline: on a thread where the store is on a server. While an answer of the store is out, nobody waits for another one.
+never the store. All requests that are answered together are joined by one read of the store, on a thread of its own, so
+that a deadline bounds the wait for a server, a disk or a lock alike. While an answer of the store is out, nobody waits
+for another one.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Final, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -45,6 +46,17 @@ JoinStatus = Literal["fresh", "old", "missing", "late"]
 """State of a group's features for a decision: the worst one of them; `late`: the store did not answer."""
 
 
+class SplitRequest(NamedTuple):
+    """What a request sends, and what it names."""
+
+    context: ContextInput
+    """The part of the context that it sends itself."""
+    keys: tuple[EntityKey, ...] = ()
+    """The entity of each group."""
+    entities: tuple[tuple[str, str], ...] = ()
+    """Fields that named entities, with these."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedContext:
     """A whole context, and the reason why the policy must not decide by it."""
@@ -53,6 +65,8 @@ class JoinedContext:
     """`[d]`."""
     hand_over: str = ""
     """The safe action is to be taken, for this reason; empty: the policy decides."""
+    entities: tuple[tuple[str, str], ...] = ()
+    """Fields of the request that named entities, with these."""
 
 
 class FeatureJoin:
@@ -73,6 +87,8 @@ class FeatureJoin:
         self.own_places = np.flatnonzero(~np.array(stored))
         self.counts: Counter[tuple[str, str]] = Counter()
         """Decisions by group and `JoinStatus`."""
+        self._uncounted: Counter[tuple[str, str]] = Counter()
+        """Those of joins whose decisions are not in the log yet."""
         self.waited_s = 0.0
         """Seconds that the last `fetch` took."""
         self._stored = FeatureSchema([name for name, one in zip(features, stored, strict=True) if one], "features")
@@ -80,15 +96,15 @@ class FeatureJoin:
         self.store, self._clock, self._tell, self._deadline_s = store, clock, tell, table.deadline_s
         categories = {name.partition("=")[0] for name in features if "=" in name}
         self._names, self._categories = table.names, categories & table.names
-        self._fields = [group.entity for group in table.groups if group.entity]
-        self._thread = ThreadPoolExecutor(1, "features") if "://" in table.address else None
+        self._fields = list(dict.fromkeys(group.entity for group in table.groups if group.entity))
+        self._thread = ThreadPoolExecutor(1, "features")
         self._asked: Future[StoredRows] | None = None
         self._rows: StoredRows = {}
         self._fault = ""
 
     # ------------------------------------------------------------------------------------------ join
 
-    def split(self, request: DecisionRequest) -> tuple[ContextInput, tuple[EntityKey, ...]]:
+    def split(self, request: DecisionRequest) -> SplitRequest:
         """The part of a request's context that it sends itself, and the entity of each group. Raises RequestError."""
         context: ContextInput = request.context
         lead = request.unit if request.joint is None else request.joint.lead
@@ -100,12 +116,9 @@ class FeatureJoin:
                 message = f"context.{absent[0]} is missing: it names an entity of the feature store"
                 raise RequestError(message, code="missing_field", field=f"context.{absent[0]}")
         named = cast("Mapping[str, float | str]", context)
-        entities = tuple(
-            EntityKey(
-                request.tenant,
-                group.name,
-                check_text(named[group.entity], f"context.{group.entity}") if group.entity else lead,
-            )
+        entities = {name: check_text(named[name], f"context.{name}") for name in self._fields}
+        keys = tuple(
+            EntityKey(request.tenant, group.name, entities[group.entity] if group.entity else lead)
             for group in self.groups.values()
         )
         if isinstance(context, Mapping):
@@ -114,7 +127,7 @@ class FeatureJoin:
                 raise RequestError(message, code="stored_feature", field=f"context.{sent[0]}")
             if self._fields:
                 context = {name: value for name, value in named.items() if name not in self._fields}
-        return context, entities
+        return SplitRequest(context, keys, tuple(entities.items()))
 
     def fetch(self, requests: Sequence[DecisionRequest]) -> None:
         """Read the features of requests that are answered together, once; those that cannot be read are late."""
@@ -122,7 +135,7 @@ class FeatureJoin:
         wanted: dict[EntityKey, Sequence[str]] = {}
         for request in requests:
             try:
-                keys = self.split(request)[1]
+                keys = self.split(request).keys
             except RequestError:  # it is told when the request is answered
                 continue
             wanted.update({key: self.groups[key.group].features for key in keys})
@@ -141,22 +154,20 @@ class FeatureJoin:
             self._tell("features_late", self._fault)
 
     def _read(self, wanted: Mapping[EntityKey, Sequence[str]], wait_s: float) -> StoredRows:
-        """The rows, within `wait_s` of a store on a server. Raises TimeoutError, and as the store."""
-        if self._thread is None:
-            return self.store.read(wanted)
+        """The rows, within `wait_s`. Raises TimeoutError, and as the store."""
         if self._asked is not None and not self._asked.done():
             raise TimeoutError
         self._asked = self._thread.submit(self.store.read, wanted)
         return self._asked.result(wait_s)
 
-    def join(self, own: Floats, keys: Sequence[EntityKey], now_s: float) -> JoinedContext:
+    def join(self, own: Floats, split: SplitRequest, now_s: float) -> JoinedContext:
         """The whole context of features `[own]` that a request sent, by the rows of the last `fetch`.
 
         Raises RequestError, where a group refuses: 503 if the store is late, 422 for a missing or old value.
         """
         values: dict[str, FeatureValue] = {}
         hand_over: list[str] = []
-        for key in keys:
+        for key in split.keys:
             group, rows = self.groups[key.group], self._rows.get(key, {})
             worst: JoinStatus = "fresh"
             for name in group.features:
@@ -166,7 +177,7 @@ class FeatureJoin:
                     worst = status if _BAD.index(status) > _BAD.index(worst) else worst
                 else:
                     values[name] = rows[name].value
-            self.counts[group.name, worst] += 1
+            self._uncounted[group.name, worst] += 1
             words = f"features: {group.name} {worst}"
             if worst != "fresh" and group.missing == "refuse":
                 status_code = 503 if worst == "late" else 422
@@ -179,7 +190,13 @@ class FeatureJoin:
         context = np.zeros(len(self.own_places) + len(self._stored_places))
         context[self.own_places] = own
         context[self._stored_places] = self._stored.read(values)
-        return JoinedContext(context=context, hand_over="; ".join(hand_over))
+        return JoinedContext(context=context, hand_over="; ".join(hand_over), entities=split.entities)
+
+    def count(self, *, logged: bool) -> None:
+        """Count the joins since the last call, unless their decisions did not come into the log."""
+        if logged:
+            self.counts.update(self._uncounted)
+        self._uncounted.clear()
 
     def _status(self, group: FeatureGroupConfig, name: str, held: StoredFeature | None, now_s: float) -> JoinStatus:
         if held is None or not self._is_sound(name, held.value):
@@ -256,8 +273,7 @@ class FeatureJoin:
 
     def close(self) -> None:
         """Close the store, once its answer is no longer out."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
+        self._thread.shutdown(wait=True)
         self.store.close()
 
 

@@ -3,10 +3,11 @@
 import sqlite3
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.decide.gateway.feature_store import EntityKey, FeatureRow, FeatureStore, StoredFeature, StoredRows
@@ -21,6 +22,8 @@ _TABLE: Final = """create table if not exists features (
 _PUT: Final = """insert into features values (?, ?, ?, ?, ?, ?) on conflict do update
     set value = excluded.value, at_s = excluded.at_s where excluded.at_s >= at_s"""
 _REMOVE: Final = "delete from features where tenant = ? and grouped = ? and entity = ? and name = ? and at_s <= ?"
+_ERASE: Final = "delete from features where tenant = ? and grouped = ? and entity = ?"
+_HELD: Final = "select 1 from features where tenant = ? and entity = ? limit 1"
 _READ: Final = "select name, value, at_s from features where tenant = ? and grouped = ? and entity = ?"
 
 
@@ -29,8 +32,9 @@ def _open_sqlite(address: str, wait_s: float) -> "_SqliteFeatures":
     if address != ":memory:":
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+    connect = partial(sqlite3.connect, address, timeout=wait_s, isolation_level=None, check_same_thread=False)
     try:
-        connection = sqlite3.connect(address, timeout=wait_s, isolation_level=None, check_same_thread=False)
+        connection = connect()
         try:
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma secure_delete = on")
@@ -40,12 +44,18 @@ def _open_sqlite(address: str, wait_s: float) -> "_SqliteFeatures":
                     f"{path} is a database of something else: it has the tables {', '.join(sorted(present))}"
                 )
             connection.execute(_TABLE)
+            reading = connection if address == ":memory:" else connect()
         except BaseException:
             connection.close()
             raise
     except sqlite3.DatabaseError as error:
         raise ResourceError(f"cannot open the feature store {path}: {error}") from error
-    return _SqliteFeatures(address, connection)
+    writing_lock = threading.Lock()
+    reading_lock = writing_lock if reading is connection else threading.Lock()
+    return _SqliteFeatures(address, (reading, reading_lock), (connection, writing_lock))
+
+
+_Locked: TypeAlias = tuple[sqlite3.Connection, threading.Lock]
 
 
 @dataclass(slots=True)
@@ -53,30 +63,32 @@ class _SqliteFeatures:
     """A `FeatureStore` in a file of SQLite, for the processes of one host."""
 
     name: str
-    connection: sqlite3.Connection
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    reading: _Locked
+    """A connection of its own: no read waits for rows that are put. In memory there is one."""
+    writing: _Locked
 
     @contextmanager
-    def _transaction(self, begin: str) -> Generator[None]:
-        with self.lock:
+    def _transaction(self, locked: _Locked, begin: str) -> Generator[sqlite3.Connection]:
+        connection, lock = locked
+        with lock:
             try:
-                self.connection.execute(begin)
-                yield
-                self.connection.execute("commit")
+                connection.execute(begin)
+                yield connection
+                connection.execute("commit")
             except BaseException as error:
-                if self.connection.in_transaction:
-                    self.connection.execute("rollback")
+                if connection.in_transaction:
+                    connection.execute("rollback")
                 if isinstance(error, sqlite3.Error):
                     raise ResourceError(f"cannot use the feature store {self.name}: {error}") from error
                 raise
 
     def read(self, wanted: Mapping[EntityKey, Sequence[str]]) -> StoredRows:
         """Values of entities; see `FeatureStore`."""
-        with self._transaction("begin"):
+        with self._transaction(self.reading, "begin") as connection:
             return {
                 key: {
                     name: StoredFeature(value, at_s)
-                    for name, value, at_s in self.connection.execute(_READ, key) if name in names
+                    for name, value, at_s in connection.execute(_READ, key) if name in names
                 }
                 for key, names in wanted.items()
             }  # fmt: skip
@@ -84,17 +96,46 @@ class _SqliteFeatures:
     def put(self, rows: Sequence[FeatureRow]) -> None:
         """Store values, all or none; see `FeatureStore`."""
         values = [(*row.key, name, value, row.at_s) for row in rows for name, value in row.values.items()]
-        with self._transaction("begin immediate"):
+        with self._transaction(self.writing, "begin immediate") as connection:
             for *place, value, at_s in values:
                 if value is None:
-                    self.connection.execute(_REMOVE, (*place, at_s))
+                    connection.execute(_REMOVE, (*place, at_s))
                 else:
-                    self.connection.execute(_PUT, (*place, value, at_s))
+                    connection.execute(_PUT, (*place, value, at_s))
+
+    def erase(self, keys: Sequence[EntityKey]) -> int:
+        """Remove entities, and overwrite their bytes; see `FeatureStore`."""
+        with self._transaction(self.writing, "begin immediate") as connection:
+            erased = sum(connection.execute(_ERASE, key).rowcount for key in keys)
+        connection, lock = self.writing
+        with lock:
+            busy, *_ = connection.execute("pragma wal_checkpoint(truncate)").fetchone()
+        if busy:
+            raise ResourceError(
+                f"erased from the feature store {self.name}, but its write-ahead log keeps the old bytes while another "
+                "process reads; erase again"
+            )
+        return erased
 
     def close(self) -> None:
-        """Close the connection."""
-        with self.lock:
-            self.connection.close()
+        """Close the connections."""
+        for connection, lock in (self.reading, self.writing):
+            with lock:
+                connection.close()
+
+
+def stores_with(folder: Path, tenant: str, entity: str) -> list[str]:
+    """Names of the feature stores in a service's folder that hold something of an entity."""
+    names: list[str] = []
+    for path in sorted(folder.glob("*.db")):
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                held = connection.execute(_HELD, (tenant, entity)).fetchone()
+        except sqlite3.DatabaseError:  # something else than a feature store
+            continue
+        if held:
+            names.append(path.name)
+    return names
 
 
 # -------------------------------------------------------------------------------------------------------------- opening

@@ -56,7 +56,7 @@ class FeaturesTableConfig(Config):
     password_env: str = ""
     """Environment variable that holds the server's password, so that this file holds none."""
     deadline_s: float = Field(default=0.01, gt=0, le=10)
-    """Seconds that a decision waits for the store; it must be below `[service] deadline_s`."""
+    """Seconds that a decision waits for the store, of whatever kind; it must be below `[service] deadline_s`."""
     groups: list[FeatureGroupConfig] = Field(min_length=1)
     """Groups of features."""
 
@@ -146,6 +146,11 @@ class FeatureStore(Protocol):
     def put(self, rows: Sequence[FeatureRow]) -> None:
         """Store values, but for those that are older than the one that is held. Raises ResourceError; then some of the
         rows may be stored: put them again."""
+        ...
+
+    def erase(self, keys: Sequence[EntityKey]) -> int:
+        """Remove everything that is held of entities, whatever its time -> values removed. Raises ResourceError; then
+        some may be left: erase them again."""
         ...
 
     def close(self) -> None:

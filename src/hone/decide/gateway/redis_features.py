@@ -91,6 +91,14 @@ class _RedisFeatures:
                     pipeline.eval(PUT, 1, _redis_key(row.key), repr(float(row.at_s)), *fields)
                 pipeline.execute()
 
+    def erase(self, keys: Sequence[EntityKey]) -> int:
+        """Remove entities; see `FeatureStore`."""
+        with self._talking(), self.client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.hlen(_redis_key(key))
+                pipeline.delete(_redis_key(key))
+            return sum(cast("list[int]", pipeline.execute())[::2]) if keys else 0
+
     def close(self) -> None:
         """Close the connections."""
         self.client.close()

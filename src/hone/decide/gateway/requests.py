@@ -391,7 +391,7 @@ class RecentRequests:
                 self._logged[tenant, name] = None
                 if decision is not None:
                     own = decision.context if self._own_places is None else decision.context[self._own_places]
-                    digest = request_digest(decision.unit, own, decision.actions)
+                    digest = request_digest(decision.unit, own, decision.actions, decision.entities)
                     self._logged[tenant, name] = digest, decided_answer(decision)
             self._logged_keys.update({(tenant, name): digest for name, digest in known.keys.items()})
 
@@ -463,10 +463,12 @@ def decided_answer(decision: Decision) -> Decided:
     )
 
 
-def request_digest(unit: str, context: Floats, actions: ActionSet) -> bytes:
-    """Hash of a decision request: equal for equal unit, features and actions."""
+def request_digest(unit: str, context: Floats, actions: ActionSet, entities: Sequence[tuple[str, str]] = ()) -> bytes:
+    """Hash of a decision request: equal for equal unit, features, actions and entities of a feature store."""
     digest = blake2b(unit.encode(), digest_size=16)
     digest.update(b"\x00" + context.tobytes() + b"\x00" + "\x00".join(actions.names).encode())
     if actions.features is not None:
         digest.update(b"\x00" + actions.features.tobytes())
+    if entities:
+        digest.update(b"\x00" + repr(tuple(entities)).encode())
     return digest.digest()

@@ -25,7 +25,7 @@ from hone.core.decisions import (
     is_shadow_kind,
 )
 from hone.decide.gateway.fallback_chain import FallbackChain, ServedChoice
-from hone.decide.gateway.feature_join import FeatureJoin, JoinedContext
+from hone.decide.gateway.feature_join import FeatureJoin, JoinedContext, SplitRequest
 from hone.decide.gateway.log_learner import LogLearner
 from hone.decide.gateway.log_writer import LoggedBatch, LogWriter, SequenceNumbers
 from hone.decide.gateway.requests import (
@@ -414,8 +414,9 @@ class DecisionService:
             parts.recent.recall(known_tenants, parts.writer.find, names=attempt > 0 or not parts.writer.refuses_names)
             try:
                 return self._answer_once(requests)
-            except NameTakenError:
-                continue
+            except NameTakenError:  # its joins are made again, and counted then
+                if parts.features is not None:
+                    parts.features.count(logged=False)
         message = (
             f"other gateways took an id or a key of this request {_ATTEMPTS} times: nothing was decided; try again"
         )
@@ -446,6 +447,8 @@ class DecisionService:
                 answers.append(result)
         claims = [one.claim(place) for place, (_, one) in enumerate(prepared) if one.claimed]
         fault, refused, known = self._write([one.record for _, one in prepared], claims)
+        if self.parts.features is not None:
+            self.parts.features.count(logged=fault is None)
         for number, (place, one) in enumerate(prepared):
             refusal = fault or refused.get(_number(one.record))
             answers[place] = refusal or self._finish(one, repeated=number in known)
@@ -469,12 +472,12 @@ class DecisionService:
         if isinstance(request, RewardRequest):
             return self._prepare_reward(request, fresh, prepared)
         check_text(request.unit, "unit")
-        sent, entities, schema = request.context, (), self.parts.schema
+        split, schema = SplitRequest(request.context), self.parts.schema
         if (features := self.parts.features) is not None:
-            (sent, entities), schema = features.split(request), features.own
-        context = schema.read(sent)
+            split, schema = features.split(request), features.own
+        context = schema.read(split.context)
         actions = self.parts.catalogue.read(request.actions)
-        digest = request_digest(request.unit, context, actions)
+        digest = request_digest(request.unit, context, actions, split.entities)
         if request.id:
             check_text(request.id, "id")
             known = self.parts.recent.answer(request.tenant, request.id, digest)
@@ -488,7 +491,7 @@ class DecisionService:
                 raise RequestError(message, status=409, code="id_reused", field="id")
         joined = JoinedContext(context=context)
         if features is not None:
-            joined = features.join(context, entities, self.parts.clock.now_s())
+            joined = features.join(context, split, self.parts.clock.now_s())
         return self._decide(request, joined, actions, digest)
 
     def _decide(
@@ -512,6 +515,7 @@ class DecisionService:
             id=decision_id, tenant=tenant, unit=request.unit, at_s=parts.clock.now_s(), context=context,
             actions=actions, choice=choice, executed=choice.action, executed_logp=choice.logp, version=served.version,
             route=route, draw_key=key, schema=parts.schema.hash, latency_s=parts.clock.monotonic_s() - began_s,
+            entities=joined.entities,
             source=parts.rules.source, seq=parts.numbers.take(tenant),
         )  # fmt: skip
         return _PreparedAnswer(

@@ -1,4 +1,5 @@
-"""Upkeep of a service: a backup while it serves, its check and its restore, pruning of versions, rows of features.
+"""Upkeep of a service: a backup while it serves, its check and its restore, pruning of versions, rows of features, and
+erasure of a unit.
 
     BACKUP/
       backup.json      what was copied: sha256 of each file, records of the log, watermarks of its sources
@@ -24,11 +25,13 @@ from hone.core.decisions import Decision
 from hone.core.errors import ConfigError, DataError, ErrorCollector, ResourceError
 from hone.core.strict_json import Json, strict_json
 from hone.decide.gateway.feature_join import FeatureJoin
-from hone.decide.gateway.feature_store import FeatureRow
+from hone.decide.gateway.feature_opening import open_feature_store
+from hone.decide.gateway.feature_store import EntityKey, FeatureRow
 from hone.decide.gateway.opening import log_address, open_features, pages, read_service_file, service_folder
 from hone.decide.gateway.requests import RequestError
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog, log_name
+from hone.decide.log.retention import erase_unit
 from hone.run.store.durable import read_json_object, remove_tree, replace_file, sha256, sync_path, to_json, writing
 
 MANIFEST: Final = "backup.json"
@@ -255,6 +258,48 @@ def store_features(file: Path, rows_file: Path, clock: Clock) -> int:
         faults.raise_if_any()
         join.store.put(rows)
     return len(rows)
+
+
+def erase_from_service(file: Path, unit: str, *, tenant: str = "", archive: str = "") -> list[str]:
+    """Erase a unit from a service's feature store, then from its log and, if given, the log's `archive` -> what was
+    erased, in sentences. The service may be serving.
+
+    In the store the unit is the entity of every group that has no field of its own. Entities of the other groups are
+    shops, items or whatever requests name: they stay, and a sentence says so. Raises ConfigError for a service of
+    several tenants without `tenant`, ResourceError if the store or the log does not answer: then erase again.
+    """
+    config = read_service_file(file).config
+    tenants = config.service.tenants
+    if not tenant and len(tenants) > 1:
+        raise ConfigError(f"--erase {unit}: {file} has {len(tenants)} tenants; name one by --tenant")
+    name = tenant or tenants[0]
+    if name not in tenants:
+        raise DataError(f"{file} has no tenant {name!r:.60}; known: {', '.join(tenants)}")
+    if archive and not Path(archive).is_dir():
+        raise DataError(f"--archive {archive}: there is no such folder; nothing was erased")
+    folder, lines = service_folder(file, config), list[str]()
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no folder of this service yet; nothing was erased")
+    if (table := config.features) is not None and table.address != ":memory:":
+        own = [group.name for group in table.groups if not group.entity]
+        with closing(open_feature_store(log_address(folder, table), wait_s=30.0)) as store:
+            erased = store.erase([EntityKey(name, group, unit) for group in own])
+        lines.append(
+            f"erased {erased} stored features of unit {unit} of tenant {name} ({', '.join(own) or 'no group'})"
+        )
+        lines += [
+            f"group {group.name} is kept by {group.entity}: if that names {unit}, put null for its values"
+            for group in table.groups if group.entity
+        ]  # fmt: skip
+    with closing(open_decision_log(log_address(folder, config.log))) as log:
+        if archive:
+            report = erase_unit(log, Path(archive), name, unit)
+            lines.append(f"erased {report.from_files} records of unit {unit} of tenant {name} from {archive}")
+            records = report.from_log
+        else:
+            records = log.erase(name, unit)
+    lines.append(f"erased {records} records of unit {unit} of tenant {name}; views made before still hold them")
+    return lines
 
 
 def _feature_rows(line: bytes, join: FeatureJoin, tenants: Sequence[str]) -> list[FeatureRow]:

@@ -74,8 +74,9 @@ def _decision_faults(record: Decision) -> list[str]:
     choice, count = record.choice, len(record.actions.names)
     faults = _common_faults(record) + _actions_faults(record.actions)
     faults += _text_faults("id", record.id, 1, MAX_TEXT) + _text_faults("unit", record.unit, 0, MAX_TEXT)
-    labels = {"version": record.version, "route": record.route, "schema": record.schema}
-    for name, label in {**labels, "choice.intervention": choice.intervention}.items():
+    labels = [("version", record.version), ("route", record.route), ("schema", record.schema)]
+    entities = [("entities", text) for pair in record.entities for text in pair]
+    for name, label in (*labels, ("choice.intervention", choice.intervention), *entities):
         faults += _text_faults(name, label, 0, MAX_TEXT)
     for name, action in {"executed": record.executed, "choice.action": choice.action}.items():
         faults += _whole_number_faults(name, action, 0, count - 1)
@@ -166,7 +167,9 @@ class EncodedRecord(NamedTuple):
                 source=self.source, seq=self.seq,
             )  # fmt: skip
         at_s, action, logp, executed, executed_logp, draw_key, latency_s, length, rated = _DECISION.unpack_from(body)
-        floats = np.frombuffer(body, "<f8", offset=_DECISION.size)
+        count = length + max(rated, 0)
+        floats = np.frombuffer(body, "<f8", count, _DECISION.size)
+        entities = body[_DECISION.size + 8 * count :]
         version, route, schema, intervention = labels
         scores = None if rated < 0 else floats[length:]
         return Decision(
@@ -174,6 +177,7 @@ class EncodedRecord(NamedTuple):
             actions=self.actions, executed=executed, executed_logp=executed_logp, version=version, route=route,
             choice=Choice(action=action, logp=logp, scores=scores, intervention=intervention),
             draw_key=int.from_bytes(draw_key, "little"), schema=schema, latency_s=latency_s,
+            entities=tuple((field, name) for field, name in json.loads(entities)) if entities else (),
             source=self.source, seq=self.seq,
         )  # fmt: skip
 
@@ -242,15 +246,18 @@ def _encode_decision(record: Decision) -> EncodedRecord:
         and (scores is None or len(ratings) == 8 * count)
         and _sound_text(record.id, 1, MAX_TEXT)
         and _sound_text(record.unit, 0, MAX_TEXT)
+        and all(_sound_text(field, 0, MAX_TEXT) and _sound_text(name, 0, MAX_TEXT) for field, name in record.entities)
     ):
         raise ValueError("the decision is unsound")
     body = _DECISION.pack(
         record.at_s, choice.action, choice.logp, record.executed, record.executed_logp,
         record.draw_key.to_bytes(16, "little"), record.latency_s, len(context), -1 if scores is None else count,
     )  # fmt: skip
+    entities = json.dumps(record.entities, ensure_ascii=False).encode() if record.entities else b""
     return EncodedRecord(
         record.tenant, record.source, int(record.seq), float(record.at_s), record.id, record.unit, record.actions,
-        (record.version, record.route, record.schema, choice.intervention), body + context.tobytes() + ratings,
+        (record.version, record.route, record.schema, choice.intervention),
+        body + context.tobytes() + ratings + entities,
     )  # fmt: skip
 
 

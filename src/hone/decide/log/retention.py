@@ -55,7 +55,9 @@ DECISION_SCHEMA: Final = pa.schema(
     }
 )  # fmt: skip
 """Columns of decisions. `action_features` holds `action_width` numbers for each action; both are null without features.
-`draw_key` is little-endian."""
+`draw_key` is little-endian. One more, `entities`, holds fields and the entities that they named, in turn; only files in
+which a decision names some have it."""
+_ENTITIES: Final = pa.field("entities", pa.list_(pa.string()))
 OUTCOME_SCHEMA: Final = pa.schema(
     {
         "tenant": pa.string(), "source": pa.string(), "seq": pa.int64(), "decision_id": pa.string(),
@@ -132,7 +134,8 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
-        table = file.read(columns) if schema.equals(wanted) else None
+        fits = any(schema.equals(one) for one in (wanted, wanted.append(_ENTITIES)))
+        table = file.read(columns) if fits else None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     if table is None:
@@ -177,7 +180,11 @@ def _decision_table(rows: Sequence[DecisionRecord]) -> pa.Table:
         "schema": [one.schema for one in ones],
         "latency_s": [one.latency_s for one in ones],
     }
-    return pa.table(columns, schema=DECISION_SCHEMA)
+    table = pa.table(columns, schema=DECISION_SCHEMA)
+    if not any(one.entities for one in ones):
+        return table
+    entities = [[text for pair in one.entities for text in pair] for one in ones]
+    return table.append_column(_ENTITIES, pa.array(entities, _ENTITIES.type))
 
 
 def _outcome_table(rows: Sequence[DecisionRecord]) -> pa.Table:
@@ -228,7 +235,7 @@ def _read_decisions(batch: pa.RecordBatch) -> list[DecisionRecord]:
     plain = [name for name in batch.schema.names if name not in {"context", "action_features", "scores"}]
     records: list[DecisionRecord] = []
     for row, one in enumerate(batch.select(plain).to_pylist()):
-        context = contexts[row]
+        context, entities = contexts[row], one.get("entities") or ()
         records.append(
             Decision(
                 id=one["id"], tenant=one["tenant"], unit=one["unit"], at_s=one["at_s"],
@@ -239,6 +246,7 @@ def _read_decisions(batch: pa.RecordBatch) -> list[DecisionRecord]:
                 ),
                 executed=one["executed"], executed_logp=one["executed_logp"], version=one["version"],
                 route=one["route"], draw_key=int.from_bytes(one["draw_key"], "little"), schema=one["schema"],
+                entities=tuple(zip(entities[::2], entities[1::2], strict=True)),
                 latency_s=one["latency_s"], source=one["source"], seq=one["seq"],
             )
         )  # fmt: skip

@@ -134,6 +134,8 @@ class LogContract:
             decision(2, actions=features, context=np.zeros(0), choice=Choice(action=299, logp=-745.0), executed=0),
             decision(3, actions=ActionSet(names=("x",), features=np.zeros((1, 0))), executed=0,
                      choice=Choice(action=0, logp=0.0), executed_logp=-1e300),
+            decision(4, entities=(("shop_id", "nord é"), ("item", "7")), context=odd),
+            decision(5, entities=(("shop_id", ""),), choice=Choice(action=0, logp=-1.0)),
             outcome(0, value=-0.0), outcome(1, value=5e-324),
         ]  # fmt: skip
         log.append(records)
@@ -161,12 +163,14 @@ class LogContract:
             "context must be numbers [d]": decision(11, context=np.zeros((2, 2))),
             "draw_key must be 0 to": decision(12, draw_key=2**128),
             "latency_s must be finite": decision(13, latency_s=float("nan")),
+            "entities must not hold NUL": decision(14, entities=(("shop_id", "a\0b"),)),
+            "entities must be text, got int 7": decision(15, entities=(("shop_id", 7),)),
         }
         with pytest.raises(DataError) as caught:
             log.append([decision(0), *unsound.values()])
         for row, words in enumerate(unsound, start=1):
             assert any(one.startswith(f"record {row}, ") and words in one for one in caught.value.messages), words
-        assert "nothing of the batch of 18 was stored" in str(caught.value)
+        assert "nothing of the batch of 20 was stored" in str(caught.value)
         assert all_of(log) == []
         assert log.append([decision(0)]).stored == 1
         log.close()
