@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from manual_clock import ManualClock
 
+import hone.api
+from hone.cli.main import main
 from hone.core.credit import Metrics
 from hone.run.alarm_history import Series
 from hone.run.alarms import (
+    NO_CAUSE,
     RED_AT,
     RULES,
     AlarmChange,
@@ -22,10 +25,12 @@ from hone.run.alarms import (
     RaisedAlarm,
     diagnose,
     read_alarms,
+    read_diagnosis,
     replay_alarms,
     stall,
 )
 from hone.run.machine import UNPLANNED_BYTES, MachineReader
+from hone.run.store.events import EventLog, read_events
 from hone.run.store.metrics import metric_catalogue, open_metrics, tail_metrics
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
@@ -125,10 +130,10 @@ def test_a_watch_of_a_resumed_run_goes_on_from_the_lines_that_are_there(name: st
         kept = open_metrics(path, after_step=lines[cut - 1][0], every=lines[0][0]).writer
         kept.close()
         first, second = AlarmWatch(AlarmsConfig(), count), AlarmWatch(AlarmsConfig(), count)
-        changes = [(step, change) for step, line in lines[:cut] for change in first.see(line)]
-        for _, line in tail_metrics(path, 0)[0]:
-            second.see(line)
-        changes += [(step, change) for step, line in lines[cut:] for change in second.see(line)]
+        changes = [(step, change) for step, line in lines[:cut] for change in first.see(step, line)]
+        for step, line in tail_metrics(path, 0)[0]:
+            second.see(step, line)
+        changes += [(step, change) for step, line in lines[cut:] for change in second.see(step, line)]
         assert changes == raised(name)
 
 
@@ -222,7 +227,7 @@ def read_alarms_of(
     raised: list[tuple[str, int, str, str]] = []
     for now in range(1, lines + 1):
         clock.advance(1.0)
-        changes = watch.see(CALM | reader.read())
+        changes = watch.see(now, CALM | reader.read())
         raised += [(one.name, now, one.level, one.evidence) for one in changes if one.is_raised]
     return raised
 
@@ -322,6 +327,57 @@ def test_a_trend_by_hand() -> None:
         series.latest.clear()
         series.latest.extend(map(float, values))
         assert series.slope() == pytest.approx(slope)
+
+
+# ------------------------------------------------------------------------------------------- written once, shown by all
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_writes_its_cause_once_and_every_face_shows_that_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A critic that explains less than a limit which none can reach: one alarm, one cause, in a resumed run too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config: dict[str, Any] = {
+        "recipe": "ppo", "name": "cart", "rollout_steps": 8, "env": {"id": "CartPole-v1"}, "steps": 18,
+        "run": {"certify": False}, "alarms": {"limits": {"value": 2.0}},
+    }  # fmt: skip
+    whole = hone.api.train(config | {"name": "whole"}).folder
+    hone.api.train(config, on_step=lambda event: event.step < 13)
+    resumed = hone.api.train(config, resume=True).folder
+    told = {
+        run: [(one.step, one.words, one.data) for one in read_events(run).events if one.kind == "diagnosis"]
+        for run in (whole, resumed)
+    }
+    (step, sentence, data), *_ = told[whole]
+    assert step == next(one.step for one in read_events(whole).events if one.kind == "alarm")
+    assert sentence.startswith(f"likely cause: {RULES['value'].cause}; the critic explains ")
+    assert (data["alarm"], data["follows"], data["try"]) == ("value", [], RULES["value"].advice)
+    cause = read_diagnosis(whole)
+    assert cause is not None
+    assert (cause.sentence, cause.data()) == told[whole][-1][1:]
+    assert sum(sentence in line for line in (whole / "log.txt").read_text().splitlines()) == 1
+    capsys.readouterr()
+    for command in (["show", "whole"], ["show", "whole", "--alarms"], ["watch", "runs", "--once", "whole"]):
+        main(command)
+        assert cause.sentence in " ".join(capsys.readouterr().out.split()), command
+    assert told[resumed] == told[whole], "lines of steps that are done again are cut"
+
+
+def test_a_cause_ends_with_its_alarms(tmp_path: Path) -> None:
+    """What stands last counts; without a word of a cause, as in runs of earlier versions, the alarms tell it."""
+    log = EventLog(tmp_path / "events.jsonl", ManualClock())
+    log.append(3, "alarm", "w", {"alarm": "stale", "state": "raised", "level": "amber", "evidence": "e", "try": "t"})
+    by_alarms = read_diagnosis(tmp_path)
+    assert by_alarms is not None
+    assert by_alarms.sentence == f"likely cause: {RULES['stale'].cause}; e"
+    log.append(3, "diagnosis", "w", {"alarm": "kl", "cause": "c", "follows": ["value", "no_end"], "try": "t"})
+    written = read_diagnosis(tmp_path)
+    assert written is not None
+    assert written.sentence == "likely cause: c; it explains value and no end"
+    log.append(4, "diagnosis", NO_CAUSE)
+    assert read_diagnosis(tmp_path) is None
 
 
 def scored(evaluations: list[tuple[float, float]]) -> list[str]:

@@ -13,7 +13,10 @@ import hone.api
 from hone.cli.main import main
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError, UserCodeError
+from hone.core.strict_json import Json
+from hone.run.alarms import NO_CAUSE, RaisedAlarm, diagnose
 from hone.run.job import TrackConfig
+from hone.run.store.events import EventLog
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import metric_catalogue, open_metrics, read_metrics, tail_metrics
@@ -143,6 +146,45 @@ def test_the_tail_of_a_file_leaves_a_torn_line_for_later_and_begins_again_in_a_s
     assert tail_metrics(path, offset)[0] == [(1, {"a": 9.0})]
 
 
+CAUSE = "likely cause: numbers overflow, and what follows is no training any more; policy/loss is not a finite number"
+
+
+def raise_alarm(folder: Path, step: int) -> None:
+    """The alarm of a run whose loss is no number, and its cause, as the run writes them down."""
+    log = EventLog(folder / "events.jsonl", ManualClock())
+    evidence = "policy/loss is not a finite number"
+    data: dict[str, Json] = {"alarm": "not_finite", "state": "raised", "level": "red", "evidence": evidence, "try": "t"}
+    log.append(step, "alarm", "words", data)
+    cause = diagnose([RaisedAlarm.of_event(step, data)])
+    assert cause is not None
+    log.append(step, "diagnosis", cause.sentence, cause.data())
+
+
+def test_the_cause_of_the_alarms_is_sent_when_it_changes(folder: Path) -> None:
+    """After the lines that raised it, once; and taken back where its alarms have ended, by a later process too."""
+    config = TrackConfig(to=own("Recording"))
+    follower = RunFollower(folder=folder, config=config)
+    follower.send(3)
+    raise_alarm(folder, 3)
+    follower.send(4)
+    follower.send(5)
+    EventLog(folder / "events.jsonl", ManualClock()).append(5, "notice", "of something else")
+    assert send_run(folder, config) == STEPS
+    told = [line for line in recorded(folder) if line["call"] == "conclude"]
+    assert told == [{"call": "conclude", "step": 4, "at_s": 1e9 + 4, "cause": CAUSE}]
+    log = EventLog(folder / "events.jsonl", ManualClock())
+    log.append(5, "alarm", "words", {"alarm": "not_finite", "state": "cleared", "level": "red"})
+    log.append(5, "diagnosis", NO_CAUSE)
+    send_run(folder, config)
+    assert [line["cause"] for line in recorded(folder) if line["call"] == "conclude"] == [CAUSE, NO_CAUSE]
+
+
+def test_a_tracker_without_a_place_for_causes_gets_none(folder: Path) -> None:
+    raise_alarm(folder, 3)
+    assert send_run(folder, TrackConfig(to=own("OnlyCurves"))) == STEPS
+    assert calls(folder)[-1] == "finish"
+
+
 def test_metrics_have_the_names_of_trl_or_verl_where_the_figure_is_the_same(folder: Path) -> None:
     for names, reward, loss in (("trl", "reward", "loss"), ("verl", "critic/score/mean", "actor/pg_loss")):
         send_run(folder, TrackConfig.model_validate({"to": own("Recording"), "names": names}))
@@ -264,6 +306,7 @@ def test_tensorboard_reads_back_what_was_written(folder: Path) -> None:
     config = TrackConfig(to="tensorboard")
     RunFollower(folder=folder, config=config).send(3)  # killed: its writer is never closed
     append(folder, 6, 6)
+    raise_alarm(folder, 6)
     assert send_run(folder, config) == 6
     events = accumulator.EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0})
     events.Reload()
@@ -274,6 +317,8 @@ def test_tensorboard_reads_back_what_was_written(folder: Path) -> None:
     table = events.Tensors("samples")[0].tensor_proto.string_val[0].decode().splitlines()
     assert table[2] == "| 1 + 1 = | a \\| b<br>c |  |  | error | 3 | stop |"
     assert len(table) == 2 + 32
+    assert [(one.step, one.wall_time) for one in events.Tensors("cause")] == [(6, 1e9 + 6)]
+    assert events.Tensors("cause")[0].tensor_proto.string_val == [CAUSE.encode()]
     assert json.loads(events.Tensors("config")[0].tensor_proto.string_val[0][8:-4])["recipe"] == "grpo"
 
 
@@ -285,6 +330,7 @@ def test_mlflow_reads_back_what_was_written(folder: Path, monkeypatch: pytest.Mo
     config = TrackConfig(to="mlflow", project="sums")
     RunFollower(folder=folder, config=config).send(3)
     append(folder, 6, 6)
+    raise_alarm(folder, 6)
     assert send_run(folder, config) == 6
     client = mlflow.MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
@@ -294,6 +340,7 @@ def test_mlflow_reads_back_what_was_written(folder: Path, monkeypatch: pytest.Mo
     ]
     assert run.info.status == "FINISHED"
     assert run.data.params["recipe"] == "grpo"
+    assert run.data.tags["hone.cause"] == CAUSE
     assert len(client.list_artifacts(run.info.run_id, "samples")) == 2
 
 
@@ -306,6 +353,7 @@ def test_trackio_reads_back_what_was_written(folder: Path, monkeypatch: pytest.M
     first.send(3)
     first.finish("stopped")
     append(folder, 6, 6)
+    raise_alarm(folder, 6)
     assert send_run(folder, config) == 6
     (name,) = storage.get_runs("sums")
     rows = storage.get_logs("sums", name)
@@ -313,6 +361,7 @@ def test_trackio_reads_back_what_was_written(folder: Path, monkeypatch: pytest.M
         (step, step / 8) for step in range(1, 7)
     ]
     assert [row["step"] for row in rows if "samples" in row] == [2, 5]
+    assert [(row["step"], CAUSE in json.dumps(row["cause"])) for row in rows if "cause" in row] == [(6, True)]
 
 
 @pytest.mark.slow
@@ -324,18 +373,22 @@ def test_wandb_writes_every_step_once(folder: Path, monkeypatch: pytest.MonkeyPa
     first.send(3)
     first.finish("stopped")
     append(folder, 6, 6)
+    raise_alarm(folder, 6)
     assert send_run(folder, config) == 6
     wandb.teardown()  # ends its service, which writes the last bytes
     steps: list[tuple[int, float]] = []
+    causes: list[str] = []
     for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
         for data in _leveldb_records(path.read_bytes()):
             record = messages.Record()
             record.ParseFromString(data)
             values = {"/".join([item.key] if item.key else item.nested_key): item.value_json
                       for item in record.history.item}  # fmt: skip
+            causes += [json.loads(one.value_json) for one in record.summary.update if one.key == "cause"]
             if "reward/mean" in values:
                 steps.append((record.history.step.num, float(values["reward/mean"])))
     assert sorted(steps) == [(step, step / 8) for step in range(1, 7)]
+    assert causes == [CAUSE]
 
 
 def _leveldb_records(data: bytes) -> list[bytes]:

@@ -23,6 +23,9 @@ class Recording:
     def samples(self, step, at_s, rows):
         self._write({"call": "samples", "step": step, "rows": len(rows), "at_s": at_s})
 
+    def conclude(self, step, at_s, cause):
+        self._write({"call": "conclude", "step": step, "at_s": at_s, "cause": cause})
+
     def finish(self, state):
         self._write({"call": "finish", "state": state})
 
@@ -65,3 +68,11 @@ class NoTracker:
 
     def start(self, run):
         return 0
+
+
+class OnlyCurves:
+    """Has no place for a cause."""
+
+    def __init__(self):
+        self.start, self.log = (own := Recording()).start, own.log
+        self.samples, self.finish = own.samples, own.finish

@@ -9,7 +9,7 @@ from watched_runs import append_line, watched_clock, write_text_run
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError
-from hone.run.alarms import RULES, read_alarms
+from hone.run.alarms import RULES, AlarmName, read_alarms, read_diagnosis
 from hone.run.store.events import EventLog, read_events
 from hone.run.store.folder import RunLock
 from hone.run.store.metrics import metric_catalogue
@@ -69,16 +69,17 @@ def test_alarms_are_those_of_hone_show_and_those_that_ended(tmp_path: Path) -> N
         (8, "entropy_collapse", "raised", "red"), (9, "kl", "raised", "amber"),
     ):  # fmt: skip
         log.append(step, "alarm", "words", {"alarm": name, "state": state, "level": level, "evidence": "e", "try": "t"})
-    states = alarm_states(run, read_events(run).events)
+    states, cause = alarm_states(run, read_events(run).events)
     assert [(one.name, one.level, one.raised, one.step) for one in states] == [
         ("entropy_collapse", "red", True, 8), ("kl", "amber", True, 9), ("length", "amber", False, 6),
     ]  # fmt: skip
+    assert (cause, cause and cause.words) == (read_diagnosis(run), f"{RULES['entropy_collapse'].cause}; e")
     raised = read_alarms(run)
     assert [(one.name, one.level, one.words, one.remedy) for one in states if one.raised] == [
         (one.name, one.level, one.evidence, one.advice) for one in raised
     ]
     (run / "metrics.jsonl").unlink()
-    assert alarm_states(run, []) == []
+    assert alarm_states(run, []) == ([], None)
 
 
 def test_a_row_is_read_again_when_its_files_change_and_kept_over_a_restart(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_other_hosts_need_a_token_of_the_user(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------- demo
 
 
-FAILURES = {
+FAILURES: dict[str, tuple[AlarmName, str]] = {
     "entropy-collapse": ("entropy_collapse", "entropy fell from"),
     "exploited-reward": ("reward_hacking", "the held-out score fell from"),
     "no-end-token": ("no_end", "of the answers are cut by the limit, as they were from the beginning"),
@@ -226,15 +227,19 @@ def test_the_page_of_a_failure_names_its_cause_and_no_other(name: str, recorded:
     row, (alarm, evidence) = find_row(recorded, name), FAILURES[name]
     with closing(RunColumns(recorded.folder(name) / "metrics.jsonl", recorded.cache)) as columns:
         columns.refresh()
-        cause = run_view(recorded.folder(name), row, columns, RolloutReader())["diagnosis"]
-    assert cause["alarm"] == alarm
-    assert evidence in cause["words"]
-    assert cause["words"].startswith(RULES[alarm].cause)
+        sentence = run_view(recorded.folder(name), row, columns, RolloutReader())["diagnosis"]
+    cause = row.diagnosis
+    assert cause is not None
+    assert cause.alarm == alarm
+    assert sentence.startswith(f"likely cause: {RULES[alarm].cause}; ")
+    assert evidence in sentence
     assert row.alarms[0].name == alarm, "the list shows it first"
     others = {one.name for one in row.alarms if one.raised} - {alarm}
-    assert others == set(cause["follows"]), "whatever else is raised follows from it"
-    (line,) = [line for line in run_lines(recorded, row) if line.startswith("likely cause: ")]
-    assert cause["words"] in line
+    assert others == set(cause.follows), "whatever else is raised follows from it"
+    assert all(one.replace("_", " ") in sentence for one in others)
+    assert run_lines(recorded, row).count(sentence) == 1
+    again = RunListing(recorded.root, recorded.cache, watched_clock())  # reads the rows that the first one kept
+    assert find_row(again, name) == row
 
 
 def test_the_demo_has_a_good_and_a_bad_run_with_tokens(tmp_path: Path) -> None:

@@ -417,6 +417,64 @@ class AlarmChange:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedAlarm:
+    """An alarm that a run has raised and not ended."""
+
+    name: str
+    level: str
+    step: int
+    """Step at which it got this level."""
+    evidence: str
+    advice: str
+
+    @classmethod
+    def of_event(cls, step: int, data: Mapping[str, Json]) -> "RaisedAlarm":
+        """The alarm that an event's data tell of."""
+        name, level, evidence, advice = (str(data.get(key, "")) for key in ("alarm", "level", "evidence", "try"))
+        return cls(name=name, level=level, step=step, evidence=evidence, advice=advice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The cause of a run's alarms."""
+
+    alarm: str
+    """The alarm that no other one explains."""
+    words: str
+    """Cause and evidence."""
+    follows: tuple[str, ...]
+    """Alarms that come with it."""
+    advice: str
+
+    @property
+    def sentence(self) -> str:
+        """Cause, evidence, and the alarms that come with it: what the run writes down, and every face shows."""
+        names = " and ".join(name.replace("_", " ") for name in self.follows)
+        return f"likely cause: {self.words}" + (f"; it explains {names}" if names else "")
+
+    def data(self) -> dict[str, Json]:
+        """The event's data."""
+        return {"alarm": self.alarm, "cause": self.words, "follows": list(self.follows), "try": self.advice}
+
+
+NO_CAUSE: Final = "no alarm is raised any more"
+"""What stands in the place of a cause once its alarms have ended."""
+
+
+def diagnose(raised: Sequence[RaisedAlarm]) -> Diagnosis | None:
+    """The cause of the raised alarms: the one that no other raised one brings about; of several a red one, then the
+    earliest. None without an alarm of `RULES`."""
+    known = {one.name: (one, RULES[one.name]) for one in raised if one.name in RULES}
+    brought = {name for _, rule in known.values() for name in rule.brings}
+    causes = [pair for name, pair in known.items() if name not in brought]
+    if not causes:
+        return None
+    alarm, rule = min(causes, key=lambda pair: (pair[0].level != "red", pair[0].step))
+    follows = tuple(name for name in known if name in rule.brings)
+    return Diagnosis(alarm=alarm.name, words=f"{rule.cause}; {alarm.evidence}", follows=follows, advice=alarm.advice)
+
+
 @dataclass(slots=True)
 class AlarmWatch:
     """All alarms of a run. It is in no checkpoint: a resumed run shows it the lines of metrics that are there."""
@@ -429,6 +487,13 @@ class AlarmWatch:
     held: dict[str, deque[bool]] = field(init=False)
     """Whether each condition held in the latest lines."""
     levels: dict[str, Level] = field(init=False)
+    raised: dict[str, RaisedAlarm] = field(default_factory=dict[str, RaisedAlarm])
+    """Alarms that are raised now."""
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The cause of the alarms that are raised now."""
+        return diagnose(list(self.raised.values()))
 
     def __post_init__(self) -> None:
         self.history = RunHistory(watched=WATCHED, lines=self.lines)
@@ -436,8 +501,8 @@ class AlarmWatch:
         self.held = {name: deque[bool](maxlen=RED_OF) for name in names}
         self.levels = dict.fromkeys(names, "none")
 
-    def see(self, line: Metrics) -> list[AlarmChange]:
-        """Take in a line of metrics; returns the alarms that changed."""
+    def see(self, step: int, line: Metrics) -> list[AlarmChange]:
+        """Take in the line of metrics of a step; returns the alarms that changed."""
         self.history.add(line)
         self.hacking.see(self.history)
         changes: list[AlarmChange] = []
@@ -462,6 +527,10 @@ class AlarmWatch:
                         metrics=rule.metrics,
                     )
                 )
+        for change in changes:
+            self.raised.pop(change.name, None)
+            if change.is_raised:
+                self.raised[change.name] = RaisedAlarm.of_event(step, change.data())
         return changes
 
     def _level(self, name: str, rule: AlarmRule) -> Level:
@@ -485,25 +554,13 @@ class AlarmWatch:
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaisedAlarm:
-    """An alarm that a run has raised and not ended."""
-
-    name: str
-    level: str
-    step: int
-    """Step at which it got this level."""
-    evidence: str
-    advice: str
-
-
 def replay_alarms(lines: Sequence[tuple[int, Metrics]], *, steps: int, config: AlarmsConfig | None = None) -> list[
     tuple[int, AlarmChange]
 ]:  # fmt: skip
     """Changes of all alarms over recorded lines `(step, metrics)` of a run of `steps` steps, each with its step."""
     every = lines[0][0] if lines else 1
     watch = AlarmWatch(config or AlarmsConfig(), max(1, steps // every))
-    return [(step, change) for step, line in lines for change in watch.see(line)]
+    return [(step, change) for step, line in lines for change in watch.see(step, line)]
 
 
 def read_alarms(run: Path, *, now_s: float | None = None) -> list[RaisedAlarm]:
@@ -515,40 +572,32 @@ def read_alarms(run: Path, *, now_s: float | None = None) -> list[RaisedAlarm]:
         changes = [(step, change.data()) for step, change in replay_alarms(_lines(run), steps=_last_step(run))]
     raised: dict[str, RaisedAlarm] = {}
     for step, data in changes:
-        name, level, evidence, advice = (str(data.get(key, "")) for key in ("alarm", "level", "evidence", "try"))
-        raised.pop(name, None)
+        alarm = RaisedAlarm.of_event(step, data)
+        raised.pop(alarm.name, None)
         if data.get("state") == "raised":
-            raised[name] = RaisedAlarm(name=name, level=level, step=step, evidence=evidence, advice=advice)
+            raised[alarm.name] = alarm
     if now_s is not None and (words := stall(run, now_s)) is not None:
         advice = "look at the process: a tool, an environment or a rank may hang; run.patience_s and deadlines end it"
         raised["stall"] = RaisedAlarm(name="stall", level="red", step=_last_step(run), evidence=words, advice=advice)
     return sorted(raised.values(), key=lambda one: (one.level != "red", one.step))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """The cause of a run's alarms."""
-
-    alarm: str
-    """The alarm that no other one explains."""
-    words: str
-    """Cause and evidence."""
-    follows: tuple[str, ...]
-    """Alarms that come with it."""
-    advice: str
-
-
-def diagnose(raised: Sequence[RaisedAlarm]) -> Diagnosis | None:
-    """The cause of the raised alarms: the one that no other raised one brings about; of several a red one, then the
-    earliest. None without an alarm of `RULES`."""
-    known = {one.name: (one, RULES[one.name]) for one in raised if one.name in RULES}
-    brought = {name for _, rule in known.values() for name in rule.brings}
-    causes = [pair for name, pair in known.items() if name not in brought]
-    if not causes:
+def read_diagnosis(run: Path) -> Diagnosis | None:
+    """The cause that the run wrote down last; of a run of an earlier version, that of its alarms. None without any.
+    Raises DataError for unreadable metrics."""
+    events, _ = read_events(run)
+    written = [event.data for event in events if event.kind == "diagnosis"]
+    if not written:
+        return diagnose(read_alarms(run))
+    if "alarm" not in (data := written[-1]):
         return None
-    alarm, rule = min(causes, key=lambda pair: (pair[0].level != "red", pair[0].step))
-    follows = tuple(name for name in known if name in rule.brings)
-    return Diagnosis(alarm=alarm.name, words=f"{rule.cause}; {alarm.evidence}", follows=follows, advice=alarm.advice)
+    follows = data.get("follows")
+    return Diagnosis(
+        alarm=str(data["alarm"]),
+        words=str(data.get("cause", "")),
+        follows=tuple(map(str, follows)) if isinstance(follows, list) else (),
+        advice=str(data.get("try", "")),
+    )
 
 
 STALL_STEPS: Final = 5

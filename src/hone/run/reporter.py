@@ -17,7 +17,7 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, integer, number, substate
-from hone.run.alarms import AlarmsConfig, AlarmWatch
+from hone.run.alarms import NO_CAUSE, AlarmsConfig, AlarmWatch
 from hone.run.callbacks import (
     NO_CALLBACKS,
     CheckpointEvent,
@@ -485,13 +485,18 @@ class RunReporter:
         self._stop_as_asked(step)
 
     def _raise_alarms(self, step: int, line: Metrics) -> None:
-        """Write down the alarms that a line of metrics raises or ends, and tell of those that it raises."""
-        for change in self.alarms.see(line):
+        """Write down the alarms that a line of metrics raises or ends, and their cause if it changes; show new ones."""
+        before = self.alarms.diagnosis
+        for change in self.alarms.see(step, line):
             self.folder.events.append(step, "alarm", change.words, change.data())
             words = f"step {step}: {change.words}"
             self.folder.log(words, level="WARNING" if change.is_raised else "INFO")
             if change.is_raised:
                 self.progress.note(f"{words}. To try: {change.advice}")
+        if (cause := self.alarms.diagnosis) != before:
+            words = NO_CAUSE if cause is None else cause.sentence
+            self.folder.events.append(step, "diagnosis", words, None if cause is None else cause.data())
+            self.folder.log(words)
 
     def _write_rollouts(self, step: int, episodes: Episodes, credits: Credits) -> None:
         """The histograms of a step that has a line of metrics, and its rollouts where they are due."""

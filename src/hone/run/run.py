@@ -352,8 +352,8 @@ def _train(
     )
     if state is not None:
         reporter.restore(substate(state, "report"))
-        for _, line in tail_metrics(metrics.path, 0)[0]:  # those after the checkpoint are cut
-            reporter.alarms.see(line)
+        for step, line in tail_metrics(metrics.path, 0)[0]:  # those after the checkpoint are cut
+            reporter.alarms.see(step, line)
         if job.survivorship is not None and "survivorship" in state:  # checkpoints of earlier versions have none
             job.survivorship.restore(substate(state, "survivorship"))
     progress.start(config.steps, f"{config.name} ({config.recipe})")
@@ -368,6 +368,8 @@ def _train(
         return how
     finally:
         progress.close()
+        if (cause := reporter.alarms.diagnosis) is not None:
+            progress.note(f"{cause.sentence}. To try: {cause.advice}")
         with contextlib.suppress(ResourceError):  # the failure of the run itself is what counts
             reporter.histograms.write()
         metrics.close()

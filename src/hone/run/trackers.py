@@ -60,6 +60,10 @@ class Tracker(ABC):
     def samples(self, step: int, at_s: float, rows: Sequence[SampleRow]) -> None:
         """Show answers of `step`, after its metrics, if it has any; nothing in a tracker without tables."""
 
+    def conclude(self, step: int, at_s: float, cause: str) -> None:  # noqa: B027 - a tracker may have no place for it
+        """Show the cause of the alarms that are raised after `step`, in place of an earlier one, if it has a place for
+        it: called where the cause has changed."""
+
     @abstractmethod
     def finish(self, state: EndState) -> None:
         """End the run and wait until everything is written."""
@@ -110,6 +114,10 @@ class TensorBoardTracker(Tracker):
             escaped = (text.replace("|", "\\|").replace("\n", "<br>") for text in texts)
             lines.append("| " + " | ".join(escaped) + " |")
         self._write_text("samples", step, at_s, "\n".join(lines))
+        self._writer.flush()
+
+    def conclude(self, step: int, at_s: float, cause: str) -> None:
+        self._write_text("cause", step, at_s, cause)
         self._writer.flush()
 
     def finish(self, state: EndState) -> None:  # noqa: ARG002 - event files have no state
@@ -163,6 +171,9 @@ class WandbTracker(Tracker):
 
         self._run.log({"samples": wandb.Table(columns=list(_SAMPLE_COLUMNS), data=_cells(rows))}, step=step)
 
+    def conclude(self, step: int, at_s: float, cause: str) -> None:  # noqa: ARG002
+        self._run.summary["cause"] = cause
+
     def finish(self, state: EndState) -> None:
         self._run.finish(exit_code=int(state == "failed"))
 
@@ -209,6 +220,9 @@ class MlflowTracker(Tracker):
         table = {"columns": list(_SAMPLE_COLUMNS), "data": _cells(rows)}  # the form that its table view reads
         self._client.log_text(self._id, json.dumps(table), f"samples/step_{step:08}.json")
 
+    def conclude(self, step: int, at_s: float, cause: str) -> None:  # noqa: ARG002
+        self._client.set_tag(self._id, "hone.cause", cause)
+
     def finish(self, state: EndState) -> None:
         self._client.set_terminated(self._id, self._STATES[state])
 
@@ -241,6 +255,9 @@ class TrackioTracker(Tracker):
         trackio = _package("trackio")
 
         self._run.log({"samples": trackio.Table(columns=list(_SAMPLE_COLUMNS), data=_cells(rows))}, step=step)
+
+    def conclude(self, step: int, at_s: float, cause: str) -> None:  # noqa: ARG002
+        self._run.log({"cause": _package("trackio").Markdown(cause)}, step=step)
 
     def finish(self, state: EndState) -> None:  # noqa: ARG002 - its runs have no state
         self._run.finish()

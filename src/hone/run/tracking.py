@@ -18,8 +18,10 @@ from typing import Final, cast
 
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.process.user_files import check_reference, describe_error, load_reference, user_traceback
+from hone.run.alarms import NO_CAUSE, read_diagnosis
 from hone.run.job import TrackConfig
 from hone.run.store.durable import writing
+from hone.run.store.events import EVENTS_FILE
 from hone.run.store.folder import CONFIG, MANIFEST
 from hone.run.store.manifest import read_config, read_manifest
 from hone.run.store.metrics import metric_catalogue, tail_metrics
@@ -75,6 +77,8 @@ class _SentRecord:
     """What a tracker has been sent, `track/NAME.json`."""
 
     step: int
+    cause: str = ""
+    """Likely cause of its alarms, as the tracker shows it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +90,10 @@ class RunFollower:
     sent_step: int = 0
     """Last step whose metrics the tracker has."""
     _tracker: Tracker | None = None
+    sent_cause: str = ""
+    """Likely cause of the run's alarms that the tracker shows; empty before the first."""
+    _events_bytes: int = 0
+    """Bytes of the events when the cause was last looked for."""
     _offset: int = 0
     _waiting: list[tuple[int, Mapping[str, float]]] = field(default_factory=list[tuple[int, Mapping[str, float]]])
 
@@ -114,17 +122,24 @@ class RunFollower:
             (self.folder / "track").mkdir(exist_ok=True)
         record = self._record.read(self.folder)
         self.sent_step = known_step if known_step is not None else record.step if record is not None else 0
+        self.sent_cause = "" if record is None else record.cause
         self._tracker = tracker
 
     def send(self, last_step: int) -> None:
-        """Send the lines after `sent_step` up to `last_step`, and the answers that were saved up to the last of them.
+        """Send the lines after `sent_step` up to `last_step`, the answers that were saved up to the last of them, and
+        the likely cause of the run's alarms where it has changed.
 
         Raises whatever the tracker raises; what was not sent is sent by the next call.
         """
         if self._tracker is None:
             self.start()
         assert self._tracker is not None
-        names = metric_catalogue().aliases[self.config.names]
+        at_s = self._send_lines(self._tracker, last_step)
+        self._send_cause(self._tracker, at_s)
+
+    def _send_lines(self, tracker: Tracker, last_step: int) -> float:
+        """Send lines and answers; returns when the last of them was written."""
+        names, at_s = metric_catalogue().aliases[self.config.names], 0.0
         lines, self._offset = tail_metrics(self.folder / "metrics.jsonl", self._offset)
         self._waiting += lines
         while True:
@@ -132,7 +147,7 @@ class RunFollower:
                 del self._waiting[0]
             due, sampled_step = self._due(last_step)
             if not due and sampled_step is None:
-                return
+                return at_s
             rows = [
                 MetricRow(
                     step,
@@ -143,11 +158,26 @@ class RunFollower:
             ]
             at_s = (due[-1] if due else self._waiting[0])[1].get(AT, 0.0)
             if rows:
-                self._tracker.log(rows)
+                tracker.log(rows)
             if sampled_step is not None and (path := self._answers(sampled_step)) is not None:
-                self._tracker.samples(sampled_step, at_s, read_samples(path))
+                tracker.samples(sampled_step, at_s, read_samples(path))
             self.sent_step = due[-1][0] if sampled_step is None else sampled_step
-            self._record.write(self.folder, _SentRecord(step=self.sent_step))
+            self._record.write(self.folder, _SentRecord(step=self.sent_step, cause=self.sent_cause))
+
+    def _send_cause(self, tracker: Tracker, at_s: float) -> None:
+        """Send the cause that the run has written down, if it is another than the tracker's. The events are read only
+        where there are new ones."""
+        events = self.folder / EVENTS_FILE
+        size = events.stat().st_size if events.exists() else 0
+        if size == self._events_bytes or "conclude" not in dir(tracker):
+            return
+        cause = read_diagnosis(self.folder)
+        words = cause.sentence if cause is not None else NO_CAUSE if self.sent_cause else ""
+        if words != self.sent_cause:
+            tracker.conclude(self.sent_step, at_s, words)
+            self.sent_cause = words
+            self._record.write(self.folder, _SentRecord(step=self.sent_step, cause=words))
+        self._events_bytes = size
 
     def _due(self, last_step: int) -> tuple[list[tuple[int, Mapping[str, float]]], int | None]:
         """The next lines to send together, and the step of saved answers that follow them, if any.

@@ -23,7 +23,7 @@ from hone.core.clock import Clock
 from hone.core.errors import DataError, HoneError
 from hone.core.strict_json import Json
 from hone.estimators.across_runs import interquartile_mean
-from hone.run.alarms import MIN_STALL_S, STALL_STEPS, Diagnosis, RaisedAlarm, diagnose, read_alarms
+from hone.run.alarms import MIN_STALL_S, STALL_STEPS, Diagnosis, read_alarms, read_diagnosis
 from hone.run.store.durable import read_json_object, replace_file, to_json
 from hone.run.store.evaluations import EVALUATIONS, EvaluationScore, read_evaluations
 from hone.run.store.events import EVENTS_FILE, RunEvent, read_events
@@ -160,23 +160,24 @@ class AlarmState:
     remedy: str
 
 
-def alarm_states(folder: Path, events: Sequence[RunEvent]) -> list[AlarmState]:
+def alarm_states(folder: Path, events: Sequence[RunEvent]) -> tuple[list[AlarmState], Diagnosis | None]:
     """Alarms of a run as `hone show --alarms` tells them, and those that ended: the cause first, then raised and red
-    ones.
+    ones; and that cause.
 
     A run of an earlier version, which wrote no events, is judged by its metrics if they are few enough.
     """
     path = folder / "metrics.jsonl"
     if not path.exists() or (not events and path.stat().st_size > CACHED_BYTES):
-        return []
+        return [], None
     raised_now = read_alarms(folder)
+    cause = read_diagnosis(folder) if raised_now else None
     states = [
         AlarmState(name=one.name, level=one.level, raised=True, step=one.step, words=one.evidence, remedy=one.advice)
         for one in raised_now
     ]
     raised = {one.name for one in states}
     last = {str(one.data.get("alarm")): one for one in events if one.kind == "alarm"}
-    if (cause := diagnose(raised_now)) is not None:
+    if cause is not None:
         states.sort(key=lambda one: one.name != cause.alarm)
     ended = [
         AlarmState(
@@ -186,7 +187,7 @@ def alarm_states(folder: Path, events: Sequence[RunEvent]) -> list[AlarmState]:
         for name, one in last.items()
         if name not in raised
     ]  # fmt: skip
-    return [*states, *ended]
+    return [*states, *ended], cause
 
 
 # ------------------------------------------------------------------------------------------------------------- one row
@@ -222,17 +223,8 @@ class RunRow:
     state: RunState = "interrupted"
     left_s: float = math.nan
     """Seconds to the last step, for a running one."""
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """The cause of the alarms that are raised."""
-        raised = [one for one in self.alarms if one.raised]
-        return diagnose(
-            [
-                RaisedAlarm(name=one.name, level=one.level, step=one.step, evidence=one.words, advice=one.remedy)
-                for one in raised
-            ]
-        )
+    diagnosis: Diagnosis | None = None
+    """The cause of the alarms that are raised."""
 
 
 @cache
@@ -260,6 +252,7 @@ def _read_row(folder: Path, columns: RunColumns, run_id: str) -> RunRow:
     settings = {key: one.value for key, one in read_config(folder / CONFIG).items()}
     columns.refresh()
     events = read_events(folder).events
+    alarms, diagnosis = alarm_states(folder, events)
     comparison = load_figures()
     known = comparison.SCORE_METRICS
     score, score_is = comparison.final_score(folder, columns.metric_columns(list(known)), "")
@@ -288,7 +281,8 @@ def _read_row(folder: Path, columns: RunColumns, run_id: str) -> RunRow:
         high=high,
         score_is=score_is if math.isfinite(score) else "",
         spark=tuple(bucketed(curve, bucket_edges(0, len(curve), _SPARK_POINTS)).mean.tolist()),
-        alarms=tuple(alarm_states(folder, events)),
+        alarms=tuple(alarms),
+        diagnosis=diagnosis,
         settings=settings,
     )
 
@@ -397,7 +391,7 @@ class RunListing:
 
     def _file(self) -> Path:
         name = re.sub(r"\W+", "_", str(self.root.resolve()))[-120:]
-        return self.cache / f"rows_{name}.json"
+        return self.cache / f"rows_2_{name}.json"
 
     def _load(self) -> None:
         self._loaded = True
@@ -480,6 +474,8 @@ def _row_of(kept: dict[str, Any]) -> RunRow:
     }
     values["spark"] = tuple(values["spark"])
     values["alarms"] = tuple(AlarmState(**one) for one in values["alarms"])
+    if (cause := values["diagnosis"]) is not None:
+        values["diagnosis"] = Diagnosis(**{**cause, "follows": tuple(cause["follows"])})
     return RunRow(**values)
 
 

@@ -117,7 +117,7 @@ def run_lines(listing: RunListing, row: RunRow) -> list[str]:
     if timeline is not None:
         lines.append(bottleneck_line(timeline))
     cause = row.diagnosis
-    return [*lines, *([] if cause is None else [f"likely cause: {cause.words}"]), *alarm_lines([row])]
+    return [*lines, *([] if cause is None else [cause.sentence]), *alarm_lines([row])]
 
 
 def alarm_lines(rows: Sequence[RunRow]) -> list[str]:

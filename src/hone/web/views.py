@@ -72,7 +72,7 @@ def run_view(folder: Path, row: RunRow, columns: RunColumns, rollouts: RolloutRe
         problems.append(f"metrics.jsonl: {columns.damaged} damaged lines are left out")
     return {
         "row": plain(asdict(row)),
-        "diagnosis": None if (cause := row.diagnosis) is None else asdict(cause),
+        "diagnosis": "" if (cause := row.diagnosis) is None else cause.sentence,
         "rows": columns.generation * 10**9 + columns.rows,
         "health": _health(columns),
         "families": {family: [asdict(one) for one in own] for family, own in charts.items()},

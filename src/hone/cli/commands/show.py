@@ -15,7 +15,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.resolve import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
-from hone.run.alarms import diagnose, read_alarms
+from hone.run.alarms import read_alarms, read_diagnosis
 from hone.run.report.policy_map import text_rows, value_range
 from hone.run.store.folder import RunFolder, list_runs, open_run
 from hone.run.store.metrics import depends_on_clock, read_metrics
@@ -93,9 +93,8 @@ def _show_map(screen: TerminalScreen, folder: RunFolder) -> None:
 def _show_alarms(screen: TerminalScreen, folder: RunFolder) -> int:
     """Print the alarms that a run has raised and not ended; returns the exit code."""
     alarms = read_alarms(folder.path, now_s=SystemClock().now_s())
-    if (cause := diagnose(alarms)) is not None:
-        follows = " and ".join(name.replace("_", " ") for name in cause.follows)
-        screen.line(f"likely cause: {cause.words}" + (f"; it explains {follows}" if follows else ""))
+    if (cause := read_diagnosis(folder.path)) is not None:
+        screen.line(cause.sentence)
     for one in alarms:
         screen.line(f"{one.level} since step {one.step}: {one.name.replace('_', ' ')}: {one.evidence}")
         screen.line(f"  to try: {one.advice}")
@@ -196,6 +195,9 @@ def _show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify:
         screen.line(f"changed after step {change.after_step}: {change.change}")
     screen.line()
     _show_metrics(screen, folder)
+    if folder.metrics_path.exists() and (cause := read_diagnosis(folder.path)) is not None:
+        screen.line()
+        screen.line(f"{cause.sentence}. To try: {cause.advice}")
     if verify and damaged:
         raise DataError(*damaged.values())
     for fault in damaged.values():

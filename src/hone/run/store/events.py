@@ -15,6 +15,7 @@
 | `checkpoint` | a checkpoint is whole | `folder`, `score` |
 | `evaluation` | the policy was evaluated | `score`, `low`, `high`, `n` |
 | `alarm` | an alarm was raised, became red, or ended | see below |
+| `diagnosis` | the raised alarms have another cause | `alarm`, `cause`, `follows`, `try`; none if no alarm is raised |
 | `finding` | steps that taught nothing | |
 | `notice` | a warning of the job: an environment or a replica that was started again, missing scores | |
 | `refused_update` | an update that was not a finite number, and was not taken | `capsule` |
@@ -43,7 +44,7 @@ from hone.run.store.durable import from_json, replace_file, to_json, writing
 EVENTS_FILE: Final = "events.jsonl"
 Kind = Literal[
     "start", "resume", "checkpoint", "evaluation", "alarm", "finding", "notice", "refused_update", "failure", "stop",
-    "finish",
+    "finish", "diagnosis",
 ]  # fmt: skip
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 LIFE: Final = frozenset({"start", "resume", "refused_update", "failure", "stop", "finish"})

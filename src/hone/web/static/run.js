@@ -83,10 +83,7 @@ function Health({ page }) {
 }
 
 function Cause({ cause }) {
-  if (!cause) return null;
-  const follows = cause.follows.map((name) => name.replaceAll("_", " ")).join(", ");
-  return html`<div class="alarm red cause" role="alert"><p><b>Likely cause</b>: ${cause.words}
-    ${follows ? html`<span class="soft"> (it explains: ${follows})</span>` : null}</p></div>`;
+  return cause ? html`<div class="alarm red cause" role="alert"><p>${cause}</p></div>` : null;
 }
 
 export function Alarms({ row, run }) {
@@ -186,7 +183,7 @@ function Curves({ run, page, live, query }) {
     if (!series || !series.axes.steps) return [];
     const { steps } = series.axes;
     const own = series.axes[axis];
-    return page.events.filter((one) => one.step > 0 && one.kind !== "finish" && one.kind !== "start").map((one) => {
+    return page.events.filter((one) => one.step > 0 && !["finish", "start", "diagnosis"].includes(one.kind)).map((one) => {
       const place = Array.prototype.findIndex.call(steps, (step) => step >= one.step);
       return { kind: one.kind, x: axis === "steps" ? one.step : own[place < 0 ? own.length - 1 : place] };
     });
