@@ -2,12 +2,15 @@
 
     python benchmarks/control_policy.py              about an hour on two cores, most of it the scores
     python benchmarks/control_policy.py --quick      short runs, a few minutes: decides nothing
-    python benchmarks/control_policy.py --only speed one part: speed (the comparison), ppo, td3, sac, ddpg, a2c
+    python benchmarks/control_policy.py --only speed one part: speed (the comparison), or another one of PARTS
 
 Speeds are steps of the world per second of the process's own CPU time: medians of interleaved repetitions, and the
 median of the ratios pair by pair; what comes before the first update is left out. `CPU seconds to solve` ends when the
 last 20 training episodes average 475; both sides are told by their own episodes. Both use the same hyperparameters. The
 peer runs in an environment of its own, as in `benchmarks/control.py`.
+
+`products` compares runs with `learner.products = "bfloat16"` and without, seed by seed: the mean return of all training
+episodes, which is the area under the learning curve, and that of the final policy.
 """
 
 import argparse
@@ -24,8 +27,9 @@ import torch
 from peers import require_peer
 from tables import Row, grow, tell
 
-from control import PEER, run, score, scored, seeded
+from control import PEER, interval, run, score, scored, seeded
 from hone.core.episodes import Episodes
+from hone.models.native.perceptron import supports_bfloat16
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob
 
@@ -39,6 +43,21 @@ PENDULUM: dict[str, dict[str, Any]] = {
     "sac": {"recipe": "sac", "env": {"id": "Pendulum-v1"}},
     "td3": {"recipe": "td3", "env": {"id": "Pendulum-v1"}, "replay": {"warmup": 100}},
 }
+ROUNDED: dict[str, tuple[dict[str, Any], int, float]] = {
+    "sac": (PENDULUM["sac"], 3000, 100.0),
+    "td3": (PENDULUM["td3"], 3000, 100.0),
+    "dqn": (
+        {
+            "recipe": "dqn", "env": {"id": "CartPole-v1", "num_envs": 8},
+            "network": {"layer_norm": False}, "learner": {"updates_per_iteration": 32},
+            "replay": {"collect": 8, "batch": 64}, "algorithm": {"target_every": 8},
+        },
+        300, 50.0,
+    ),
+}  # fmt: skip
+"""Settings of runs with both kinds of products, their iterations, and the loss of return that counts as none."""
+ROUNDED_SEEDS = 5400
+"""First seed of theirs, none of which chose a setting."""
 WARMUP = {"sac": 100, "td3": 1000, "ddpg": 1000}
 """Steps that each recipe takes at random, by default, before it learns: part of the budget."""
 PEER_ZOO = """
@@ -110,9 +129,17 @@ def zoo(seed: int, turns: int) -> tuple[float, float]:
     return turns * 256 / (time.process_time() - begin), solved[0]
 
 
-def pendulum_speed(name: str, steps: int) -> float:
+def with_products(settings: dict[str, Any], products: str) -> dict[str, Any]:
+    return {**settings, "learner": {**settings.get("learner", {}), "products": products}}
+
+
+def pendulum_speed(name: str, steps: int, products: str = "float32") -> float:
     marks: list[float] = []
-    run(built(PENDULUM[name], seed=0, steps=steps + 50), steps + 50, lambda *_: marks.append(time.process_time()))
+    run(
+        built(with_products(PENDULUM[name], products), seed=0, steps=steps + 50),
+        steps + 50,
+        lambda *_: marks.append(time.process_time()),
+    )
     return steps / (marks[-1] - marks[49])
 
 
@@ -139,13 +166,54 @@ def speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     solved = [(ours[1], theirs[1]) for ours, theirs in runs]
     yield paired(f"{what}, to solve", "CPU seconds", solved, 1 / 3, quick=quick)
     for name in PENDULUM:
-        pairs = [(pendulum_speed(name, steps), peer(PEER_PENDULUM, name, steps)[0]) for _ in range(repetitions)]
-        yield paired(f"{name.upper()}, Pendulum-v1", "steps per CPU second", pairs, 2.0, quick=quick)
+        speeds = []
+        for _ in range(repetitions):
+            rounded = pendulum_speed(name, steps, "bfloat16") if supports_bfloat16() else float("nan")
+            speeds.append((pendulum_speed(name, steps), rounded, peer(PEER_PENDULUM, name, steps)[0]))
+        title, unit = f"{name.upper()}, Pendulum-v1", "steps per CPU second"
+        yield paired(title, unit, [(exact, theirs) for exact, _, theirs in speeds], 2.0, quick=quick)
+        if supports_bfloat16():
+            pairs = [(rounded, theirs) for _, rounded, theirs in speeds]
+            yield paired(f"{title}, bfloat16 products", unit, pairs, 3.0, quick=quick)
 
 
 def trained_score(settings: dict[str, Any], steps: int) -> Callable[[int], float]:
     name = settings["env"]["id"]
     return lambda seed: score(run(built(settings, seed=seed, steps=steps), steps), name, seed)
+
+
+def both_returns(settings: dict[str, Any], steps: int, seed: int) -> tuple[float, float]:
+    """Mean return of the training episodes of a run, and of its final policy."""
+    ended: list[float] = []
+
+    def report(_: int, episodes: Episodes, *__: object) -> None:
+        ended.extend(episodes.score[episodes.terminated | episodes.truncated].tolist())
+
+    policy = run(built(settings, seed=seed, steps=steps), steps, report)
+    return float(np.mean(ended)), score(policy, settings["env"]["id"], seed)
+
+
+def product_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
+    """Returns of rounded products less those of float32, and the CPU seconds of a run."""
+    for name, (settings, steps, tolerance) in ROUNDED.items():
+        results, seconds = {}, {}
+        for products in ("bfloat16", "float32"):
+            begun, turns = time.process_time(), 300 if quick else steps
+            results[products] = [
+                both_returns(with_products(settings, products), turns, ROUNDED_SEEDS + seed) for seed in range(seeds)
+            ]
+            seconds[products] = (time.process_time() - begun) / seeds
+        for part, what in enumerate(("mean return of training", "final policy's return")):
+            rounded, exact = ([pair[part] for pair in results[products]] for products in ("bfloat16", "float32"))
+            middle, low, high = interval([ours - theirs for ours, theirs in zip(rounded, exact, strict=True)])
+            costs = f"{seconds['bfloat16']:.0f} and {seconds['float32']:.0f} CPU s a run"
+            yield Row(
+                row=f"{name.upper()}, {settings['env']['id']}, {turns:,} iterations, {what}, bfloat16 products less "
+                f"float32 (worst seed {min(rounded):.4g}, {costs})",
+                value=middle, unit="return", low=low, high=high, seeds=seeds, peer="float32",
+                peer_value=float(np.mean(exact)), bar=f"lower end >= -{tolerance:g}",
+                met=None if quick else low >= -tolerance,
+            )  # fmt: skip
 
 
 def ppo_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
@@ -189,6 +257,7 @@ PARTS = {
     "sac": pendulum_rows("sac"),
     "ddpg": pendulum_rows("ddpg"),
     "a2c": a2c_rows,
+    "products": product_rows,
 }
 
 

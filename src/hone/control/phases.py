@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hone.control.networks.actor_critic import polyak_update
+from hone.control.networks.mlp import use_bfloat16_products
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
@@ -54,7 +55,10 @@ class LearningMethod(Generic[Q]):
 def method_learner(
     config: RunConfig, learning: ReplayLearnerConfig, method: LearningMethod[Q]
 ) -> GradientLearner[Q, Any]:
-    """Gradient learner of a method, which is told the number of updates so far."""
+    """Gradient learner of a method, which is told the number of updates so far. Raises ConfigError or ResourceError for
+    products of bfloat16 numbers where there are none."""
+    if learning.products == "bfloat16":
+        use_bfloat16_products(method.policy)
 
     def layout(decisions: Episodes, credits: Credits) -> TrainingRows[Any]:
         return method.layout(decisions, credits, learner.updates)

@@ -114,7 +114,8 @@ def _trainer_kernels() -> str:
     if loaded is None:
         return f"torch: {training.why_unavailable()}"
     by = "the processor's tiles" if uses_amx_tiles() else "torch"
-    small = "compiled" if perceptron.available_functions() else "torch"
+    rounds = ", of bfloat16 too" if perceptron.supports_bfloat16() else ""
+    small = f"compiled{rounds}" if perceptron.available_functions() else "torch"
     return (
         f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}; "
         f"ReLU networks of control: {small}"

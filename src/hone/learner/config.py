@@ -58,6 +58,10 @@ class ReplayLearnerConfig(OptimizerConfig):
 
     updates_per_iteration: int = Field(default=1, ge=1)
     """Optimizer steps per iteration, each on a sample of its own."""
+    products: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that hidden layers multiply while learning: `bfloat16` rounds weights, units and derivatives before each
+    product and adds up in float32. It takes a CPU with AVX-512 BF16 or AMX, and ReLU networks without layer
+    normalisation; weights, optimizer, first and last layers, and acting stay float32."""
 
     def optimizer_steps(self, steps: int) -> int:
         """Optimizer steps in `steps` iterations."""

@@ -25,6 +25,8 @@ def main() -> None:
         for sizes, rows in SHAPES:
             for tanh in (False, True) if isa != "amx" else (False,):
                 cases.check(sizes, rows, tanh=tanh)
+            if checked["hone_rounds"]():
+                cases.check_rounded(sizes, rows)
     print("ok")
 
 

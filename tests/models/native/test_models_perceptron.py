@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sanitizers import check_with_sanitizers
 from torch import Tensor
 
-from hone.control.networks.mlp import Mlp, MlpConfig
+from hone.control.networks.mlp import Mlp, MlpConfig, use_bfloat16_products
 from hone.control.networks.q_networks import LayerNormMlp
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import generator
@@ -26,16 +26,20 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=perceptron.ISA_NAMES)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each instruction set of this processor: the kernels run in it."""
-    name = str(request.param)
+def run_in(isa: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the kernels run in this instruction set; skips where the processor has none."""
     try:
-        functions = perceptron.open_functions(perceptron.build().path, name)
+        functions = perceptron.open_functions(perceptron.build().path, isa)
     except (ConfigError, ResourceError) as error:
         pytest.skip(str(error))
     monkeypatch.setattr(perceptron, "_loaded", lambda *, relu=True: functions)
-    return name
+    return isa
+
+
+@pytest.fixture(params=[name for name in perceptron.ISA_NAMES if name != "avx512_bf16"])
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction set of this processor with float32 passes of its own: the kernels run in it."""
+    return run_in(str(request.param), monkeypatch)
 
 
 every_isa = pytest.mark.usefixtures("isa")
@@ -354,6 +358,153 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.supports(draw(1, 64, 3))
     monkeypatch.setenv(SWITCH, "0")
     assert not kernels.supports(draw(1, 64, 3))
+
+
+# ------------------------------------------------------------------------------------------------- products of bfloat16
+
+
+@pytest.fixture(params=["avx512_bf16", "amx"])
+def rounding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction set of this processor with products of bfloat16 numbers."""
+    name = run_in(str(request.param), monkeypatch)
+    assert perceptron.supports_bfloat16()
+    return name
+
+
+every_rounding = pytest.mark.usefixtures("rounding")
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.float().bfloat16().double()
+
+
+def in_rounded_float64(network: Mlp, x: Tensor, slope: Tensor) -> BothPasses:
+    """Both passes written out in float64, with the factors of hidden layers' products rounded to bfloat16."""
+    weights, biases = ([pair[part].detach().double() for pair in network.layer_parameters] for part in (0, 1))
+    units = [x.double()]
+    for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        inner = 0 < number < len(weights) - 1
+        z = (rounded(units[-1]) @ rounded(weight).T if inner else units[-1] @ weight.T) + bias
+        units.append(z if number == len(weights) - 1 else torch.relu(z))
+    back, by_weights, by_biases = slope.double(), list[Tensor](), list[Tensor]()
+    for number in reversed(range(len(weights))):
+        inner = 0 < number < len(weights) - 1
+        by_weights.insert(0, rounded(back).T @ rounded(units[number]) if inner else back.T @ units[number])
+        by_biases.insert(0, back.sum(dim=0))
+        back = rounded(back) @ rounded(weights[number]) if inner else back @ weights[number]
+        back = back * (units[number] > 0) if number else back
+    by_parameters = [part.flatten() for pair in zip(by_weights, by_biases, strict=True) for part in pair]
+    return BothPasses(out=units[-1], by_inputs=back, by_parameters=torch.cat(by_parameters))
+
+
+def check_rounded(sizes: list[int], rows: int, seed: int = 0) -> None:
+    network = new_network(sizes, seed)
+    x, slope = draw(seed + 1, rows, sizes[0]), draw(seed + 2, rows, sizes[-1])
+    assert network.kernels is not None
+    network.kernels.use_bfloat16()
+    ours, slow = both_passes(network, x, slope), in_rounded_float64(network, x, slope)
+    exact = in_float64(network, x, slope)
+    # A unit at the boundary of two bfloat16 numbers, or at 0, may fall to the other side.
+    assert relative_error(ours.out, slow.out) < 3e-4 < relative_error(ours.out, exact.out) < 2e-2
+    assert relative_error(ours.by_inputs, slow.by_inputs) < 1e-2
+    assert relative_error(ours.by_parameters, slow.by_parameters) < 1e-2
+
+
+@every_rounding
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(32, 100), min_size=2, max_size=4),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(32, 300),
+    st.integers(0, 99),
+)
+def test_any_shape_of_rounded_products(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
+    check_rounded([inputs, *hidden, outputs], rows, seed)
+
+
+@every_rounding
+@pytest.mark.parametrize("sizes", [[1, 32, 32, 1], [4, 40, 33, 1], [3, 64, 96, 40, 2]])
+def test_numbers_that_bfloat16_holds_are_multiplied_exactly(sizes: list[int]) -> None:
+    """Whole numbers of at most eight bits lose nothing: both passes are exact, as in float64."""
+    network = new_network(sizes)
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter.copy_(torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(number)))
+    assert network.kernels is not None
+    network.kernels.use_bfloat16()
+    x = (draw(1, 77, sizes[0]) > 0).float()
+    slope = (draw(2, 77, sizes[-1]) > 0).float() - 0.5
+    ours, true = both_passes(network, x, slope), in_float64(network, x, slope)
+    for one, real in zip(ours.parts(), true.parts(), strict=True):
+        assert torch.equal(one.double(), real)
+
+
+@every_rounding
+def test_rounding_is_to_the_nearest_and_to_even_at_a_tie() -> None:
+    """1 + 2^-8 lies halfway between 1 and 1 + 2^-7, and goes to the even one; a unit of 1 times it."""
+    network = new_network([1, 32, 32, 1])
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.layer_parameters[0][0].fill_(1.0)
+        network.layer_parameters[1][0][0, 0] = 1 + 2**-8
+        network.layer_parameters[1][0][0, 1] = 1 + 3 * 2**-8
+        network.layer_parameters[1][0][0, 2] = 1 + 2**-8 + 2**-20
+        network.layer_parameters[2][0][0, 0] = 1.0
+    assert network.kernels is not None
+    network.kernels.use_bfloat16()
+    assert network(torch.ones(32, 1)).unique().tolist() == [1.0 + (1 + 2**-6) + (1 + 2**-7)]
+
+
+@every_rounding
+def test_rounded_outputs_depend_on_their_own_row_and_gradients_add_up() -> None:
+    network = new_network([3, 64, 96, 1])
+    assert network.kernels is not None
+    network.kernels.use_bfloat16()
+    x, slope = draw(1, 200, 3), draw(2, 200, 1)
+    with_graph = network(x).detach()
+    with torch.no_grad():
+        assert torch.equal(network(x), with_graph)
+        assert torch.equal(network(x[37:101]), with_graph[37:101])
+        assert torch.equal(copy.deepcopy(network)(x), with_graph)  # a copy rounds, too
+    flat = FlatParameters(network.parameters())
+    once = both_passes(network, x, slope)
+    for _ in range(2):
+        network(x).backward(slope)
+    torch.testing.assert_close(flat.gradient, 2 * once.by_parameters, rtol=1e-5, atol=1e-6)
+    asked = x.clone().requires_grad_()
+    network.forward_frozen(asked).backward(slope)
+    assert asked.grad is not None
+    assert torch.equal(asked.grad, once.by_inputs)
+
+
+@every_rounding
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows_in_rounded_products(bad: float) -> None:
+    network = new_network([3, 64, 64, 1])
+    assert network.kernels is not None
+    network.kernels.use_bfloat16()
+    x = draw(1, 64, 3)
+    x[5, 1] = bad
+    result = both_passes(network, x, torch.ones(64, 1))
+    assert not result.out[5].isfinite().any()
+    assert result.out[6:].isfinite().all()
+    assert not result.by_parameters.isfinite().all()
+
+
+def test_bfloat16_products_are_refused_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    with pytest.raises(ResourceError, match=r"AVX-512 BF16 or AMX.*HONE_NATIVE or.*runs everywhere"):
+        use_bfloat16_products(new_network([3, 64, 64, 1]))
+    relu = MlpConfig(hidden=[64, 64], activation="relu")
+    for network in (
+        new_network([3, 64, 64, 1], tanh=True),
+        new_network([3, 64, 1]),
+        LayerNormMlp(3, 1, relu, seed=0, stream="x"),
+    ):
+        with pytest.raises(ConfigError, match=r'products = "bfloat16" needs a ReLU network.*layer_norm = false'):
+            use_bfloat16_products(network)
 
 
 @needs_kernels

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from hone.control.environments.layout import ROW_BYTES, Leaf
 from hone.control.networks.encoding import EncoderKeys, EncoderSpec, ImageLayout, MemoryConfig
 from hone.core.config import Config
+from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import generator
-from hone.models.native.perceptron import PerceptronKernels, supports_sizes
+from hone.models.native.perceptron import PerceptronKernels, supports_bfloat16, supports_sizes
 
 Floats = NDArray[np.float32]
 GaussianForm: TypeAlias = Literal["clipped", "squashed", "unscaled"]
@@ -470,6 +471,29 @@ class Mlp(nn.Module):
         """Numpy form for acting; on a CPU it shares memory, and follows every update of the weights."""
         views = [(_view(weight).T, _view(bias)) for weight, bias in self.layer_parameters]
         return NumpyMlp(layers=tuple(views), relu=self.relu)
+
+
+def use_bfloat16_products(policy: nn.Module) -> None:
+    """Let the hidden layers of all compiled ReLU networks of a policy multiply numbers rounded to bfloat16.
+
+    Raises ConfigError where it has no such network, and ResourceError on a processor without such products.
+    """
+    key = 'learner.products = "bfloat16"'
+    networks = [module for module in policy.modules() if isinstance(module, Mlp)]
+    kernels = [network.kernels for network in networks if network.relu and network.kernels is not None]
+    if not kernels or not all(one.parameters[0].is_cpu for one in kernels):
+        raise ConfigError(
+            f"{key} needs a ReLU network on the CPU without layer normalisation, of 2 to 7 hidden layers of 32 to 1024 "
+            f'units; set network.activation = "relu", network.layer_norm = false where the recipe has it, '
+            f'run.device = "cpu" and network.hidden so, or learner.products = "float32"'
+        )
+    if not supports_bfloat16():
+        raise ResourceError(
+            f"{key} needs a processor with AVX-512 BF16 or AMX, and a C++ compiler at the first use; this machine has "
+            f'not both, or HONE_NATIVE or HONE_NATIVE_ISA forbids it; learner.products = "float32" runs everywhere'
+        )
+    for one in kernels:
+        one.use_bfloat16()
 
 
 def _view(tensor: Tensor) -> Floats:

@@ -4,7 +4,8 @@ function with gradients; and PPO's loss of two such networks with its gradient, 
 The C interface of perceptron/perceptron.h, and the networks that it serves. `Mlp` asks here first and runs in plain
 torch everywhere else. Products are those of float32 numbers in vector registers. With AMX, numbers of a ReLU network
 are rounded to 24 bits of the greatest one of their row and multiplied as three bytes each, which on networks is as
-exact as float32 (perceptron/digits.h). benchmarks/RESULTS.md has what they are worth in whole recipes.
+exact as float32 (perceptron/digits.h). Where `use_bfloat16` asked for it, hidden layers of a ReLU network multiply
+numbers rounded to bfloat16 (perceptron/rounded.h). benchmarks/RESULTS.md has what they are worth in whole recipes.
 """
 
 import ctypes
@@ -36,8 +37,8 @@ from hone.native.build import (
 from hone.native.build import build as build_source
 
 LIBRARY_LABEL: Final = "the compiled perceptron"
-ISA_NAMES: Final = ("avx2", "avx512", "amx")
-"""Instruction sets, in the order of perceptron/api.cpp."""
+ISA_NAMES: Final = ("avx2", "avx512", "avx512_bf16", "amx")
+"""Instruction sets, in the order of perceptron/api.cpp; float32 passes of the third are those of the second."""
 FOLDER: Final = Path(__file__).parent / "perceptron"
 LAYERS: Final = range(3, 9)
 """Number of weight matrices; with two, no product is large enough for a tile."""
@@ -52,14 +53,17 @@ MIN_ROWS: Final = 32
 
 _At, _Long = ctypes.c_void_p, ctypes.c_int64
 _MAX_LAYERS: Final = LAYERS.stop - 1
-_FILES: Final = {"avx2": "perceptron_vector.cpp", "avx512": "perceptron_vector.cpp", "amx": "perceptron_amx.cpp"}
-_FLAGS: Final = {
-    "avx2": ("-DHONE_ISA=avx2", *AVX2),
-    "avx512": ("-DHONE_ISA=avx512", *AVX512),
-    "amx": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+_BFLOAT16: Final = (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+_SOURCES: Final = {
+    "avx2": ("perceptron_vector.cpp", ("-DHONE_ISA=avx2", *AVX2)),
+    "avx512": ("perceptron_vector.cpp", ("-DHONE_ISA=avx512", *AVX512)),
+    "avx512_bf16": ("perceptron_bf16.cpp", _BFLOAT16),  # shares headers with tiles, and runs none
+    "amx": ("perceptron_amx.cpp", _BFLOAT16),
 }
+"""File and flags of each instruction set."""
 _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
+    "hone_rounds": (ctypes.c_int32, [ctypes.c_int32]),
     "hone_forward": (None, [ctypes.c_int32, _At, _Long, _At, _At, _At]),
     "hone_backward": (None, [ctypes.c_int32, _At, _Long, _At, _At, _At, _At, ctypes.c_int32]),
     "hone_clipped": (None, [ctypes.c_int32, _At, _At, _At]),
@@ -69,7 +73,7 @@ _SIGNATURES: Final = {
 def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
     """The library, as `hone.native.build.build` makes it."""
     plain = InstructionSet(name="plain", file="memory.cpp", flags=())
-    sets = tuple(InstructionSet(name=name, file=_FILES[name], flags=_FLAGS[name]) for name in ISA_NAMES)
+    sets = tuple(InstructionSet(name=name, file=file, flags=flags) for name, (file, flags) in _SOURCES.items())
     source = NativeSource(
         name="perceptron",
         description=LIBRARY_LABEL,
@@ -111,6 +115,12 @@ def available_functions() -> LibraryFunctions:
     return {} if is_disabled() else _loaded()
 
 
+def supports_bfloat16() -> bool:
+    """True if this processor multiplies bfloat16 numbers: AVX-512 BF16 or AMX, within `$HONE_NATIVE_ISA`."""
+    functions = available_functions()
+    return bool(functions) and bool(functions["hone_rounds"]())
+
+
 def supports_sizes(sizes: Sequence[int]) -> bool:
     """True if the kernels support a network of these sizes: inputs, hidden layers, outputs."""
     small_ends = sizes[0] <= MAX_INPUTS and sizes[-1] <= MAX_OUTPUTS
@@ -136,10 +146,10 @@ class PerceptronKernels:
         """Addresses of the parameters that `_struct` holds."""
         self._gradient_addresses: tuple[int, ...] = ()
         """Addresses of their gradients that it holds."""
-        self._struct = np.zeros(3 + 5 * _MAX_LAYERS, np.int64)
-        """The C struct: layers, sizes, then addresses of weights, biases and of their gradients, and the kind of units.
-        """
-        self._struct[-1] = not relu
+        self._struct = np.zeros(4 + 5 * _MAX_LAYERS, np.int64)
+        """The C struct: layers, sizes, then addresses of weights, biases and of their gradients, the kind of units, and
+        whether products are of rounded numbers."""
+        self._struct[-2] = not relu
         self._struct[0], self._struct[1 : 1 + len(self.sizes)] = len(self.sizes) - 1, self.sizes
 
     def supports(self, x: Tensor) -> bool:
@@ -147,6 +157,12 @@ class PerceptronKernels:
         weight = self.parameters[0]
         fits = x.dim() == 2 and x.shape[0] >= MIN_ROWS and x.dtype == weight.dtype == torch.float32
         return fits and x.is_cpu and weight.is_cpu and bool(available_functions())
+
+    def use_bfloat16(self) -> None:
+        """Multiply numbers rounded to bfloat16 in the hidden layers of a ReLU network, on a machine that
+        `supports_bfloat16`."""
+        assert self.relu
+        self._struct[-1] = 1
 
     def __call__(self, x: Tensor, *, frozen: bool = False) -> Tensor:
         """`[n, in]` -> `[n, out]`, with gradients for `x` and, unless `frozen`, for the parameters."""
@@ -214,7 +230,7 @@ class PerceptronKernels:
     def _write_addresses(self, part: int, addresses: tuple[int, ...]) -> None:
         """Write addresses of weights and biases into part 0 of the C struct, of their gradients into part 1."""
         layers = len(self.sizes) - 1
-        parts = self._struct[2 + _MAX_LAYERS : -1].reshape(2, 2, _MAX_LAYERS)
+        parts = self._struct[2 + _MAX_LAYERS : -2].reshape(2, 2, _MAX_LAYERS)
         parts[part, :, :layers] = np.array(addresses).reshape(2, layers)
 
 

@@ -20,6 +20,7 @@ struct Perceptron {
   float* d_weight[MOST_LAYERS];
   float* d_bias[MOST_LAYERS];
   int64_t tanh;                          // hidden units: 1 tanh, 0 rectified (all that AMX does)
+  int64_t rounded;                       // 1: hidden layers multiply bfloat16 numbers (rounded.h)
 };
 
 struct Forward {
@@ -72,9 +73,15 @@ void forward(const Perceptron& net, const Forward& a);
 void backward(const Perceptron& net, const Backward& a);
 void clipped(const Perceptron& actor, const Perceptron& critic, const Clipped& a);
 }  // namespace avx512
+namespace avx512_bf16 {  // of rounded numbers alone
+void forward(const Perceptron& net, const Forward& a);
+void backward(const Perceptron& net, const Backward& a);
+}  // namespace avx512_bf16
 namespace amx {
 void forward(const Perceptron& net, const Forward& a);
 void backward(const Perceptron& net, const Backward& a);
+void rounded_forward(const Perceptron& net, const Forward& a);
+void rounded_backward(const Perceptron& net, const Backward& a);
 }  // namespace amx
 
 // Memory that is kept for the next call, of at least `floats`.

@@ -10,10 +10,30 @@
 // as exact whatever sizes slopes have (pieces.h).
 //
 // Every row's outputs depend on that row alone. Gradients add up over rows 256 at a time, in their order.
-#include "backwards.h"
-#include "forwards.h"
+#include "rounded.h"
 
 namespace hone {
+namespace {
+
+struct TileProduct {
+  static void enter() { tiles::enter(); }
+  static void leave() { tiles::leave(); }
+
+  // c [32][32].
+  static void multiply(const bf16* left, const bf16* right, int64_t steps, float* c) {
+    constexpr int64_t STEP_BYTES = 2 * tiles::TILE_BYTES;
+    __asm__ volatile("" ::: "memory");  // compilers do not know that a tile is loaded from what was just stored
+    tiles::zero_sums<2>();
+    tiles::multiply<2>({left, LINE, tiles::TILE_BYTES, STEP_BYTES, 0}, {right, LINE, tiles::TILE_BYTES, STEP_BYTES, 0},
+                       steps, tiles::Nothing());
+    tiles::store_sums<2>(c, 2 * LINE);
+  }
+};
+
+}  // namespace
+
+void amx::rounded_forward(const Perceptron& net, const Forward& a) { hone::rounded_forward<TileProduct>(net, a); }
+void amx::rounded_backward(const Perceptron& net, const Backward& a) { hone::rounded_backward<TileProduct>(net, a); }
 
 void amx::forward(const Perceptron& net, const Forward& a) {
   const Shape shape(net);
