@@ -21,6 +21,8 @@ from training_parts import (
 )
 
 from hone.engine.native.library import unavailable_reason
+from hone.models.language.lora import LoraAdapter
+from hone.models.language.packed_attention import PackedAttention
 from hone.models.packing import pack_rows, row_targets
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.training_service.ledger import CheckpointRecord
@@ -98,27 +100,86 @@ def test_a_tenants_results_are_the_same_bits_alone_and_in_company(serve: Serve, 
     assert adapter_bytes(service, models[0]) == expected
 
 
-@pytest.mark.parametrize("sizes", [(15, 5), (23, 1), (16, 15), (5, 5), (17, 1, 14)])
-def test_rows_of_several_adapters_fill_a_pass_of_any_length_to_the_bit(serve: Serve, sizes: tuple[int, ...]) -> None:
-    """With two more rows, the first two cases are multiples of 16, and have no padding behind them."""
+@pytest.mark.parametrize(
+    ("reach", "logits", "sizes"),
+    [
+        *((None, None, sizes) for sizes in [(15, 5), (23, 1), (16, 15), (5, 5), (17, 1, 14)]),
+        *((0, None, sizes) for sizes in [(23, 1), (16, 15)]),
+        (16, None, (16, 17, 5)),
+        (None, 16, (23, 16, 7)),
+    ],
+)
+def test_rows_of_several_adapters_fill_a_pass_of_any_length_to_the_bit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, reach: int | None, logits: int | None, sizes: tuple[int, ...]
+) -> None:
+    """By compiled kernels, by torch, by either as a row's length says, and with logits of a few tokens at a time. With
+    three more rows, the first two cases are multiples of 16, and have no padding behind them."""
     service, http = serve()
     client = WireClient(http)
     rows = service.trainer.base.rows
-    adapters = [service.trainer._model(client.model(number=n, seed=n)).adapter for n in range(len(sizes))]
-    draws = torch.Generator().manual_seed(0)
-    for adapter in adapters:
-        for _, factor in adapter.factors():
-            factor.data.normal_(0, 0.1, generator=draws)
+    rows.reach = rows.reach if reach is None else reach
+    if logits is not None:
+        monkeypatch.setattr("hone.text.training_service.rows._LOGITS", logits * len(rows.decoder.output_weight))
+    adapters = drawn_adapters(
+        [service.trainer._model(client.model(number=n, seed=n)).adapter for n in range(len(sizes))]
+    )
     ids = np.random.default_rng(0).integers(3, 90, (len(sizes), 40))
     asked = [
         TrainedRow(adapter=one, tokens=own[:size], targets=own[1 : size + 1], loss=lambda logp: -logp.sum())
         for one, own, size in zip(adapters, ids, sizes, strict=True)
     ]
-    asked += [replace(asked[0], tokens=ids[1][:7], targets=ids[1][1:8]), asked[-1]]
+    several = np.stack([ids[1][1:4], ids[0][1:4]], axis=1)
+    asked += [
+        replace(asked[0], tokens=ids[1][:4], targets=ids[1][1:5]),
+        replace(asked[0], tokens=ids[1][:3], targets=several),
+    ]
+    asked += [asked[-1]]
     for row, result in zip(asked, rows.compute(asked, gradients=True), strict=True):
         (alone,) = rows.compute([row], gradients=True)
-        assert np.array_equal(result.logprobs, alone.logprobs)
+        assert np.array_equal(result.logprobs, alone.logprobs) and result.logprobs.shape == row.targets.shape
+        assert len(result.gradient or []) == 2 * len(row.adapter.updates)
         assert all(torch.equal(a, b) for a, b in zip(result.gradient or [], alone.gradient or [], strict=True))
+
+
+def drawn_adapters(adapters: list[LoraAdapter]) -> list[LoraAdapter]:
+    """None of their factors 0."""
+    draws = torch.Generator().manual_seed(0)
+    for adapter in adapters:
+        for _, factor in adapter.factors():
+            factor.data.normal_(0, 0.1, generator=draws)
+    return adapters
+
+
+@pytest.mark.parametrize("reach", [None, 0])
+def test_the_gradient_of_a_row_is_autograds(serve: Serve, reach: int | None) -> None:
+    """Of the same decoder with `W x + scale B (A x)` written out, and torch's own products."""
+    service, http = serve()
+    rows = service.trainer.base.rows
+    (adapter,) = drawn_adapters([service.trainer._model(WireClient(http).model()).adapter])
+    rows.reach = rows.reach if reach is None else reach
+    ids = np.random.default_rng(1).integers(3, 90, 24)
+    slopes = torch.linspace(-1, 1, 23)
+    row = TrainedRow(adapter=adapter, tokens=ids[:-1], targets=ids[1:], loss=lambda lp: (lp * slopes).sum())
+    (result,) = rows.compute([row], gradients=True)
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.nn.functional.linear(x, weight, bias)
+        for place, a, b in adapter.factors_beside(weight):
+            added = adapter.settings.scale * (x @ a.t()) @ b.t()
+            out = out + torch.nn.functional.pad(added, (place.start, len(weight) - place.stop))
+        return out
+
+    decoder, packed = rows.decoder, pack_rows([ids[:-1].astype(np.int32)])
+    config = decoder.config
+    attend = PackedAttention(
+        packed, heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=torch.float32
+    )
+    logits = decoder.logits(decoder.run(packed.tokens, packed.positions, attend, linear), linear)
+    logp = torch.log_softmax(logits[:, : rows.vocab_used], -1).gather(1, torch.from_numpy(ids[1:])[:, None])[:, 0]
+    np.testing.assert_allclose(result.logprobs, logp.detach().numpy(), rtol=0, atol=1e-5)
+    expected = torch.autograd.grad((logp * slopes).sum(), [factor for _, factor in adapter.factors()])
+    for own, exact in zip(result.gradient or [], expected, strict=True):
+        assert float((own - exact).norm()) <= 1e-5 * float(exact.norm())
 
 
 @pytest.mark.parametrize("runner", ["torch", "native"])

@@ -473,6 +473,13 @@ class Decoder(nn.Module):
         """`[T, hidden_size]`: state t depends on tokens up to t of its row (and branch), and predicts the next."""
         return self.states(packed).hidden
 
+    def hidden_by_kernels(self, packed: PackedBatch, linear: LinearFn) -> Tensor:
+        """`hidden` of texts within `kernel_reach` with the caller's products: a text's bits are those it has alone, if
+        the products' are, whatever arithmetic the decoder has otherwise."""
+        texts, by = KernelTexts.from_packed(packed), self._arithmetic(linear, self.compute, native=True)
+        assert texts is not None
+        return self._forward_native(packed, texts, self._rotations(packed.positions), by, None)
+
     def states(self, packed: PackedBatch) -> DecoderStates:
         """`hidden`, and the experts that the tokens went to: those of `packed.routing`, or the routers' choice.
 
@@ -534,14 +541,9 @@ class Decoder(nn.Module):
             by = self._arithmetic(linear, self.compute, native=True)
             return self._forward_native(packed, texts, turns, by, routing)
         attend = PackedAttention(
-            packed,
-            heads=c.heads // self.parts,
-            kv_heads=c.kv_heads // self.parts,
-            head_dim=c.head_dim,
-            dtype=self.compute,
-            fused=self.device.type == "cuda",
-            limits=c.limits,
-        )
+            packed, heads=c.heads // self.parts, kv_heads=c.kv_heads // self.parts, head_dim=c.head_dim,
+            dtype=self.compute, fused=self.device.type == "cuda", limits=c.limits,
+        )  # fmt: skip
         return self._run_layers(
             self.embed(packed.tokens), turns, attend, self._arithmetic(linear, self.compute), routing=routing
         )  # fmt: skip
@@ -565,21 +567,24 @@ class Decoder(nn.Module):
 
     def _kernel_texts(self, packed: PackedBatch) -> KernelTexts | None:
         """None where compiled kernels cannot be used: another device or dtype, no compiler, unsupported rows."""
+        longest = int(index_numbers(packed.positions).max(initial=0)) + 1
+        return KernelTexts.from_packed(packed) if longest <= self.kernel_reach() else None
+
+    def kernel_reach(self) -> int:
+        """Tokens of the longest text that compiled kernels compute; 0 where they cannot be used."""
         if not self._fits_kernels() or available_kernels() is None:
-            return None
+            return 0
         reach = min((window for window in self.config.switches.windows if window), default=MAX_POSITIONS)
         reach = min(reach, self.config.rope.original_max_positions) if self.config.rope.query_beta else reach
-        longest = int(index_numbers(packed.positions).max(initial=0)) + 1
-        return KernelTexts.from_packed(packed) if longest <= reach else None
+        return min(reach, MAX_POSITIONS)
 
     def _fits_kernels(self) -> bool:
-        usual = self.exactness == "parity" and self.device.type == "cpu"
-        usual = usual and self.config.switches.score_cap is None and self.config.latent is None
+        usual = self.device.type == "cpu" and self.config.switches.score_cap is None and self.config.latent is None
         return usual and self.dtype in DTYPE_CODES and self.compute in DTYPE_CODES
 
     def notes(self) -> list[str]:
         """Notes for the user of a training run. The first call may compile the kernels (seconds)."""
-        reason = why_unavailable() if self._fits_kernels() else None
+        reason = why_unavailable() if self.exactness == "parity" and self._fits_kernels() else None
         return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
 
     def _forward_native(

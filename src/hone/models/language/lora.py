@@ -314,25 +314,30 @@ class LoraAdapter:
         """Rows of a weight that the adapter stands `beside`, with A and B of each; none where it leaves it alone."""
         return [(one.rows, one.a, one.b) for one in self._updates_of.get(id(weight), ())]
 
+    @torch.no_grad()
+    def stacked_beside(self, weight: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A `[R, in]` and B `[out, R]`, the scale not in it, of all layers that share a weight: B has a block for each.
+        None for a weight that the adapter leaves alone."""
+        updates = self._updates_of.get(id(weight))
+        if updates is None:
+            return None
+        if len(updates) == 1 and len(updates[0].b) == len(weight):
+            return updates[0].a.detach(), updates[0].b.detach()
+        b = weight.new_zeros(len(weight), sum(len(one.a) for one in updates))
+        for one, columns in zip(updates, b.split(self.settings.rank, dim=1), strict=True):
+            columns[one.rows] = one.b
+        return torch.cat([one.a for one in updates]), b
+
     def added_product(self, x: Tensor, weight: Tensor, linear: LinearFn) -> Tensor | None:
         """scale x A^T B^T `[N, out]`, for an adapter `beside` the weight of a layer; None for one that it leaves alone.
 
         `x` `[N, in]`. Both products are of `linear`, on a multiple of TILE rows, so that they are as independent of the
-        batch as that is; layers that share a weight share the first.
+        batch as that is.
         """
-        updates = self._updates_of.get(id(weight))
-        if updates is None:
+        if (stacked := self.stacked_beside(weight)) is None:
             return None
-        low = linear(pad_to_tile(x), torch.cat([one.a for one in updates]), None) * self.settings.scale
-        parts, at = [x.new_zeros(len(x), 0)], 0
-        for one, part in zip(updates, low.split(self.settings.rank, dim=1), strict=True):
-            if one.rows.start > at:
-                parts.append(x.new_zeros(len(x), one.rows.start - at))
-            parts.append(linear(part.contiguous(), one.b, None)[: len(x)])
-            at = one.rows.stop
-        if at < len(weight):
-            parts.append(x.new_zeros(len(x), len(weight) - at))
-        return torch.cat(parts, dim=1)
+        a, b = stacked
+        return linear(linear(pad_to_tile(x), a, None) * self.settings.scale, b, None)[: len(x)]
 
     @torch.no_grad()
     def stacked_factors(self) -> list[Tensor | None]:
@@ -343,14 +348,8 @@ class LoraAdapter:
         factors: list[Tensor | None] = []
         for weight in [*weights, self.decoder.output_weight]:
             assert weight is not None
-            updates = self._updates_of.get(id(weight))
-            if updates is None:
-                factors += [None, None]
-                continue
-            b = weight.new_zeros(len(weight), sum(len(one.a) for one in updates))
-            for one, columns in zip(updates, b.split(self.settings.rank, dim=1), strict=True):
-                columns[one.rows] = one.b * self.settings.scale
-            factors += [torch.cat([one.a for one in updates]), b]
+            a, b = self.stacked_beside(weight) or (None, None)
+            factors += [a, None if b is None else b * self.settings.scale]
         return factors
 
     def _update_beside_codes(self, piece: CheckpointPiece) -> _LowRankUpdate:

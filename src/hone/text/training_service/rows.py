@@ -1,19 +1,20 @@
 """Forward and backward passes of rows that belong to several adapters of one decoder, together or one by one.
 
-A row's log-probabilities and gradient are, to the bit, those that it has alone: products of the base are
-batch-invariant in both directions, and all else (attention, the adapter's products, the output, the loss) is computed
-row by row. So are they those of the engine that samples with the same adapter.
+A row's log-probabilities and gradient are, to the bit, those that it has alone: products of the base and of the
+adapters are batch-invariant in both directions, and all else (attention, norms, the loss, the gradient of the row's
+adapter) is computed row by row, by compiled kernels where they can. For a sampler whose log-probabilities are to be the
+trainer's to the bit, and for rows that are longer than kernels reach, torch computes what that sampler does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hone.core.errors import ConfigError
@@ -21,7 +22,6 @@ from hone.core.ragged import Ints
 from hone.models.gradient_buffers import AutogradContext
 from hone.models.language.batch_invariant import (
     TILE,
-    BatchInvariantLinear,
     BatchInvariantPackedAttention,
     pad_to_tile,
 )
@@ -29,8 +29,8 @@ from hone.models.language.decoder import Decoder
 from hone.models.language.lora import LoraAdapter
 from hone.models.packing import pack_rows
 
-_LOGITS: Final = 1 << 22
-"""Logits that live at once, 16 MiB; the backward pass computes them again."""
+_LOGITS: Final = 1 << 24
+"""Logits that live at once, 64 MiB; of a pass with more, the backward pass computes them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +59,7 @@ class RowResult:
     parameters; None if not asked for."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RowModel:
     """A decoder in float32 on a CPU, as the service computes with it."""
 
@@ -68,10 +68,12 @@ class RowModel:
     """Logits from here on have probability 0."""
     trained: bool = False
     """Whether the decoder's own weights are trained, all of them, and rows have no adapters."""
+    reach: int = 0
+    """Tokens of the longest row that compiled kernels compute."""
 
-    def prepare(self, context: int) -> None:
-        """Set the decoder's arithmetic, for rows of at most `context` tokens. Raises ConfigError for a model whose rows
-        depend on each other."""
+    def prepare(self, context: int, *, exact: bool = False) -> None:
+        """Set the decoder's arithmetic, for rows of at most `context` tokens; `exact`: that of the sampler by torch.
+        Raises ConfigError for a model whose rows depend on each other."""
         config = self.decoder.config
         if config.experts is not None or config.by_texts or self.decoder.code_bits:
             other = "in codes" if self.decoder.code_bits else config.family
@@ -82,6 +84,7 @@ class RowModel:
         self.decoder.use_bitwise_arithmetic()
         self.decoder.invariant_gradients = True
         self.decoder.fix_rope_length(context)
+        self.reach = 0 if exact else self.decoder.kernel_reach()
         for parameter in self.decoder.parameters():
             parameter.requires_grad = False
 
@@ -93,142 +96,217 @@ class RowModel:
 
     def for_training(self) -> "RowModel":
         """The same model with weights of its own, which share this one's memory until they are moved."""
-        return RowModel(self.decoder.twin({}, trained=True), self.vocab_used, trained=True)
+        return RowModel(self.decoder.twin({}, trained=True), self.vocab_used, trained=True, reach=self.reach)
 
     def compute(self, rows: Sequence[TrainedRow], *, gradients: bool) -> list[RowResult]:
-        """Results of rows in one pass, in their order."""
+        """Results of rows in one pass, in their order; in two where only some are within the kernels' reach."""
+        results: dict[int, RowResult] = {}
+        for long in (False, True):
+            places = [place for place, row in enumerate(rows) if self._long(row) == long]
+            if places:
+                some = self._compute([rows[place] for place in places], gradients=gradients)
+                results |= zip(places, some, strict=True)
+        return [results[place] for place in range(len(rows))]
+
+    def _long(self, row: TrainedRow) -> bool:
+        return len(row.tokens) > self.reach
+
+    def _compute(self, rows: Sequence[TrainedRow], *, gradients: bool) -> list[RowResult]:
+        slopes = [dict[int, Tensor]() for _ in rows]
         with torch.set_grad_enabled(gradients):
-            used = [None if row.adapter is None else row.adapter.with_leaves() for row in rows]
-            logprobs = list(self._logprobs(rows, used))
+            logprobs = self._logprobs(rows, slopes)
             losses = [row.loss(logp) for row, logp in zip(rows, logprobs, strict=True)]
         pieces: list[list[Tensor] | None] = [None] * len(rows)
-        if gradients:
-            whole = list(self.decoder.parameters()) if self.trained else list[Tensor]()
-            leaves = [whole if one is None else [factor for _, factor in one.factors()] for one in used]
-            flat = torch.autograd.grad(sum(losses[1:], losses[0]), [leaf for own in leaves for leaf in own])
-            ends = np.cumsum([len(own) for own in leaves]).tolist()
-            pieces = [list(flat[end - len(own) : end]) for own, end in zip(leaves, ends, strict=True)]
+        if gradients and self.trained:
+            pieces = [list(torch.autograd.grad(losses[0], list(self.decoder.parameters())))]
+        elif gradients:
+            torch.autograd.backward(losses)
+            pieces = [
+                [] if row.adapter is None else [own[id(factor)] for _, factor in row.adapter.factors()]
+                for row, own in zip(rows, slopes, strict=True)
+            ]
         return [
             RowResult(logprobs=logp.detach().numpy().astype(np.float32), loss=float(loss.detach()), gradient=piece)
             for logp, loss, piece in zip(logprobs, losses, pieces, strict=True)
         ]
 
-    def _logprobs(self, rows: Sequence[TrainedRow], adapters: Sequence[LoraAdapter | None]) -> Iterator[Tensor]:
-        """Log-probabilities of each row's targets."""
+    def _logprobs(self, rows: Sequence[TrainedRow], slopes: Sequence[dict[int, Tensor]]) -> list[Tensor]:
+        """Log-probabilities of each row's targets. A backward pass adds gradients to `slopes`, by their factors' id."""
         decoder, packed = self.decoder, pack_rows([row.tokens.astype(np.int32) for row in rows])
         lengths = [len(row.tokens) for row in rows]
-        linear = _RowProducts(self, rows, adapters, lengths)
-        attend = _RowAttention(decoder, lengths)
-        hidden = decoder.run(pad_to_tile(packed.tokens), pad_to_tile(packed.positions), attend, linear)
-        for row, adapter, own in zip(rows, adapters, hidden[: sum(lengths)].split(lengths), strict=True):
-            targets = torch.from_numpy(row.targets.reshape(len(row.tokens), -1))
-            yield self._target_logprobs(own, targets, row, adapter).view(row.targets.shape)
-
-    def _target_logprobs(self, hidden: Tensor, targets: Tensor, row: TrainedRow, adapter: LoraAdapter | None) -> Tensor:
-        """`[N, K]`: the arithmetic of the engine, over one chunk of positions after another."""
-        size = max(TILE, _LOGITS // len(self.decoder.output_weight) // TILE * TILE)
+        linear = _RowProducts(
+            self,
+            [
+                _Piece(adapter=row.adapter, tokens=len(row.tokens), slopes=own)
+                for row, own in zip(rows, slopes, strict=True)
+            ],
+        )
+        if self._long(rows[0]):
+            attend = _RowAttention(decoder, lengths)
+            hidden = decoder.run(pad_to_tile(packed.tokens), pad_to_tile(packed.positions), attend, linear)
+        else:
+            hidden = decoder.hidden_by_kernels(packed, linear)
         parts = [
-            checkpoint(self._chunk, part, chosen, row, adapter, use_reentrant=False, preserve_rng_state=False)
-            if torch.is_grad_enabled()
-            else self._chunk(part, chosen, row, adapter)
-            for part, chosen in zip(hidden.split(size), targets.split(size), strict=True)
+            checkpoint(self._target_logprobs, *chunk, use_reentrant=False, preserve_rng_state=False)
+            if recomputed and torch.is_grad_enabled()
+            else self._target_logprobs(*chunk)
+            for chunk, recomputed in self._chunks(hidden[: sum(lengths)], rows, linear.pieces)
         ]
-        return torch.cat(parts)
+        each = torch.cat(parts).split(lengths)
+        return [
+            logp[:, : row.targets.size // len(logp)].reshape(row.targets.shape)
+            for row, logp in zip(rows, each, strict=True)
+        ]
 
-    def _chunk(self, hidden: Tensor, targets: Tensor, row: TrainedRow, adapter: LoraAdapter | None) -> Tensor:
-        linear = _RowProducts(self, [row], [adapter], [len(hidden)])
-        logits = self.decoder.logits(pad_to_tile(hidden), linear)[: len(hidden), : self.vocab_used]
+    def _chunks(
+        self, hidden: Tensor, rows: Sequence[TrainedRow], pieces: Sequence["_Piece"]
+    ) -> Iterator[tuple[tuple[Tensor, Tensor, "_RowProducts"], bool]]:
+        """Neighbouring tokens whose logits fit into memory, with their targets `[n, K]`, and whether there are several
+        chunks. Where a row is cut does not depend on its neighbours."""
+        size = max(TILE, _LOGITS // len(self.decoder.output_weight) // TILE * TILE)
+        chunks, used = [list[_Piece]()], 0
+        for one in pieces:
+            for at in range(0, one.tokens, size):
+                part = replace(one, tokens=min(size, one.tokens - at))
+                if used + part.tokens > size:
+                    chunks.append([])
+                    used = 0
+                chunks[-1].append(part)
+                used += part.tokens
+        columns = max(row.targets.size // len(row.tokens) for row in rows)
+        targets = torch.zeros(len(hidden), columns, dtype=torch.int64)
+        for row, place in zip(rows, targets.split([len(row.tokens) for row in rows]), strict=True):
+            own = torch.from_numpy(row.targets.reshape(len(row.tokens), -1))
+            place[:, : own.shape[1]] = own
+        sizes = [sum(part.tokens for part in chunk) for chunk in chunks]
+        for chunk, states, chosen in zip(chunks, hidden.split(sizes), targets.split(sizes), strict=True):
+            yield (states, chosen, _RowProducts(self, chunk)), len(chunks) > 1
+
+    def _target_logprobs(self, hidden: Tensor, targets: Tensor, linear: "_RowProducts") -> Tensor:
+        """`[n, K]`: the arithmetic of the engine by torch."""
+        logits = self.decoder.logits(hidden, linear)
+        if self.vocab_used < logits.shape[1]:
+            logits = logits[:, : self.vocab_used]
         return torch.log_softmax(logits, dim=-1).gather(1, targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Neighbouring tokens of a row."""
+
+    adapter: LoraAdapter | None
+    tokens: int
+    slopes: dict[int, Tensor]
+    """Gradients of the adapter's factors so far, by their identity: those of the row alone."""
+
+    def add_slope(self, factor: Tensor, slope: Tensor) -> None:
+        known = self.slopes.get(id(factor))
+        self.slopes[id(factor)] = slope if known is None else known + slope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Beside:
-    """An adapter's update of one layer for neighbouring rows."""
+    """Neighbouring pieces of one adapter, in a product."""
 
-    lengths: Sequence[int]
-    """Tokens of each row."""
-    places: Sequence[slice]
-    """Outputs of each factor B."""
-    outputs: int
-    scale: float
-    products: BatchInvariantLinear
+    adapter: LoraAdapter
+    place: slice
+    """Their tokens."""
+    pieces: Sequence[_Piece]
+
+    def slopes(self, above: Tensor, below: Tensor) -> list[Tensor]:
+        """`above^T below` of each piece, for `[n, A]` and `[n, B]`: sums over its tokens alone.
+
+        Neighbours of equal length share a call. Where tokens lie in memory must not choose how they are multiplied, so
+        each piece begins at a multiple of TILE rows, copied if need be; and a batch of one takes another road than one
+        of several.
+        """
+        result, at = list[Tensor](), self.place.start
+        for tokens, run in groupby(self.pieces, lambda one: one.tokens):
+            count = len(list(run))
+            span = slice(at - self.place.start, at - self.place.start + tokens * count)
+            left, right = (self._aligned(x[span].view(count, tokens, -1), at) for x in (above, below))
+            if count == 1:
+                left, right = left.expand(2, -1, -1), right.expand(2, -1, -1)
+            result += torch.bmm(left.transpose(1, 2), right)[:count].unbind()
+            at += tokens * count
+        return result
+
+    def _aligned(self, x: Tensor, at: int) -> Tensor:
+        missing = -x.shape[1] % TILE
+        if missing:
+            return nn.functional.pad(x, (0, 0, 0, missing))
+        return x.clone() if at % TILE else x
 
 
-class _BesideFunction(torch.autograd.Function):
-    """y = scale x A^T B^T of rows together. `leaves` are A and B once for each row, the same numbers: a row's gets the
-    row's own gradient, by products of its tokens alone, and so that of a pass without the others."""
+@dataclass(slots=True, eq=False)
+class _RowProducts:
+    """Linear layers of rows, each with its adapter beside the base."""
+
+    model: RowModel
+    pieces: Sequence[_Piece]
+    """What lies behind them is padding."""
+    groups: list[_Beside] = field(default_factory=list[_Beside])
+    anchor: Tensor = field(default_factory=lambda: torch.zeros(0, requires_grad=True))
+    """Asks autograd for gradients of factors also where the input needs none."""
+
+    def __post_init__(self) -> None:
+        at = 0
+        for _, run in groupby(self.pieces, lambda one: id(one.adapter)):
+            pieces = list(run)
+            place = slice(at, at + sum(one.tokens for one in pieces))
+            if pieces[0].adapter is not None:
+                self.groups.append(_Beside(adapter=pieces[0].adapter, place=place, pieces=pieces))
+            at = place.stop
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.model.trained:
+            return self.model.decoder.rows(pad_to_tile(x), weight, bias)[: len(x)]
+        return _RowProductFunction.apply(x, self.anchor, weight, bias, self)
+
+
+class _RowProductFunction(torch.autograd.Function):
+    """y = x W^T + b + scale x A^T B^T, the latter of each row's adapter; dx = g W + scale g B A. The gradients of A and
+    B go to the pieces, a row's own to each: they are those of a pass without the others."""
 
     @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, layer: _Beside, *leaves: Tensor) -> Tensor:
-        count, product = len(layer.places), layer.products.product
-        low = product(pad_to_tile(x), torch.cat(leaves[:count]), None) * layer.scale
-        out = x.new_zeros(len(x), layer.outputs)
-        for place, part, b in zip(layer.places, low.chunk(count, 1), leaves[count : 2 * count], strict=True):
-            out[:, place] = product(part.contiguous(), b, None)[: len(x)]
-        ctx.layer = layer
-        ctx.save_for_backward(x, low, *leaves[: 2 * count])
+    def forward(
+        ctx: AutogradContext, x: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor | None, layer: _RowProducts
+    ) -> Tensor:
+        del anchor
+        product, kept = layer.model.decoder.rows.product, list[Tensor]()
+        out = product(pad_to_tile(x), weight, bias)[: len(x)]
+        for group in layer.groups:
+            if (stacked := group.adapter.stacked_beside(weight)) is None:
+                continue
+            own, (a, b) = x[group.place], stacked
+            low = product(pad_to_tile(own), a, None).mul_(group.adapter.settings.scale)
+            out[group.place].add_(product(low, b, None)[: len(own)])
+            kept += [a, b, low]
+        ctx.layer, ctx.weight = layer, weight
+        ctx.save_for_backward(*([x, *kept] if kept else []))
         return out
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, low, *factors), (g,), layer = ctx.saved_tensors, grads, ctx.layer
-        count, product = len(layer.places), layer.products.product
-        parts = [g[:, place].contiguous() for place in layer.places]
-        to_low = [
-            product(pad_to_tile(part), b.t(), None) * layer.scale
-            for part, b in zip(parts, factors[count:], strict=True)
-        ]
-        to_x = product(torch.cat(to_low, 1), torch.cat(factors[:count]).t(), None)[: len(x)]
-        slopes, at = list[Tensor](), 0
-        for length in layer.lengths:  # of copies: where a row lies in memory must not choose how it is multiplied
-            own = slice(at, at + length)
-            tokens = x[own].clone()
-            slopes += [one[own].clone().t() @ tokens for one in to_low]
-            slopes += [
-                part[own].clone().t() @ one[own].clone() for part, one in zip(parts, low.chunk(count, 1), strict=True)
-            ]
-            at += length
-        return to_x, None, *slopes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RowProducts:
-    """Linear layers of rows, each with its adapter beside the base; what is behind the rows is padding."""
-
-    model: RowModel
-    rows: Sequence[TrainedRow]
-    adapters: Sequence[LoraAdapter | None]
-    """Adapter of each row, with leaves of its own."""
-    lengths: Sequence[int]
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        products = self.model.decoder.rows
-        out = products(x, weight, bias) if self.model.trained else products.frozen(x, weight, bias)
-        added, at, changed = list[Tensor](), 0, False
-        for _, group in groupby(range(len(self.lengths)), lambda place: id(self.rows[place].adapter)):
-            places = list(group)
-            lengths, first = [self.lengths[place] for place in places], self.adapters[places[0]]
-            end = len(x) if len(places) == len(self.rows) else at + sum(lengths)  # of one adapter, the padding too
-            each = [] if first is None else first.factors_beside(weight)
-            if first is None or not each:
-                added.append(out.new_zeros(end - at, out.shape[1]))
-            else:
-                leaves = list[Tensor]()
-                for place in places:
-                    own = self.adapters[place]
-                    assert own is not None
-                    factors = own.factors_beside(weight)
-                    leaves += [*(a for _, a, _ in factors), *(b for _, _, b in factors)]
-                layer = _Beside(
-                    lengths=lengths, places=[one[0] for one in each], outputs=out.shape[1],
-                    scale=first.settings.scale, products=products,
-                )  # fmt: skip
-                added.append(_BesideFunction.apply(x[at:end], layer, *leaves))
-                changed = True
-            at = end
-        if not changed:
-            return out
-        return out + torch.cat([*added, out.new_zeros(len(x) - at, out.shape[1])] if at < len(x) else added)
+        g, layer, weight = grads[0].contiguous(), ctx.layer, ctx.weight
+        product = layer.model.decoder.rows.product
+        to_x = product(pad_to_tile(g), weight.t(), None)[: len(g)] if ctx.needs_input_grad[0] else None
+        x, *kept = ctx.saved_tensors or (g,)
+        for group in layer.groups:
+            if not (factors := group.adapter.factors_beside(weight)):
+                continue
+            (a, b, low), kept = kept[:3], kept[3:]
+            own, above = x[group.place], g[group.place]
+            to_low = product(pad_to_tile(above), b.t(), None).mul_(group.adapter.settings.scale)
+            if to_x is not None:
+                to_x[group.place].add_(product(to_low, a.t(), None)[: len(own)])
+            of_a, of_b = group.slopes(to_low[: len(own)], own), group.slopes(above, low[: len(own)])
+            for piece, to_a, to_b in zip(group.pieces, of_a, of_b, strict=True):
+                parts = zip(factors, to_a.chunk(len(factors)), to_b.chunk(len(factors), 1), strict=True)
+                for (place, factor_a, factor_b), part_a, part_b in parts:
+                    piece.add_slope(factor_a, part_a)
+                    piece.add_slope(factor_b, part_b[place])
+        return to_x, None, None, None, None
 
 
 class _RowAttention:

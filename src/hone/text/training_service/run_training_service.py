@@ -209,7 +209,7 @@ def _open_engine(
         except (ConfigError, ResourceError):
             if config.runner == "native":
                 raise
-    rows.prepare(context)
+    rows.prepare(context, exact=engine is None)
     if engine is None:
         decoder = policy.decoder.twin({}) if config.model.whole else policy.decoder
         engine = open_engine(decoder, rules, size=size, seed=config.seed, runner="torch")
