@@ -158,7 +158,13 @@ def _network_probes(
     if isinstance(double, TokenPolicy):
         laid = _with_copy_logprobs(laid, double, seed=seed)
     if isinstance(double, ValueNetwork):
-        laid = _with_copy_values(laid, seed=seed)
+        laid = replace(laid, layout=replace(laid.layout, device="cpu"))
+        known = laid.precomputed
+        if known.value_target is not None and known.old_value is not None:
+            # Synthetic values near their targets, in the place of the real critic's.
+            noise = generator(seed, "certificate", "values").standard_normal(laid.episodes.decisions)
+            values = known.value_target.astype(np.float64) + 0.3 * noise
+            laid = replace(laid, precomputed=replace(known, old_value=values))
     return [with_token_checks(probe) for probe in gradient_probes(learner, double, laid)]
 
 
@@ -384,16 +390,6 @@ def _with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> T
         shaken = logp + 0.1 * generator(seed, "certificate", "top k").standard_normal(logp.shape)
         shaken += np.logaddexp.reduce(logp, axis=1, keepdims=True) - np.logaddexp.reduce(shaken, axis=1, keepdims=True)
         known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=shaken)
-    return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
-
-
-def _with_copy_values(rows: TokenRows, *, seed: int) -> TokenRows:
-    """Replace the real critic's values in `rows` by synthetic ones near their targets."""
-    known = rows.precomputed
-    if known.value_target is None or known.old_value is None:
-        return replace(rows, layout=replace(rows.layout, device="cpu"))
-    noise = generator(seed, "certificate", "values").standard_normal(rows.episodes.decisions)
-    known = replace(known, old_value=known.value_target.astype(np.float64) + 0.3 * noise)
     return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
 
 

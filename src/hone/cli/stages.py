@@ -4,7 +4,6 @@ Belongs here: completing the stages of such a document. `commands/train.py` runs
 """
 
 import re
-from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -30,12 +29,6 @@ def default_run_name(document: ConfigDocument) -> str:
 def pipeline_name(document: ConfigDocument) -> str:
     """Name of the run or pipeline that a document describes."""
     return str(document.values.get("name", default_run_name(document)))
-
-
-def duplicate_name_faults(names: Sequence[str]) -> list[str]:
-    """Messages about stage names that occur twice: each stage has a folder with its name."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    return [f"two stages are called {name}; give each [[stage]] a different name" for name in twice]
 
 
 def apply_shared(document: ConfigDocument) -> list[str]:

@@ -46,7 +46,13 @@ def read_toml(path: str | Path) -> TomlFile:
     YAML, or not valid TOML.
     """
     path = Path(path)
-    _refuse_other_formats(path)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{path} is YAML; hone reads TOML only, because YAML's aliases can expand without bound and its tags "
+            f"can run code. Write it as {path.with_suffix('.toml').name}"
+        )
+    if path.suffix.lower() == ".json":
+        raise ConfigError(f"{path} is JSON; hone reads TOML. Write it as {path.with_suffix('.toml').name}")
     text = _text(path)
     return parse_toml(text, name=path.name)
 
@@ -65,16 +71,6 @@ def parse_toml(text: str, *, name: str) -> TomlFile:
     except RecursionError:
         raise ConfigError(f"{name} nests arrays or tables too deeply to be read") from None
     return TomlFile(name=name, values=values, lines=lines)
-
-
-def _refuse_other_formats(path: Path) -> None:
-    if path.suffix.lower() in (".yaml", ".yml"):
-        raise ConfigError(
-            f"{path} is YAML; hone reads TOML only, because YAML's aliases can expand without bound and its tags "
-            f"can run code. Write it as {path.with_suffix('.toml').name}"
-        )
-    if path.suffix.lower() == ".json":
-        raise ConfigError(f"{path} is JSON; hone reads TOML. Write it as {path.with_suffix('.toml').name}")
 
 
 def _text(path: Path) -> str:

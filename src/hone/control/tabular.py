@@ -19,7 +19,7 @@ from hone.control.acting import NetworkActor
 from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymSpaces, GymWorld, open_world
 from hone.control.evaluate.returns import evaluate_returns, exact_metrics
-from hone.control.finite.config import FiniteConfig, build_finite_mdp, require_all_actions
+from hone.control.finite.config import FiniteConfig, build_finite_mdp
 from hone.control.finite.world import FiniteWorld
 from hone.control.job import ControlEvaluationConfig, evaluation_result
 from hone.control.off_policy import ScheduledExplorer
@@ -199,7 +199,12 @@ def open_gym_table(
 def open_finite(finite: FiniteConfig, config: TabularRunConfig | PredictionRunConfig) -> FiniteWorld:
     """Copies of a finite MDP. Raises ConfigError and DataError for an invalid one."""
     mdp = build_finite_mdp(finite, discount=config.algorithm.discount)
-    require_all_actions(mdp)
+    # A table would try actions that are not available.
+    some = np.flatnonzero(mdp.available.any(axis=1) & ~mdp.available.all(axis=1))
+    if len(some):
+        raise ConfigError(
+            f"state {some[0]}: only actions {np.flatnonzero(mdp.available[some[0]]).tolist()} are available"
+        )
     return FiniteWorld(mdp=mdp, steps=config.rollout_steps, seed=config.seed, copies=finite.copies)
 
 

@@ -76,11 +76,20 @@ def warm_start(
     if not is_control(folder):
         raise ConfigError(f"run.init = {init.path!r}: {folder} is no control policy")
     other = load_policy(folder)
-    _require_same_observations(policy, other, init.path)
+    ours, theirs = (_plain(one.spaces.inputs) for one in (policy, other))
+    if ours != theirs:
+        forms = [
+            f"{one.size} states from {one.start}" if one.one_hot else f"{one.size} numbers" for one in (theirs, ours)
+        ]
+        raise ConfigError(f"run.init = {init.path!r}: that policy observes {forms[0]}, this run's {forms[1]}")
     report = transfer_weights(policy, other, init)
     if not _is_reset("log_std", init.reset):
         require_same_gaussian(policy, folder / "policy.json")
-    lines = report.lines(folder) + _take_moments(policy, other, source, _source_state(folder))
+    checkpoint = checkpoint_of(folder)
+    saved = None if checkpoint is None else Checkpoint(step=0, folder=checkpoint, score=None).state()
+    lines = report.lines(folder) + _take_moments(
+        policy, other, source, None if saved is None else substate(saved, "source")
+    )
     if consolidation is not None:
         penalty = consolidation_of(policy, other, folder, init.path, consolidation, taken=report.taken)
         _consolidate(learner, penalty)
@@ -126,15 +135,6 @@ def _require_targets(reset: Sequence[str], policy: ControlPolicy) -> None:
     ]
     if faults:
         raise ConfigError(*faults)
-
-
-def _require_same_observations(policy: ControlPolicy, other: ControlPolicy, path: str) -> None:
-    ours, theirs = (_plain(one.spaces.inputs) for one in (policy, other))
-    if ours != theirs:
-        forms = [
-            f"{one.size} states from {one.start}" if one.one_hot else f"{one.size} numbers" for one in (theirs, ours)
-        ]
-        raise ConfigError(f"run.init = {path!r}: that policy observes {forms[0]}, this run's {forms[1]}")
 
 
 def _plain(inputs: ObservationInputs) -> ObservationInputs:
@@ -253,9 +253,3 @@ def _part(state: State, name: str) -> "State | None":
         if not has_part(state, "source"):
             return None
         state = substate(state, "source")
-
-
-def _source_state(folder: Path) -> "State | None":
-    """Saved state of the source in the checkpoint that a policy's folder belongs to; None for a folder alone."""
-    checkpoint = checkpoint_of(folder)
-    return None if checkpoint is None else substate(Checkpoint(step=0, folder=checkpoint, score=None).state(), "source")

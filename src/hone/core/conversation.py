@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hone.core.episodes import Episodes, Routing, Transcript, concatenate_routing
 from hone.core.generation import Completion
-from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, ranges
+from hone.core.ragged import Ints, concatenate_rows, empty_rows, offsets_of, ranges
 
 Message: TypeAlias = Mapping[str, object]
 """`{"role": ..., "content": ...}`, and other fields that the chat template reads."""
@@ -114,7 +114,9 @@ def build_columns(conversations: Sequence[TranscriptBuilder]) -> ConversationCol
             tokens=np.concatenate(pieces).astype(np.int32),
             offsets=offsets_of(lengths)[piece_offsets],
             at=ranges((np.cumsum(lengths) - lengths)[sampled], lengths[sampled]),
-            kept=_sampling_masks(answers),
+            kept=None
+            if all(one.sampling_mask is None for one in answers)
+            else concatenate_rows([one.sampling_mask or empty_rows(len(one.tokens)) for one in answers]),
             routing=_routing(conversations),
         ),
         offsets=np.concatenate([[0], ends])[turn_offsets],
@@ -181,12 +183,6 @@ def _routing(conversations: Sequence[TranscriptBuilder]) -> Routing | None:
         pieces.append(None)  # its last token, and what the environment wrote after it, was not read
         lengths.append(sum(map(len, one.pieces)) - known)
     return concatenate_routing(pieces, lengths)
-
-
-def _sampling_masks(answers: Sequence[Completion]) -> RaggedArray | None:
-    if all(one.sampling_mask is None for one in answers):
-        return None
-    return concatenate_rows([one.sampling_mask or empty_rows(len(one.tokens)) for one in answers])
 
 
 # ------------------------------------------------------------------------------------------------------ rendered chats

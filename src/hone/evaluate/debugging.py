@@ -163,12 +163,14 @@ def examine_batch(job: TrainingJob[Any], batch: FailedBatch) -> BatchReport:
         broken = smallest_cause(
             len(rows), lambda chosen, phase=phase, rows=rows: not _is_finite(learner, phase, rows.take(chosen))
         )
+        named = phase.parameters.by_name(phase.parameters.gradients)
+        bad = [name for name, gradient in named.items() if not bool(torch.isfinite(gradient).all())]
         return BatchReport(
             columns=columns,
             weights=weights,
             tensor=watch.first.get("NaN") or watch.first.get("infinity"),
             phase=phase.name,
-            gradients=_broken_gradients(phase),
+            gradients=bad[:SHOWN] + ([f"and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []),
             rows=broken.tolist(),
             total_rows=count,
             shown=_shown_rows(learner, phase, rows, broken, batch.episodes),
@@ -246,12 +248,6 @@ def _broken_weights(learner: GradientLearner[Any, Any]) -> list[str]:
     if not bad:
         return []
     return [f"weights that are not finite before the update: {', '.join(bad[:SHOWN])} ({len(bad)} in all)"]
-
-
-def _broken_gradients(phase: OptimizerPhase[Any, Any]) -> list[str]:
-    named = phase.parameters.by_name(phase.parameters.gradients)
-    bad = [name for name, gradient in named.items() if not bool(torch.isfinite(gradient).all())]
-    return bad[:SHOWN] + ([f"and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else [])
 
 
 def _shown_rows(

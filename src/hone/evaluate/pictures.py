@@ -11,7 +11,7 @@ from hone.run.saved_config import config_tree, is_control
 from hone.run.store.animation import write_episode
 from hone.run.store.checkpoints import step_name
 from hone.run.store.folder import open_run
-from hone.run.store.records import MAP, PolicyMap
+from hone.run.store.records import MAP
 
 
 def write_policy_pictures(run: Path) -> list[str]:
@@ -48,13 +48,3 @@ def write_policy_pictures(run: Path) -> list[str]:
     except DataError as fault:
         opened.log(f"no map of the policy: {fault}", level="WARNING")
     return made
-
-
-def newest_map(run: Path) -> PolicyMap:
-    """Make the map of the newest checkpoint's policy. Raises DataError for other policies and environments."""
-    newest = open_run(run, clock=SystemClock()).checkpoints().newest_policy()
-    if not is_control(newest.policy_folder):
-        raise DataError(f"{run}: its policy is a language model; a map needs a control policy on a grid")
-    from hone.control.evaluate.policy_maps import policy_map  # noqa: PLC0415 - the wing of the run
-
-    return policy_map(newest.policy_folder, config_tree(run), step=newest.step)

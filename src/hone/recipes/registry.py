@@ -111,7 +111,12 @@ def load_recipe(name: str) -> RecipeSpec:
         path = Path(reference.rpartition(":")[0]).resolve()
         return _recipe_in_file(reference, path, path.stat().st_mtime_ns)
     family, declared = recipe_families().get(name), installed_recipes().get(name, ())
-    _refuse_clash(name, own=family is not None, declared=declared)
+    own = family is not None
+    if own + len(declared) > 1:  # none of them is meant more than the others
+        places = ["hone itself"] * own + [f"{_package(point)} ({point.value})" for point in declared]
+        raise ConfigError(
+            f"recipe {name!r} exists more than once: in {', in '.join(places)}; rename or uninstall all but one"
+        )
     if family is not None:
         entry = importlib.import_module(f"{recipes.__name__}.{family}.{name}").ENTRY
         assert isinstance(entry, RecipeSpec)
@@ -123,15 +128,6 @@ def load_recipe(name: str) -> RecipeSpec:
     reference = declared[0].value if ":" in declared[0].value else f"{declared[0].value}:{_ENTRY}"
     kind = f"recipe {name!r} of {_package(declared[0])}:"
     return _checked(user_files.load_reference(reference, kind=kind), f"{kind} {reference}")
-
-
-def _refuse_clash(name: str, *, own: bool, declared: Sequence[EntryPoint]) -> None:
-    """Raise ConfigError for a name with more than one recipe: none of them is meant more than the others."""
-    if own + len(declared) > 1:
-        places = ["hone itself"] * own + [f"{_package(point)} ({point.value})" for point in declared]
-        raise ConfigError(
-            f"recipe {name!r} exists more than once: in {', in '.join(places)}; rename or uninstall all but one"
-        )
 
 
 @cache

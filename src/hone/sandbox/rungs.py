@@ -215,12 +215,6 @@ def library_paths() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*own, *_SYSTEM_PATHS]))
 
 
-def _open_to_all(paths: Sequence[str]) -> bool:
-    """True if every user may pass the folders that lead to these paths."""
-    folders = {folder for path in paths for folder in Path(path).resolve().parents}
-    return all(folder.stat().st_mode & 0o001 for folder in folders if folder.exists())
-
-
 def _set_limits(limits: ProgramLimits, user: ProgramUser) -> None:
     """Set the limits of resources that the kernel counts for each process."""
     seconds = int(limits.cpu_s) + 2  # the supervisor counts closer; this holds if it cannot
@@ -391,7 +385,9 @@ class _LandlockRung:
         if version < (1 if own_user else landlock.TRUNCATE_ABI):
             raise OSError(f"Landlock {version or 'is not in this kernel'}: needs {landlock.TRUNCATE_ABI} (Linux 6.2)")
         if own_user:
-            reads_all = not _open_to_all(library_paths())
+            folders = {folder for path in library_paths() for folder in Path(path).resolve().parents}
+            # Other users may not pass every folder that leads to the libraries.
+            reads_all = not all(folder.stat().st_mode & 0o001 for folder in folders if folder.exists())
             self._user = ProgramUser(number=own_users(), counted=True, reads_all=reads_all)
         elif self._limits.processes > 1:
             raise OSError("processes > 1 needs namespaces, or a user of its own: what a program left would stay")

@@ -78,7 +78,10 @@ def _repeat(folder: Path, record: FailureRecord, screen: TerminalScreen, *, use_
             left_out = shutil.ignore_patterns(CAPSULE, ROLLOUTS, "track", LOCK)
             shutil.copytree(folder, Path(place) / folder.name, ignore=left_out)
         try:
-            _train_again(folder, Path(place), screen, resume=bool(record.checkpoint))
+            display = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
+            consent = ResumeConsent(config=True, code=True)
+            with opened_runs(planned_runs(document_of_run(folder)), may_exceed=True) as (stage,):
+                train_one(stage, root=Path(place), resume=bool(record.checkpoint), progress=display, consent=consent)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is what is looked for
             fault = error
             if use_pdb:
@@ -93,14 +96,6 @@ def _repeat(folder: Path, record: FailureRecord, screen: TerminalScreen, *, use_
     lines += [] if same else [f"{type(fault).__name__}: {message}" for message in messages]
     frame = traceback.extract_tb(fault.__traceback__)[-1]
     return [*lines, f"it is raised at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"]
-
-
-def _train_again(folder: Path, root: Path, screen: TerminalScreen, *, resume: bool) -> None:
-    """Train a run once more in another place, with its code as it is now."""
-    display = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
-    consent = ResumeConsent(config=True, code=True)
-    with opened_runs(planned_runs(document_of_run(folder)), may_exceed=True) as (stage,):
-        train_one(stage, root=root, resume=resume, progress=display, consent=consent)
 
 
 def document_of_run(folder: Path) -> ConfigDocument:

@@ -7,6 +7,7 @@ defaults of a newer hone), and what follows a finished run: pictures and searche
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -31,7 +32,6 @@ from hone.cli.stages import (
     STAGE,
     apply_shared,
     default_run_name,
-    duplicate_name_faults,
     pipeline_name,
     resolve_stage_references,
     stage_reference_faults,
@@ -336,7 +336,11 @@ def opened_runs(stages: Sequence[PlannedRun], *, may_exceed: bool = False) -> It
         def open_stage(stage: PlannedRun) -> PlannedRun:
             with _locating_errors(stage):
                 settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
-                _check_followers(stage.resolved.config)
+                check_callbacks(stage.resolved.config.run.callbacks)
+                if stage.resolved.config.track:
+                    from hone.run.tracking import check_trackers  # noqa: PLC0415 - most runs have none
+
+                    check_trackers(stage.resolved.config.track)
                 require_fit(layers_plan(settings), settings)
                 require_ranks_fit(stage.resolved.config)
                 opened = stage.resolved.config.open()
@@ -346,15 +350,6 @@ def opened_runs(stages: Sequence[PlannedRun], *, may_exceed: bool = False) -> It
 
         checks = {stage.resolved.config.name: partial(open_stage, stage) for stage in stages}
         yield list(run_all_checks(checks).values())
-
-
-def _check_followers(config: RunConfig) -> None:
-    """Raise ConfigError for callbacks and trackers that are not there."""
-    check_callbacks(config.run.callbacks)
-    if config.track:
-        from hone.run.tracking import check_trackers  # noqa: PLC0415 - most runs have none
-
-        check_trackers(config.track)
 
 
 def _with_steps(resolved: ResolvedConfig[RunConfig], counted: RunConfig | None) -> ResolvedConfig[RunConfig]:
@@ -407,7 +402,8 @@ def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
         except ConfigError as error:
             faults.extend(error.messages)
     names = [stage.resolved.config.name for stage in runs]
-    faults.extend(duplicate_name_faults(names))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    faults.extend(f"two stages are called {name}; give each [[stage]] a different name" for name in twice)
     if len(names) == len(stages):
         collecting = {stage.resolved.config.name for stage in runs if stage.spec.collects_answers}
         faults.extend(stage_reference_faults(document, names, collecting))

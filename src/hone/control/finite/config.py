@@ -151,12 +151,3 @@ def _baird_mdp(*, discount: float) -> FiniteMdp:
         ),
         states=7, actions=2, start=np.full(7, 1 / 7), discount=discount,
     )  # fmt: skip
-
-
-def require_all_actions(mdp: FiniteMdp) -> None:
-    """Raise ConfigError for a state with unavailable actions, which a table would try."""
-    some = np.flatnonzero(mdp.available.any(axis=1) & ~mdp.available.all(axis=1))
-    if len(some):
-        raise ConfigError(
-            f"state {some[0]}: only actions {np.flatnonzero(mdp.available[some[0]]).tolist()} are available"
-        )

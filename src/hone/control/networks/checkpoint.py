@@ -92,12 +92,15 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / "model.safetensors")
+    fields = asdict(policy.spaces.inputs)
     description = {
         "format": FORMAT,
         "kind": policy.kind,
         "extras": dict(policy.extras()),
         "network": policy.network.model_dump(include=set(MlpConfig.model_fields)),
-        "inputs": _inputs_to_json(policy.spaces.inputs),
+        "inputs": {
+            name: value for name, value in fields.items() if name not in _NEWER_INPUTS or value != _NEWER_INPUTS[name]
+        },
         "actions": asdict(policy.spaces.actions),
     }
     source = next((part.source for part in policy.modules() if isinstance(part, UserEncoder)), None)
@@ -108,11 +111,6 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
 
 _NEWER_INPUTS: Final[Mapping[str, object]] = {"image": None, "encoder": None, "frames": 1, "leaves": ()}
 """Fields of inputs that a folder names only where they differ from these."""
-
-
-def _inputs_to_json(inputs: ObservationInputs) -> dict[str, Any]:
-    fields = asdict(inputs)
-    return {name: value for name, value in fields.items() if name not in _NEWER_INPUTS or value != _NEWER_INPUTS[name]}
 
 
 def _inputs_from_json(seen: Mapping[str, Any], folder: Path) -> ObservationInputs:

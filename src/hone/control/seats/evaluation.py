@@ -15,7 +15,7 @@ from pydantic import Field
 from hone.control.job import ControlEvaluationConfig
 from hone.control.networks.numpy_policies import NumpyPolicy
 from hone.control.seats.game import Array, SeatGame
-from hone.control.seats.matches import RunningMatch, SeatLayout, Turn, next_turn, run_game_code
+from hone.control.seats.matches import RunningMatch, SeatLayout, next_turn, run_game_code
 from hone.control.seats.opponents import GateConfig, match_scores
 from hone.control.seats.players import Player, PolicyPlayer
 from hone.core.credit import Metrics
@@ -74,7 +74,13 @@ class Arena:
             tick += 1
             turn, places = next_turn(running)
             players = [seating[running[match].number][seat] for match, seat in places]
-            moves = iter(_chosen(turn, players, generator(seed, "evaluation moves", tick)))
+            # The action of each decision of `turn`, by its player: one call of each.
+            draws = generator(seed, "evaluation moves", tick)
+            chosen: dict[int, Array] = {}
+            for player in dict.fromkeys(players):
+                rows = np.array([row for row, one in enumerate(players) if one is player])
+                chosen |= dict(zip(rows.tolist(), player.choose(turn.take(rows), draws), strict=True))
+            moves = iter([chosen[row] for row in range(len(players))])
             for match in list(running):
                 match.play({seat: next(moves) for seat in match.movers})
                 if not match.movers:
@@ -82,15 +88,6 @@ class Arena:
                     running.remove(match)
                     begin(match)
         return returns
-
-
-def _chosen(turn: Turn, players: Sequence[Player], draws: np.random.Generator) -> list[Array]:
-    """The action of each decision of `turn`, by its player: one call of each."""
-    chosen: dict[int, Array] = {}
-    for player in dict.fromkeys(players):
-        rows = np.array([row for row, one in enumerate(players) if one is player])
-        chosen |= dict(zip(rows.tolist(), player.choose(turn.take(rows), draws), strict=True))
-    return [chosen[row] for row in range(len(players))]
 
 
 def open_arena(make: Callable[[], SeatGame], layout: SeatLayout, *, matches: int, max_steps: int) -> Arena:

@@ -314,21 +314,18 @@ def seats_job(
     recipe = Recipe(source=source, credit=by_policy(method.credit, groups), learner=learner)
     job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed)
     score = seats_scorer(config, policy, layout, players.evaluation, pool)
+
+    def open_folder(folder: Path) -> None:
+        if pool is not None:
+            pool.folder = folder / "opponents"
+
     return replace(
         job,
         evaluate=score,
         warnings=world.warnings,
         pop_notices=lambda: [*job.pop_notices(), *world.pop_notices()],
-        open_folder=_folder_setter(pool),
+        open_folder=open_folder,
     )
-
-
-def _folder_setter(pool: OpponentPool | None) -> Callable[[Path], None]:
-    def open_folder(folder: Path) -> None:
-        if pool is not None:
-            pool.folder = folder / "opponents"
-
-    return open_folder
 
 
 def _pool(config: SeatsRunConfig, world: SeatWorld, players: NamedPlayers) -> OpponentPool | None:

@@ -249,12 +249,12 @@ class CompiledEnv(gymnasium.Env[Array, Any]):
             raise ConfigError("this world has no board to draw")
         board = self.seen[..., :_OBJECTS]
         top = (board * np.arange(1, board.shape[-1] + 1)).max(axis=-1)
-        return np.kron(_colours(board.shape[-1])[top], np.ones((_CELL_PIXELS, _CELL_PIXELS, 1), np.uint8))
-
-
-def _colours(channels: int) -> NDArray[np.uint8]:
-    """Colours `[channels + 1, 3]`: black for an empty cell, then hues around the circle, brighter with the channel."""
-    hue = np.arange(channels)[:, None] / channels + np.array([0.0, 1 / 3, 2 / 3])
-    bright = np.linspace(0.6, 1.0, channels)[:, None]
-    rgb = bright * (0.5 + 0.5 * np.cos(2 * np.pi * hue))
-    return np.concatenate([np.zeros((1, 3)), 255 * rgb]).astype(np.uint8)
+        # Colours `[channels + 1, 3]`: black for an empty cell, then hues around the circle, brighter with the channel.
+        channels = board.shape[-1]
+        hue = np.arange(channels)[:, None] / channels + np.array([0.0, 1 / 3, 2 / 3])
+        bright = np.linspace(0.6, 1.0, channels)[:, None]
+        rgb = bright * (0.5 + 0.5 * np.cos(2 * np.pi * hue))
+        return np.kron(
+            np.concatenate([np.zeros((1, 3)), 255 * rgb]).astype(np.uint8)[top],
+            np.ones((_CELL_PIXELS, _CELL_PIXELS, 1), np.uint8),
+        )

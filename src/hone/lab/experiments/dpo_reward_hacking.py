@@ -44,16 +44,6 @@ class _PreferenceProblem:
     """`[ANSWERS]` true utility of each answer."""
 
 
-def _make_problem(seed: int) -> _PreferenceProblem:
-    """The problem with random idle traits."""
-    draws = generator(seed, "lab/dpo")
-    traits = np.column_stack([np.linspace(-3, 5, _ANSWERS), draws.standard_normal((_ANSWERS, _IDLE))])
-    x = traits[:, 0]
-    reference = torch.log_softmax(torch.from_numpy(-(x**2) / (2 * 0.8**2)), dim=0)
-    worth = np.where(x < _TURN, x, _TURN - 1.5 * (x - _TURN))
-    return _PreferenceProblem(traits=torch.from_numpy(traits), reference=reference, worth=torch.from_numpy(2 * worth))
-
-
 class _TiltedPolicy(nn.Module):
     """log pi(y) = log reference(y) + theta * traits(y) - log Z."""
 
@@ -123,7 +113,12 @@ def claims_of(
 
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 400 if quick else 1000
-    place = _make_problem(seed)
+    draws = generator(seed, "lab/dpo")
+    traits = np.column_stack([np.linspace(-3, 5, _ANSWERS), draws.standard_normal((_ANSWERS, _IDLE))])
+    x = traits[:, 0]
+    reference = torch.log_softmax(torch.from_numpy(-(x**2) / (2 * 0.8**2)), dim=0)
+    worth = np.where(x < _TURN, x, _TURN - 1.5 * (x - _TURN))
+    place = _PreferenceProblem(traits=torch.from_numpy(traits), reference=reference, worth=torch.from_numpy(2 * worth))
     result = {name: _train_pairs(loss, place, seed=seed, steps=steps) for name, loss in LOSSES.items()}
     plain, firm, smooth, bounded = LOSSES
     best = {name: max(held) for name, (_, held) in result.items()}

@@ -32,14 +32,6 @@ def _door_policy(seen: Ints, chosen: Ints, *, seed: int, steps: int) -> NetworkP
     return policy
 
 
-def _world_model(starts: Ints, doors: Ints, places: Ints, *, seed: int, steps: int) -> NetworkPolicy:
-    """A model of where each door leads, after these moves."""
-    model = NetworkPolicy((PLACES, DOORS), PLACES, seed=seed, width=128)
-    seen = torch.from_numpy(np.column_stack([starts, doors]))
-    train_on_choices(model, seen, torch.from_numpy(places), steps=steps)
-    return model
-
-
 def _asked_doors(model: NetworkPolicy, pairs: Ints) -> Tensor:
     """`[n]` for each start and goal the door after which the model finds the goal likeliest."""
     seen = np.column_stack([np.repeat(pairs[:, 0], DOORS), np.tile(np.arange(DOORS), len(pairs))])
@@ -65,7 +57,11 @@ def _shares(seed: int, moves: int, *, steps: int) -> dict[str, float]:
     }
     with torch.no_grad():
         answers = {name: policy(torch.from_numpy(pairs)).argmax(dim=1) for name, policy in policies.items()}
-    answers[_ASKED] = _asked_doors(_world_model(starts, opened, places, seed=seed, steps=steps), pairs)
+    # A model of where each door leads.
+    model = NetworkPolicy((PLACES, DOORS), PLACES, seed=seed, width=128)
+    seen = torch.from_numpy(np.column_stack([starts, opened]))
+    train_on_choices(model, seen, torch.from_numpy(places), steps=steps)
+    answers[_ASKED] = _asked_doors(model, pairs)
     met = {tuple(move) for move in relabelled[:, :2].tolist()}
     measured = {name: float((answer.numpy() == right).mean()) for name, answer in answers.items()}
     return measured | {_COVERED: float(np.mean([tuple(pair) in met for pair in pairs.tolist()]))}

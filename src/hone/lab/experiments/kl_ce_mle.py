@@ -13,15 +13,6 @@ from hone.run.report.html import format_number
 _POINTS = 61
 
 
-def _bimodal_data(seed: int) -> Tensor:
-    """Probabilities `[POINTS]` of data with two modes of unequal weight."""
-    draws = generator(seed, "lab/hills")
-    left, right = draws.uniform(14, 20), draws.uniform(40, 46)
-    x = np.arange(_POINTS)
-    hills = 0.6 * np.exp(-((x - left) ** 2) / 18) + 0.4 * np.exp(-((x - right) ** 2) / 18)
-    return torch.from_numpy(hills / hills.sum())
-
-
 class _UnimodalModel(nn.Module):
     """A unimodal model: softmax of -(x - centre)^2 / (2 width^2)."""
 
@@ -71,7 +62,12 @@ def claims_of(
 
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 250 if quick else 1000
-    data = _bimodal_data(seed)
+    # Probabilities `[POINTS]` of data with two modes of unequal weight.
+    draws = generator(seed, "lab/hills")
+    left, right = draws.uniform(14, 20), draws.uniform(40, 46)
+    x = np.arange(_POINTS)
+    hills = 0.6 * np.exp(-((x - left) ** 2) / 18) + 0.4 * np.exp(-((x - right) ** 2) / 18)
+    data = torch.from_numpy(hills / hills.sum())
     off, off_likelihood, off_gradient = _identity_errors(seed, data)
     likely, greedy = _UnimodalModel(25.0), _UnimodalModel(25.0)
     minimise(lambda: (data * behaviour_cloning(likely()).loss).sum(), list(likely.parameters()), steps=steps, rate=0.02)

@@ -18,15 +18,6 @@ _CRITIC_ERROR, _CASES = 2.0, 8
 _DECAYS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
-def _exact_values(pay: Floats) -> Floats:
-    """Values of the states `[STATES]`, V = (I - discount P)^-1 pay.
-
-    A step moves forward with probability `_FORWARD` and stays otherwise; the episode ends after the last state.
-    """
-    moves = (1 - _FORWARD) * np.eye(_STATES) + _FORWARD * np.eye(_STATES, k=1)
-    return np.asarray(np.linalg.solve(np.eye(_STATES) - _DISCOUNT * moves, pay), np.float64)
-
-
 def _random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
     """`count` walks from evenly spread first states to the end; rewards are `pay` of the state plus noise."""
     draws = generator(seed, "lab/walk", case)
@@ -44,7 +35,9 @@ def _bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Flo
     """Squared bias and variance of the value target of first states, for each of `_DECAYS`, in a random environment."""
     draws = generator(seed, "lab/chain", case)
     pay, error = draws.uniform(-1, 1, _STATES), _CRITIC_ERROR * draws.standard_normal(_STATES)
-    true = _exact_values(pay)
+    # Values of the states `[STATES]`, V = (I - discount P)^-1 pay.
+    moves = (1 - _FORWARD) * np.eye(_STATES) + _FORWARD * np.eye(_STATES, k=1)
+    true = np.asarray(np.linalg.solve(np.eye(_STATES) - _DISCOUNT * moves, pay), np.float64)
     episodes = _random_walks(pay, seed=seed, case=case, count=count)
     states = episodes.observations[:, 0].astype(np.int64)
     critic = Values(value=(true + error)[states].astype(np.float32), final=np.zeros(count, np.float32))

@@ -159,7 +159,11 @@ def open_kernels(path: Path, isa: str | None = None) -> _TrainingKernels:
     if isa is not None and isa not in runs:
         raise ConfigError(f"instruction set {isa!r} is not supported here; supported: {', '.join(runs)}")
     chosen = isa or runs[-1]
-    functions["hone_use"](ISA_NAMES.index(chosen), _torch_threads())
+    try:
+        torch_threads = ctypes.CDLL(None).GOMP_parallel
+    except AttributeError as error:
+        raise ResourceError(f"{LIBRARY_LABEL} share torch's threads, and this torch has no GOMP_parallel") from error
+    functions["hone_use"](ISA_NAMES.index(chosen), ctypes.cast(torch_threads, ctypes.c_void_p).value or 0)
     return _TrainingKernels(functions, chosen, int(functions["hone_block"]()))
 
 
@@ -184,15 +188,6 @@ def why_unavailable() -> str | None:
         return f"{LIBRARY_LABEL} are switched off ({SWITCH}=0)"
     result = _loaded()
     return str(result) if isinstance(result, ResourceError) else None
-
-
-def _torch_threads() -> int:
-    """Address of the function that runs torch's own kernels in parallel."""
-    try:
-        function = ctypes.CDLL(None).GOMP_parallel
-    except AttributeError as error:
-        raise ResourceError(f"{LIBRARY_LABEL} share torch's threads, and this torch has no GOMP_parallel") from error
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -584,7 +579,12 @@ def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor |
     if x.device.type != "cpu":
         return None
     if widens_half_products():
-        return _widened_gradient(g, x, out)
+        # By float32 matrices, some rows at a time.
+        out = torch.empty(g.shape[1], x.shape[1]) if out is None else out
+        parts = zip(g.split(WIDENED_ROWS), x.split(WIDENED_ROWS), strict=True)
+        for number, (above, rows) in enumerate(parts):
+            out.addmm_(above.float().t(), rows.float(), beta=min(number, 1))
+        return out
     fits = g.shape[1] % _WIDTH == 0 and x.shape[1] % _WIDTH == 0 and len(x) > 0
     if not (fits and uses_amx_tiles()):
         return None
@@ -593,15 +593,6 @@ def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor |
     room = torch.empty(_SCRATCH_ROWS, x.shape[1], dtype=torch.bfloat16)
     pointers = (_address_of(tensor) for tensor in (g, x, room, out))
     _call_kernel("hone_slope", _HoneSlope(*g.shape, x.shape[1], torch.get_num_threads(), *pointers))
-    return out
-
-
-def _widened_gradient(g: Tensor, x: Tensor, out: Tensor | None) -> Tensor:
-    """The same by float32 matrices, some rows at a time."""
-    out = torch.empty(g.shape[1], x.shape[1]) if out is None else out
-    parts = zip(g.split(WIDENED_ROWS), x.split(WIDENED_ROWS), strict=True)
-    for number, (above, rows) in enumerate(parts):
-        out.addmm_(above.float().t(), rows.float(), beta=min(number, 1))
     return out
 
 

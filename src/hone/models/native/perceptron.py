@@ -347,19 +347,13 @@ class _PerceptronFunction(torch.autograd.Function):
         _, inputs, *wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which torch alone computes
             asked = [part for part, wants in zip((x, *parameters), (inputs, *wanted), strict=True) if wants]
-            gradients = iter(
-                torch.autograd.grad(_in_torch(x, parameters, relu=ctx.kernels.relu), asked, slopes, create_graph=True)
-            )
+            # The forward pass in plain torch.
+            layers = len(parameters) // 2
+            for number, (weight, bias) in enumerate(zip(parameters[:layers], parameters[layers:], strict=True)):
+                x = F.linear((torch.relu(x) if ctx.kernels.relu else torch.tanh(x)) if number else x, weight, bias)
+            gradients = iter(torch.autograd.grad(x, asked, slopes, create_graph=True))
             return None, *(next(gradients) if wants else None for wants in (inputs, *wanted))
         by_inputs, by_parameters = ctx.kernels.backward(
             x, ctx.tape, slopes[0].contiguous(), weights=any(wanted), inputs=inputs
         )
         return None, by_inputs, *(by_parameters or (None,) * len(wanted))
-
-
-def _in_torch(x: Tensor, parameters: Sequence[Tensor], *, relu: bool) -> Tensor:
-    """The forward pass in plain torch; `parameters`: weights, then biases."""
-    layers = len(parameters) // 2
-    for number, (weight, bias) in enumerate(zip(parameters[:layers], parameters[layers:], strict=True)):
-        x = F.linear((torch.relu(x) if relu else torch.tanh(x)) if number else x, weight, bias)
-    return x

@@ -92,7 +92,8 @@ class LocalWorker:
                     child.kill()
                     child.wait()
                 self.limits.remove_group(group)
-        return _JobEnd(child.returncode, cancelled, _tail_of(log))
+        words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return _JobEnd(child.returncode, cancelled, words[-1][-_TAIL:] if words else "it said nothing")
 
     def _elsewhere(self, job: QueuedRun, runner: CommandRunner) -> _JobEnd:
         """Run a job as a command of a runner, which kills it where the lease is lost."""
@@ -142,9 +143,3 @@ def _state_of(code: int, *, cancelled: bool) -> JobState:
     if cancelled:
         return "cancelled"
     return "queued" if code in _STOPPED else "failed"
-
-
-def _tail_of(log: Path) -> str:
-    """The last line that a run wrote."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1][-_TAIL:] if lines else "it said nothing"

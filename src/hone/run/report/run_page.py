@@ -168,7 +168,15 @@ def write_report(folder: Path) -> Path:
         body += [*_stage_sections(data.folder_data, "h2")]
     else:
         for position, stage in enumerate(data.stages, start=1):
-            body += [_stage_title(stage, position), *_stage_sections(stage, "h3")]
+            recipe = stage.manifest.metadata.recipe if stage.manifest else ""
+            words = ", ".join(
+                [*({recipe} - {"", stage.name}), f"{stage.steps:,} steps", format_duration(stage.wall_s())]
+            )
+            title = join([text(f"{position}. {stage.name}"), element("small", text(words))])
+            body += [
+                element("h2", title, attributes={"class": "stage", "id": _anchor(stage)}),
+                *_stage_sections(stage, "h3"),
+            ]
         body += [_log(data.folder_data, "h2"), _problems(data.folder_data, "h2")]
     replace_file(path, page(data.name, *body).encode("utf-8", "replace"))
     return path
@@ -303,13 +311,6 @@ def _words(words: str) -> Html:
 
 def _anchor(stage: RunData) -> str:
     return f"stage-{stage.name}"
-
-
-def _stage_title(stage: RunData, position: int) -> Html:
-    recipe = stage.manifest.metadata.recipe if stage.manifest else ""
-    words = ", ".join([*({recipe} - {"", stage.name}), f"{stage.steps:,} steps", format_duration(stage.wall_s())])
-    title = join([text(f"{position}. {stage.name}"), element("small", text(words))])
-    return element("h2", title, attributes={"class": "stage", "id": _anchor(stage)})
 
 
 def _stage_sections(stage: RunData, level: str) -> list[Html]:

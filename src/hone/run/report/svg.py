@@ -116,7 +116,14 @@ def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
     for path, style in ((means, "raw"), (smooth, "line")) if noisy else ((means, "line"),):
         parts.append(polyline(x, y, zip(where.tolist(), path.tolist(), strict=True), {"class": style}))
     for index in np.unique(np.linspace(0, len(values) - 1, _MAX_HOVERS).astype(int)):
-        parts.append(_hover(int(steps[index]), float(values[index]), x, y))
+        step = int(steps[index])
+        value = float(values[index])
+        width = (_WIDTH - _LEFT - _RIGHT) / _MAX_HOVERS
+        middle = x.at(step)
+        box: Attributes = {"x": middle - width / 2, "y": _TOP, "width": width}
+        target = element("rect", attributes=box | {"height": _HEIGHT - _TOP - _BOTTOM})
+        title = element("title", text(f"step {step:,}: {format_number(value)}"))
+        parts.append(styled("g", "hover", title, target, _dot(middle, y.at(value), "", 2.6)))
     if not noisy:
         parts.append(_dot(x.at(float(steps[-1])), y.at(float(values[-1])), "end", 2.6))
     return _picture(_WIDTH, _HEIGHT, *parts)
@@ -241,15 +248,6 @@ def _smoothed(values: Floats) -> Floats:
 def _total_variation(values: Floats) -> float:
     """Total variation of a curve: smoothing reduces that of noise, but not that of a schedule."""
     return float(np.abs(np.diff(values)).sum())
-
-
-def _hover(step: int, value: float, x: LinearScale, y: LinearScale) -> Html:
-    width = (_WIDTH - _LEFT - _RIGHT) / _MAX_HOVERS
-    middle = x.at(step)
-    box: Attributes = {"x": middle - width / 2, "y": _TOP, "width": width}
-    target = element("rect", attributes=box | {"height": _HEIGHT - _TOP - _BOTTOM})
-    title = element("title", text(f"step {step:,}: {format_number(value)}"))
-    return styled("g", "hover", title, target, _dot(middle, y.at(value), "", 2.6))
 
 
 def _interval_row(row: IntervalRow, x: LinearScale, middle: float, *, strong: bool) -> Html:

@@ -123,7 +123,8 @@ def _encode_scalar(value: object, here: str, faults: list[str]) -> Json:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return _encode_float(value)
+        value = float(value)  # of numpy's floats, too
+        return value if math.isfinite(value) else {"$float": repr(value)}
     if _is_list(value) and all(type(item) in (int, float, str) for item in value):
         return [_encode_scalar(item, here, faults) for item in value]
     faults.append(f"{here} is {type(value).__name__} {str(value)[:60]}")
@@ -132,11 +133,6 @@ def _encode_scalar(value: object, here: str, faults: list[str]) -> Json:
 
 def _is_list(value: object) -> TypeGuard[list[object]]:
     return isinstance(value, list)
-
-
-def _encode_float(value: float) -> Json:
-    value = float(value)
-    return value if math.isfinite(value) else {"$float": repr(value)}
 
 
 def _decode_tree(tree: Mapping[str, Json], arrays: StateArrays, folder: Path) -> State:

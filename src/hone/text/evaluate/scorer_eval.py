@@ -311,6 +311,10 @@ def _beside_labels(
 ) -> HeldOutScores:
     """A scorer's numbers with what the answers themselves show; `read`: decoder, and pattern of the final answer."""
     decode, pattern = read
+    # `[E]` number of each answer's question: answers with the same tokens before them have the same.
+    seen, numbers = episodes.transcript, dict[bytes, int]()
+    starts, ends = seen.offsets[:-1], seen.offsets[:-1] + _prompt_lengths(episodes)
+    keys = [seen.tokens[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     return HeldOutScores(
         kind=kind,
         logits=logits,
@@ -319,7 +323,7 @@ def _beside_labels(
         truth=episodes.score,
         lengths=np.diff(episodes.transcript.offsets) - _prompt_lengths(episodes),
         group=episodes.group,
-        prompt=_prompt_numbers(episodes),
+        prompt=np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64),
         final_answers=[extract_answer(text, pattern) for text, _ in text_after_prompt(episodes, decode)],
     )
 
@@ -336,11 +340,3 @@ def _prompt_lengths(episodes: Episodes) -> Ints:
     """`[E]` tokens before the first decision of each answer."""
     seen = episodes.transcript
     return seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
-
-
-def _prompt_numbers(episodes: Episodes) -> Ints:
-    """`[E]` number of each answer's question: answers with the same tokens before them have the same."""
-    seen, numbers = episodes.transcript, dict[bytes, int]()
-    starts, ends = seen.offsets[:-1], seen.offsets[:-1] + _prompt_lengths(episodes)
-    keys = [seen.tokens[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
