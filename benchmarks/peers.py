@@ -28,7 +28,7 @@ class PeerEnvironment:
 
 PEERS = {
     "sb3": PeerEnvironment(packages=("torch==2.13.0", "stable-baselines3==2.9.*", "gymnasium==1.4.0")),
-    "trl": PeerEnvironment(packages=("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0")),
+    "trl": PeerEnvironment(packages=("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "peft==0.21.2")),
     "d3rlpy": PeerEnvironment(packages=("torch==2.13.0", "d3rlpy==2.8.1")),
     "tianshou": PeerEnvironment(packages=("torch==2.13.0", "tianshou==2.0.1")),
     "river": PeerEnvironment(packages=("numpy==2.4.6", "river==0.26.1")),

@@ -35,6 +35,7 @@ from tables import Row
 
 from hone.cli.commands.fetch import fetch_model
 from hone.core.errors import DataError
+from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer, with_turn_end
 from hone.text.tools.described import with_tools
 from hone.text.tools.formats import TOOL_FORMATS
@@ -344,11 +345,6 @@ def measure(folder: Path, *, conversations: int) -> Iterator[Row]:
 
 # --------------------------------------------------------------------------------------------------------------- memory
 
-LAYERS = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
 ANSWERS = (
     "recipe=grpo", "task.source=sums.jsonl", "rewards.functions=[{use='exact_match'}]",
     "rollout={prompts_per_step=2, samples_per_prompt=2, max_tokens=64, context=512}",
@@ -365,32 +361,11 @@ MEMORY_BAR = 3.0
 
 
 def model_folder(folder: Path) -> Path:
-    """SmolLM2 as a Hugging Face folder of bfloat16 numbers, from the GGUF of its package; made once."""
+    """SmolLM2 as a Hugging Face folder of bfloat16 numbers, which peers load too; made once."""
     place = folder / "smollm2"
-    if (place / "tokenizer.json").is_file():
-        return place
-    sys.path.insert(0, str(folder / "site"))
-    import gguf  # noqa: PLC0415 - needs the path
-    import torch  # noqa: PLC0415 - for this row only
-    from safetensors.torch import save_file  # noqa: PLC0415 - as above
-    from transformers import AutoConfig, AutoTokenizer  # noqa: PLC0415 - as above
-
-    file = next(folder.rglob("*.gguf"))
-    config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    names = {"token_embd": "model.embed_tokens.weight", "output_norm": "model.norm.weight"}
-    tensors: dict[str, torch.Tensor] = {}
-    for tensor in gguf.GGUFReader(file).tensors:
-        numbers = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        kind = tensor.name.split(".")[-2]
-        if kind in heads:  # rotary halves lie side by side
-            numbers = numbers.reshape(heads[kind], -1, 2, numbers.shape[1]).swapaxes(1, 2).reshape(numbers.shape)
-        layer = f"model.layers.{tensor.name.split('.')[1]}.{LAYERS.get(kind)}.weight"
-        tensors[names.get(kind, layer)] = numbers.bfloat16().contiguous()
-    place.mkdir(exist_ok=True)
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(place)
-    AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(place)
+    if not (place / "tokenizer.json").is_file():
+        file = fetch_model("smollm2")
+        save_model(load_model(file, dtype="bfloat16"), place, tokenizer_from=file)
     return place
 
 

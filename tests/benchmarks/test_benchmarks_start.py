@@ -14,6 +14,7 @@ BENCHMARKS = ROOT / "benchmarks"
 PEERS = {
     "control": "sb3", "control_policy": "sb3", "values": "sb3", "offline": "d3rlpy", "grpo_step": "trl",
     "grpo_accuracy": "trl", "calls_step": "trl", "control_lowered": "sb3",
+    "real_model_step": "trl",
 }  # fmt: skip
 """Benchmarks that run nothing without a peer's environment, which `python benchmarks/peers.py NAME` makes."""
 NOT_MEASURED = {
