@@ -9,11 +9,11 @@ import pytest
 import tiny_runs
 import torch
 
+from hone.cli.commands import train as train_command
 from hone.control import tabular
 from hone.control.environments import make
 from hone.control.environments.world import GymWorld
 from hone.core.errors import ConfigError
-from hone.evaluate import pictures
 from hone.recipes.bandits import thompson
 from hone.recipes.registry import load_recipe
 
@@ -51,7 +51,7 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(gymnasium, "make", make_one)
     monkeypatch.setattr(make, "sync_vector_env", make_many)
     monkeypatch.setattr(GymWorld, "close", close_world)
-    monkeypatch.setattr(pictures, "write_policy_pictures", lambda _: False)
+    monkeypatch.setattr(train_command, "write_policy_pictures", lambda _: False)
     return counted
 
 

@@ -63,6 +63,7 @@ def exported() -> dict[str, set[str]]:
     counters.decided("default", "v", "timeout: late")
     counters.shadows["v", "logged"] += 1
     counters.features["profile", "fresh"] += 1
+    counters.shares["default", "30d"] = 1.0
     models = _ServingCounters()
     models.count_response("/v1/completions", 200, 0.1)
     models.first_token.add(0.1)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli.commands.train import write_policy_pictures
 from hone.cli.main import main
 from hone.control.evaluate import policy_maps
 from hone.core.errors import DataError
-from hone.evaluate import pictures as portrait
 from hone.run.store.records import read_robustness
 
 LAKE = """recipe = "ppo"
@@ -53,7 +53,7 @@ def test_a_map_that_cannot_be_drawn_is_a_note_and_the_rest_is_there(
     assert "no map" not in (place / "runs" / "pole" / "log.txt").read_text()  # no grid: nothing went wrong
     run = shutil.copytree(place / "runs" / "lake", tmp_path / "lake")
     monkeypatch.setattr(policy_maps, "policy_map_on", refuse)
-    assert len(portrait.write_policy_pictures(run)) == 1  # the episode
+    assert len(write_policy_pictures(run)) == 1  # the episode
     assert "WARNING no map of the policy: the policy does not fit the 16 states" in (run / "log.txt").read_text()
 
 

@@ -8,7 +8,7 @@ defaults of a newer hone), and what follows a finished run: pictures and searche
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +49,16 @@ from hone.config.resolve import (
 )
 from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, ErrorCollector, HoneError, ResourceError, nearest_name, run_all_checks
+from hone.core.config import ConfigSetting
+from hone.core.errors import (
+    ConfigError,
+    DataError,
+    ErrorCollector,
+    HoneError,
+    ResourceError,
+    nearest_name,
+    run_all_checks,
+)
 from hone.core.out_of_memory import memory_errors
 from hone.process.hub import hub_folder, is_hub_name
 from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fit
@@ -57,30 +66,19 @@ from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_na
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks, check_callbacks
 from hone.run.job import OpenedRun, RecipeSpec, RunConfig, TrainingJob
 from hone.run.memory_plan import layers_plan, require_fit
+from hone.run.report.run_page import write_report
 from hone.run.resume import NO_CONSENT, ResumeConsent
-from hone.run.store.folder import RunFolder, check_name
-from hone.run.store.records import GradientCertificate
+from hone.run.saved_config import config_tree, is_control
+from hone.run.store.animation import write_episode
+from hone.run.store.checkpoints import step_name
+from hone.run.store.folder import CONFIG, RunFolder, check_name, open_run
+from hone.run.store.manifest import read_config
+from hone.run.store.records import MAP, SEARCH, GradientCertificate
 
 if TYPE_CHECKING:
     from hone.run.callbacks import ProgressDisplay
     from hone.run.pipeline import PipelineResult
     from hone.run.run import RunRequest
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from hone.core.config import ConfigSetting
-from hone.core.errors import DataError
-from hone.run.report.run_page import write_report
-from hone.run.store.folder import CONFIG, open_run
-from hone.run.store.manifest import read_config
-from hone.run.store.records import SEARCH
-
-if TYPE_CHECKING:
-    from hone.run.callbacks import ProgressDisplay
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hone.run.pipeline import PipelineResult
 
 # -------------------------------------------------------------------------------------------------------------- outcome
 
@@ -510,8 +508,6 @@ def train_one(
         request = _run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
         folder = drive(request, progress=progress)
     # add pictures of the policy and searches to a finished run
-    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
-
     try:
         if write_policy_pictures(folder.path):
             write_report(folder.path)
@@ -519,6 +515,39 @@ def train_one(
         folder.log(f"no picture of the policy: {fault}", level="WARNING")
     _write_searches(folder, stage.resolved.config, progress=progress)
     return folder
+
+
+def write_policy_pictures(run: Path) -> list[str]:
+    """Write an animation of a control run's newest policy, and a map if its environment is a grid; returns their
+    names."""
+    checkpoints = open_run(run, clock=SystemClock()).checkpoints() if (run / "checkpoints").is_dir() else None
+    if checkpoints is None or not (steps := checkpoints.steps()):
+        return []
+    # Before the checksums are verified: the checkpoint may have gigabytes.
+    if not is_control(checkpoints.folder / step_name(steps[-1]) / "policy"):
+        return []
+    config = config_tree(run)
+    if not any(isinstance(config.get(key), dict) for key in ("env", "finite")):
+        return []  # a bandit
+    from hone.control.evaluate.policy_maps import grid_layout, policy_map_on  # noqa: PLC0415 - the wing of the run
+    from hone.control.evaluate.returns import run_environment  # noqa: PLC0415 - as above
+    from hone.control.evaluate.video import record_saved_policy  # noqa: PLC0415 - as above
+
+    newest = checkpoints.newest_policy()
+    folder, step = newest.policy_folder, newest.step
+    made: list[str] = []
+    if isinstance(config.get("env"), dict):
+        about, png = record_saved_policy(folder, run_environment(folder, config), seed=0, step=step)
+        write_episode(run, about, png)
+        made.append("an episode" if png is not None else "the reason why there is no episode")
+    try:
+        layout = grid_layout(folder, config)
+        if layout is not None:
+            MAP.write(run, policy_map_on(layout, folder, step=step))
+            made.append("a map")
+    except DataError as fault:
+        open_run(run, clock=SystemClock()).log(f"no map of the policy: {fault}", level="WARNING")
+    return made
 
 
 def _counted(stage: PlannedRun, stack: contextlib.ExitStack) -> PlannedRun:
