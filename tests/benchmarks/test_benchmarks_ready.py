@@ -5,8 +5,6 @@ The scripts themselves are run by hand; see the head of each.
 
 import importlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from warm_commands import start_warm
 
 from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.engine import EmbeddedEngine
@@ -101,8 +100,9 @@ def test_the_lunar_landers_run(tmp_path: Path) -> None:
     }
     for recipe, changes in less.items():
         example = BENCHMARKS.parent / "examples" / "control" / "box2d" / f"{recipe}_lunar_lander.toml"
-        words = [sys.executable, "-m", "hone", "train", str(example), *changes, *QUICKLY, "--name", recipe]
+        words = ["train", str(example), *changes, *QUICKLY, "--name", recipe]
         environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent / "src")}
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert f"finished {recipe}" in done.stdout
+        done = start_warm(words, folder=tmp_path, environment=environment)
+        said = done.communicate(120)[0]
+        assert done.returncode == 0, said[-2000:]
+        assert f"finished {recipe}" in said

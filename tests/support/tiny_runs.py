@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from warm_commands import StartedCommand, start_warm
 
 from hone.cli.main import main
 from hone.run.store.metrics import without_clock_metrics
@@ -115,25 +115,17 @@ def hone(*arguments: str) -> int:
     return main(list(arguments))
 
 
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+def start(folder: Path, *arguments: str) -> StartedCommand:
     """One command line in a process and a process group of its own, as a shell would start it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "hone.cli.main", *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return start_warm(arguments, folder=folder, environment=environment)
 
 
-def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]", *, seconds: float = 120.0) -> None:
+def wait_for(ready: Callable[[], bool], process: StartedCommand, *, seconds: float = 120.0) -> None:
     """Until `ready`; fails when the process ends first."""
     end = time.monotonic() + seconds
     while not ready():
-        assert process.poll() is None, f"it ended by itself: {process.communicate()[0]}"
+        assert process.poll() is None, f"it ended by itself: {process.communicate(60)[0]}"
         assert time.monotonic() < end, "it never came so far"
         time.sleep(0.005)
 
