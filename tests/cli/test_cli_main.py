@@ -333,6 +333,7 @@ def test_the_options_are_these() -> None:
         "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
         "service": ["--archive", "--backup", "--erase", "--features", "--prune", "--restore", "--tenant", "--verify"],
+        "ratings": ["--fit", "--json", "--since", "--write"],
         "shield": ["--html", "--out", "--registry", "--version", "--with"],
         "retrain": ["--json", "--once", "--status"],
         "ship": SHIP_OPTIONS,

@@ -13,6 +13,7 @@ HEAD = f"""# Commands
 `hone COMMAND --help` prints the same. Exit codes are listed in [Runs](../howto/runs.md#exit-codes).
 """
 MORE = {
+    "ratings": "[Players](../production/players.md#fitting-anew)",
     "train": "[Configuration](../howto/configure.md), [Runs](../howto/runs.md)",
     "plan": "[Configuration](../howto/configure.md)",
     "eval": "[Evaluate and compare](../howto/compare.md)",

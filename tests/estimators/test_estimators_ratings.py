@@ -323,6 +323,41 @@ def test_a_fit_is_the_maximum_of_the_posterior_and_knows_more_than_one_pass() ->
     assert rank_agreement(fitted[:, 0], skills) >= rank_agreement(online[:, 0], skills)
 
 
+def test_a_fit_to_games_of_teams_is_the_maximum_of_the_posterior_too() -> None:
+    random, system = generator(10, "teams"), WengLin()
+    c = math.sqrt(2) * system.beta
+    games = np.array([random.choice(9, 6, replace=False) for _ in range(120)]).reshape(120, 2, 3)
+    games[random.random(120) < 0.4, 1, 2] = -1  # three against two
+    games[:10, :, 1:] = -1  # duels among them
+    scores = random.choice([0.0, 0.5, 1.0], 120)
+
+    def posterior(means: Floats) -> float:  # a game after another, as the definition says
+        total = -float(((means - system.mean) ** 2).sum()) / (2 * system.deviation**2)
+        for (one, other), score in zip(games, scores, strict=True):
+            x = (sum(means[k] for k in one if k >= 0) - sum(means[k] for k in other if k >= 0)) / c
+            total -= score * np.logaddexp(0, -x) + (1 - score) * np.logaddexp(0, x)
+        return total
+
+    fitted = fit_ratings(system, 9, games, scores)
+    best = posterior(fitted[:, 0])
+    for player in range(9):
+        for step in (-0.01, 0.01):
+            assert posterior(fitted[:, 0] + step * (np.arange(9) == player)) < best
+    # deviations by a numerical Hessian of the posterior
+    h, eye = 1e-2, np.eye(9)
+    hessian = np.array([[
+        (posterior(fitted[:, 0] + h * (a + b)) - posterior(fitted[:, 0] + h * (a - b))
+         - posterior(fitted[:, 0] - h * (a - b)) + posterior(fitted[:, 0] - h * (a + b))) / (4 * h * h)
+        for b in eye] for a in eye])  # fmt: skip
+    np.testing.assert_allclose(fitted[:, 1], np.sqrt(np.diag(np.linalg.inv(-hessian))), rtol=1e-4)
+    exchanged = fit_ratings(system, 9, games[:, ::-1, ::-1], 1 - scores)  # neither sides nor places in a team matter
+    np.testing.assert_allclose(exchanged, fitted, atol=1e-8)
+    duels = games[:10, :, :1]
+    np.testing.assert_allclose(
+        fit_ratings(system, 9, games[:10], scores[:10]), fit_ratings(system, 9, duels[:, :, 0], scores[:10]), atol=1e-9
+    )
+
+
 def test_hopeless_gaps_stay_finite() -> None:
     for system in SYSTEMS:
         weak = system.initial._replace(deviation=1.0)

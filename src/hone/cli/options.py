@@ -87,9 +87,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
             ),
             CommandOption(flag="--interval", metavar="KIND", default="normal", help="normal, bernstein or bootstrap"),
             CommandOption(flag="--level", metavar="P", default="0.95", help="level of the intervals (default: 0.95)"),
-            CommandOption(
-                flag="--reward-model", metavar="KIND", default="ridge", help="ridge (default), or logistic for 0 and 1"
-            ),
+            CommandOption(flag="--reward-model", metavar="KIND", default="ridge", help="ridge, or logistic (0 and 1)"),
             CommandOption(flag="--behaviour", metavar="DIR", help="policy that wrote the log: support is then exact"),
             CommandOption(flag="--since", metavar="TIME", help="leave out decisions that a candidate learnt from"),
             CommandOption(flag="--registry", metavar="DIR", help="add the estimate to a version's evidence"),
@@ -134,6 +132,21 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
             CommandOption(flag="--erase", metavar="UNIT", help="erase a unit from its feature store and its log"),
             CommandOption(flag="--tenant", metavar="NAME", help="with --erase: the unit's tenant, if there are some"),
             CommandOption(flag="--archive", metavar="DIR", help="with --erase: parquet files to erase from, too"),
+        ),
+    ),
+    CommandSpec(
+        name="ratings",
+        summary="show the ratings of players, and fit them anew to all their games",
+        module="hone.cli.commands.ratings",
+        positionals=(("file", "a file of ratings (ratings.db)"),),
+        options=(
+            CommandOption(
+                flag="--fit",
+                help="show beside each rating the one that fits all games at once, whatever their order (Weng-Lin)",
+            ),
+            CommandOption(flag="--since", metavar="WHEN", help="with --fit: games since 2026-11-23, or a second"),
+            CommandOption(flag="--write", help="with --fit: put the fitted ratings into the file"),
+            CommandOption(flag="--json", help="print JSON, and nothing else"),
         ),
     ),
     CommandSpec(
@@ -244,9 +257,7 @@ CHAOS_COMMAND: Final = CommandSpec(
 PLAN_OPTIONS: Final = (
     CommandOption(flag="--json", help="print the plan as JSON"),
     CommandOption(flag="--memory", help="only the memory, from the config alone: nothing is read or loaded (0.3 s)"),
-    CommandOption(
-        flag="--longest-text", metavar="N", help="with --memory: tokens of the longest text, its prompt included"
-    ),
+    CommandOption(flag="--longest-text", metavar="N", help="with --memory: tokens of the longest text with its prompt"),
     CommandOption(flag="--model", metavar="NAME|DIR", help="with --memory: another model: Qwen3-8B, or a folder"),
     CommandOption(flag="--exact", help="also count the tensors of the real step, made without numbers (a few seconds)"),
     CommandOption(
@@ -478,9 +489,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--cores", metavar="N", default="0", help="work, manifest: of a run; 0: no bound"),
             CommandOption(flag="--image", metavar="NAME", default="hone", help="manifest: a container image with hone"),
             CommandOption(flag="--volume", metavar="CLAIM:FOLDER", help="manifest: a claim, and where it is mounted"),
-            CommandOption(
-                flag="--lease", metavar="S", default="60", help="seconds without a sign of life (default: 60)"
-            ),
+            CommandOption(flag="--lease", metavar="S", default="60", help="seconds without word of it (default: 60)"),
             CommandOption(flag="--half-life", metavar="DAYS", default="7", help="of past use (default: 7)"),
             NAME,
             RUNS,
@@ -535,9 +544,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--leaves", metavar="N", default="64", help="most leaves (default: 64)"),
             CommandOption(flag="--rounds", metavar="N", default="8", help="rounds of VIPER (default: 8)"),
             CommandOption(flag="--episodes", metavar="N", default="20", help="episodes of a round (default: 20)"),
-            CommandOption(
-                flag="--problems", metavar="N", default="100", help="fresh episodes that judge (default: 100)"
-            ),
+            CommandOption(flag="--problems", metavar="N", default="100", help="episodes that judge (default: 100)"),
             CommandOption(
                 flag="--hand-over",
                 metavar="X",

@@ -104,30 +104,34 @@ def rate_games(system: RatingSystem, ratings: Floats, pairs: NDArray[np.int64], 
 
 
 def fit_ratings(system: "WengLin", players: int, pairs: NDArray[np.int64], scores: Floats) -> Floats:
-    """Ratings `[players, 3]` from all duels `pairs` `[M, 2]` at once, whatever their order, by the scores `[M]`.
+    """Ratings `[players, 3]` from all games at once, whatever their order, by the scores `[M]` of the first sides.
 
-    The maximum of the posterior of the Bradley-Terry model with the system's prior and scale,
+    `pairs` `[M, 2]` are duels; `[M, 2, t]` games of two teams of at most t players, with -1 at places that nobody
+    fills. The maximum of the posterior of the Bradley-Terry model with the system's prior and scale,
     sum_m [s_m log p_m + (1 - s_m) log(1 - p_m)] - sum_i (m_i - mean)^2 / (2 deviation^2), p_m = 1 / (1 + exp(-(m_one -
-    m_other) / (sqrt(2) beta))), by Newton's method; deviations are those of its Gaussian approximation. It uses the
-    games better than one pass of updates does, and costs O(players^3).
+    m_other) / (sqrt(2) beta))) with a team's m the sum of its players', by Newton's method; deviations are those of its
+    Gaussian approximation. It uses the games better than one pass of updates does, and costs O(players^3).
     """
-    one, other, c = pairs[:, 0], pairs[:, 1], math.sqrt(2) * system.beta
-    prior = (c / system.deviation) ** 2
-    skills, precision = np.zeros(players), prior * np.eye(players)
+    teams = pairs if pairs.ndim == 3 else pairs[:, :, None]
+    members = np.where(teams < 0, players, teams).reshape(len(pairs), 2 * teams.shape[2])
+    sides = np.repeat([1.0, -1.0], teams.shape[2])
+    """A place that nobody fills is one more player, whose skill stays 0."""
+    c = math.sqrt(2) * system.beta
+    prior, larger = (c / system.deviation) ** 2, (teams >= 0).sum(axis=2) @ np.array([1.0, -1.0])
+    skills, precision = np.zeros(players + 1), prior * np.eye(players)
     for _ in range(_MOST_STEPS):
-        p = 1 / (1 + np.exp(np.minimum(skills[other] - skills[one], _LARGEST_EXPONENT)))
-        gradient = np.bincount(one, scores - p, players) - np.bincount(other, scores - p, players) - prior * skills
-        precision = prior * np.eye(players)
-        weights = np.zeros((players, players))
-        np.add.at(weights, (one, other), p * (1 - p))
-        weights += weights.T
-        precision += np.diag(weights.sum(axis=1)) - weights
-        step = np.linalg.solve(precision, gradient)
-        skills += step * min(1.0, _LONGEST_STEP / float(np.abs(step).max(initial=_LONGEST_STEP)))
+        p = 1 / (1 + np.exp(np.minimum(-(skills[members] @ sides) - system.mean / c * larger, _LARGEST_EXPONENT)))
+        surprise = np.bincount(members.ravel(), ((scores - p)[:, None] * sides).ravel(), players + 1)[:players]
+        information = np.zeros((players + 1, players + 1))
+        weights = (p * (1 - p))[:, None, None] * np.outer(sides, sides)
+        np.add.at(information, (members[:, :, None], members[:, None, :]), weights)
+        precision = prior * np.eye(players) + information[:players, :players]
+        step = np.linalg.solve(precision, surprise - prior * skills[:players])
+        skills[:players] += step * min(1.0, _LONGEST_STEP / float(np.abs(step).max(initial=_LONGEST_STEP)))
         if np.abs(step).max(initial=0.0) < _NEWTON_TOLERANCE:
             break
     ratings = np.zeros((players, 3))
-    ratings[:, 0] = system.mean + c * skills
+    ratings[:, 0] = system.mean + c * skills[:players]
     ratings[:, 1] = c * np.sqrt(np.diag(np.linalg.inv(precision)))
     return ratings
 

@@ -5,18 +5,22 @@ sent twice counts once and a kill in the middle leaves it uncounted. The rating 
 store is opened with the same ones or not at all.
 """
 
+import ast
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
-from typing import Final
+from typing import Final, cast
+
+import numpy as np
 
 from hone.core.errors import DataError, ErrorCollector, ResourceError
-from hone.estimators.ratings import Rating, RatingSystem
+from hone.estimators.ratings import Elo, Glicko2, Rating, RatingSystem, WengLin, fit_ratings
 
 _TABLES: Final = """
 create table if not exists settings (name text primary key, value text not null) without rowid;
@@ -28,6 +32,9 @@ create table if not exists games (id text primary key, at_s real not null, resul
 _WAIT_S: Final = 30.0
 _ROWS: Final = 500
 """Players asked for in one statement."""
+_SYSTEMS: Final[dict[str, Callable[..., RatingSystem]]] = {"WengLin": WengLin, "Elo": Elo, "Glicko2": Glicko2}
+MOST_FITTED: Final = 4000
+"""Players that are fitted together: a table of their pairs is inverted, of 128 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,24 @@ class RatingStore:
             connection.close()
             raise DataError(f"{path} was rated with {kept}, not {own}: open it as it was, or rate the games anew")
         return cls(connection, path, system, period_s)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RatingStore":
+        """Open a store with the settings that it was made with. Raises DataError for a file that holds no ratings."""
+        if not path.is_file():
+            raise DataError(f"{path}: there are no ratings; they are made by the program that records games")
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                (kept,) = connection.execute("select value from settings where name = 'system'").fetchone()
+            call, _, period = str(kept).rpartition(", period_s=")
+            made = ast.parse(call, mode="eval").body
+            if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Name):
+                raise ValueError(f"{call!r:.60} is no rating system")
+            settings = {str(one.arg): ast.literal_eval(one.value) for one in made.keywords}
+            system, period_s = _SYSTEMS[made.func.id](**settings), float(period)
+        except (sqlite3.DatabaseError, SyntaxError, ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{path} holds no ratings: {error}; name another file, or a copy from before") from None
+        return cls.open(path, system, period_s=period_s)
 
     def record(self, games: Iterable[GameResult]) -> int:
         """Rate games in one transaction, in their order -> how many were new.
@@ -161,6 +186,47 @@ class RatingStore:
                 "select name, mean, deviation, volatility, games from players order by name"
             )
             return [RatedPlayer(name=name, rating=Rating(*rating), games=games) for name, *rating, games in rows]
+
+    def fitted(self, *, since_s: float = 0.0) -> dict[str, Rating]:
+        """Ratings of all players of the counted games since a time, fitted to all of them at once.
+
+        A game of more than two teams is one of each against each, as if they did not depend on each other: its players'
+        deviations are too small. Raises DataError for another system than the logistic Weng-Lin, whose model it is, and
+        for more than `MOST_FITTED` players.
+        """
+        if not isinstance(self.system, WengLin) or self.system.form != "logistic":
+            raise DataError(
+                f"{self.path} is rated by {self.system!r}: a fit has the model of WengLin in its logistic form; open "
+                "another file with that system, and record the games there"
+            )
+        with self._lock:
+            games = self._connection.execute("select result from games where at_s >= ?", (since_s,)).fetchall()
+        duels: list[tuple[Sequence[str], Sequence[str], float]] = []
+        for (result,) in games:
+            teams, ranks = cast("tuple[list[list[str]], list[float]]", json.loads(result))
+            for (one, rank), (other, others) in combinations(zip(teams, ranks, strict=True), 2):
+                duels.append((one, other, 0.5 * (1 + (rank < others) - (rank > others))))
+        names = sorted({name for duel in duels for side in duel[:2] for name in side})
+        if len(names) > MOST_FITTED:
+            raise DataError(f"{self.path}: {len(names)} players, at most {MOST_FITTED} are fitted: name a later time")
+        numbers = {name: number for number, name in enumerate(names)}
+        largest = max((len(side) for duel in duels for side in duel[:2]), default=1)
+        members = np.full((len(duels), 2, largest), -1, np.int64)
+        for row, duel in enumerate(duels):
+            for place, side in enumerate(duel[:2]):
+                members[row, place, : len(side)] = [numbers[name] for name in side]
+        rows = fit_ratings(self.system, len(names), members, np.array([score for *_, score in duels], np.float64))
+        return {name: Rating(*row) for name, row in zip(names, rows.tolist(), strict=True)}
+
+    def replace(self, ratings: Mapping[str, Rating]) -> None:
+        """Set ratings of players who have played, in one transaction; later games move them as any. Their numbers of
+        games, and the times of their last ones, stay."""
+        with self._lock, self._connection:
+            self._connection.execute("begin immediate")
+            self._connection.executemany(
+                "update players set mean = ?, deviation = ?, volatility = ? where name = ?",
+                [(*rating, name) for name, rating in ratings.items()],
+            )
 
     def close(self) -> None:
         """Close the file."""
