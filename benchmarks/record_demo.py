@@ -1,4 +1,4 @@
-"""Records the runs of `hone watch --demo`: GRPO on sums that holds its score, the same with too high a learning rate,
+"""Records the runs of `hone watch --demo`: GRPO on sums that learns, the same with too high a learning rate,
 and five that fail as `benchmarks/alarms.py` makes them.
 
     python benchmarks/record_demo.py src/hone/web/demo.zip
@@ -46,7 +46,7 @@ source = "reasoning_gym:chain_sum"
 size = {size}
 seed = {seed}
 distinct = false
-options = {{ min_terms = 2, max_terms = 3, min_digits = 1, max_digits = 1 }}
+options = {{ min_terms = 3, max_terms = 3, min_digits = 1, max_digits = 1 }}
 template = "{{metadata.expression}} =\\n"
 """
 REWARD = """
@@ -56,7 +56,7 @@ options = { pattern = '-?\\d+', full_marks_only = true }
 EVALUATION = f"""
 [evaluation]
 max_tokens = 16
-every = 20
+every = 10
 [evaluation.task]
 {TASK.format(size=64, seed=1000003)}
 [[evaluation.rewards.functions]]
@@ -66,7 +66,7 @@ IMITATION = f"""
 recipe = "sft"
 name = "start"
 seed = 7
-steps = 500
+steps = 900
 batch = 32
 [task]
 {TASK.format(size=20000, seed=1)}
@@ -105,19 +105,18 @@ path = "{policy.as_posix()}"
 [[rewards.functions]]
 {REWARD}
 [rollout]
-prompts_per_step = 8
+prompts_per_step = 16
 samples_per_prompt = 8
 max_tokens = 16
-max_concurrent = 64
+max_concurrent = 128
 [algorithm]
 {clip}
 
 [learner]
 lr = {lr}
-epochs = 2
 [run]
 log_every = 1
-rollouts_every = 8
+rollouts_every = 20
 checkpoint_every = 80
 certify = false
 {EVALUATION}
@@ -137,7 +136,7 @@ def record(work: Path) -> list[Path]:
 
     start = train(IMITATION, "start")
     policy = max((start / "checkpoints").glob("step_*/policy"))
-    good = train(reinforcement("sums", policy, 2e-4, "clip_high = 0.28"), "sums")
+    good = train(reinforcement("sums", policy, 1e-4, "clip_high = 0.28"), "sums")
     bad = train(reinforcement("sums-too-fast", policy, 6e-3, "clip_high = 0.28"), "sums-too-fast")
     return [good, bad]
 

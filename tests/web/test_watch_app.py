@@ -225,6 +225,17 @@ def test_the_run_page_has_families_with_intervals_events_and_a_bottleneck(root: 
     assert page["events"][0]["kind"] == "start"
 
 
+def test_a_run_has_tabs_of_what_it_has(client: TestClient) -> None:
+    """A page without anything to show is left out, and the metrics that never move have their units."""
+    without = {run: answer(client, "run", run=run)["without"] for run in ("sums-1", "cartpole", "old")}
+    assert without["sums-1"] == ["world"]
+    assert "world" not in without["cartpole"]
+    assert "data" in without["cartpole"], "its rollouts are episodes"
+    assert "rollouts" not in without["old"]
+    units = {one["name"]: one["unit"] for one in answer(client, "run", run="sums-1")["constants"]}
+    assert (units["reward/missing"], units["episodes/ended"]) == ("fraction", "count")
+
+
 def test_an_old_run_shows_what_it_has(client: TestClient) -> None:
     page = answer(client, "run", run="old")
     assert page["events"] == []

@@ -22,8 +22,8 @@ from hone.run.saved_config import config_tree
 from hone.run.store.animation import frame_count, read_episode
 from hone.run.store.checkpoints import step_name
 from hone.run.store.durable import read_json
+from hone.run.store.evaluations import EVALUATIONS, SIDE_BY_SIDE, AnswerRow, read_evaluations
 from hone.run.store.evaluations import FOLDER as ANSWERS
-from hone.run.store.evaluations import SIDE_BY_SIDE, AnswerRow, read_evaluations
 from hone.run.store.events import read_events
 from hone.run.store.histograms import read_histograms
 from hone.run.store.manifest import read_config, read_manifest
@@ -68,6 +68,14 @@ def run_view(folder: Path, row: RunRow, columns: RunColumns, rollouts: RolloutRe
     constants = _constants(columns)
     charts = chart_families(columns.names, lambda name: name not in constants)
     problems = [*events.faults]
+    kept = {str(step): kind for step, kind in rollouts.steps(folder).items()}
+    evaluated = [step for step, _ in _answer_files(folder)]
+    has_world = any((folder / name).exists() for name in ("episode.json", "map.json", "robustness.json"))
+    content = {
+        "rollouts": bool(kept), "evaluation": bool(evaluated) or (folder / EVALUATIONS).exists(),
+        "world": has_world or "episodes" in kept.values(), "lanes": columns.rows > 0,
+        "data": "answers" in kept.values() or not kept,
+    }  # fmt: skip
     if columns.damaged:
         problems.append(f"metrics.jsonl: {columns.damaged} damaged lines are left out")
     return {
@@ -77,15 +85,16 @@ def run_view(folder: Path, row: RunRow, columns: RunColumns, rollouts: RolloutRe
         "health": _health(columns),
         "families": {family: [asdict(one) for one in own] for family, own in charts.items()},
         "constants": [
-            {"name": name, "value": plain(value), "family": family_of(name), "meaning": describe(name)[1]}
+            {"name": name, "value": plain(value), "family": family_of(name), "unit": unit, "meaning": meaning}
             for name, value in constants.items()
+            for unit, meaning in [describe(name)]
         ],
         "events": [asdict(one) for one in events.events],
         "timelines": _timelines(columns),
         "histograms": sorted(read_histograms(folder)),
-        "rollouts": {str(step): kind for step, kind in rollouts.steps(folder).items()},
-        "evaluations": [step for step, _ in _answer_files(folder)],
-        "has_world": any((folder / name).exists() for name in ("episode.json", "map.json", "robustness.json")),
+        "rollouts": kept,
+        "evaluations": evaluated,
+        "without": [name for name, there in content.items() if not there],
         "has_report": (folder / "report.html").exists(),
         "config": [
             {"key": key, "value": format_value(one.value), "origin": one.origin}

@@ -30,8 +30,21 @@ export function share(value) {
   return value === null || value === undefined ? "–" : `${String(Math.round(1000 * value) / 10).replace("-", MINUS)}%`;
 }
 
+/** A number with its unit, as the catalogue of metrics names it. */
+export function figure(value, unit) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return number(value);
+  if (unit === "fraction" || unit === "share") return share(value);
+  if (unit === "s") return duration(value);
+  if (unit === "bytes") return bytes(value);
+  return UNITS.includes(unit) ? `${number(value)} ${unit}` : number(value);
+}
+
+const UNITS = ["nats", "tokens", "FLOP", "nats per episode", "nats per answer", "nats per token"];
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+  if (Math.abs(seconds) < 0.001 && seconds !== 0) return `${number(seconds * 1e6)} µs`;
+  if (Math.abs(seconds) < 0.0995) return `${+(seconds * 1000).toPrecision(2)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
@@ -141,10 +154,11 @@ export const Card = ({ title, note, children, style = "" }) => html`
 export const State = ({ state }) => html`<span class=${`state ${state}`}><i></i>${state}</span>`;
 
 export function Interval({ value, low, high }) {
+  const edge = (one) => number(Math.abs(one) < 1e-9 * Math.abs(high) ? 0 : one); // a bound of 0 that was rounded
   if (value === null || value === undefined) return html`<span class="soft">–</span>`;
   return html`<span class="interval"><b>${number(value)}</b>${
     low !== null && low !== undefined && high !== null && high !== undefined && low !== high
-      ? html`<small>${number(low)} to ${number(high)}</small>`
+      ? html`<small>${edge(low)} to ${edge(high)}</small>`
       : null
   }</span>`;
 }

@@ -1,7 +1,7 @@
 // Charts of a run: uPlot over buckets from the server, with a shared cursor, a brush, bands, marks of events and dots on
 // spikes that a pale band would hide.
 
-import { colour, duration, html, ink, number, useEffect, useLayoutEffect, useRef } from "/static/base.js";
+import { colour, duration, figure, html, ink, number, useEffect, useLayoutEffect, useRef } from "/static/base.js";
 
 // --------------------------------------------------------------------------------------------------------------- data
 
@@ -272,7 +272,7 @@ export function spoken(chart, data) {
   const [begin, end] = [mean(known.slice(0, tenth)), mean(known.slice(-tenth))];
   const spread = Math.max(...known) - Math.min(...known);
   const trend = Math.abs(end - begin) < 0.05 * (spread || 1) ? "level" : end > begin ? "rising" : "falling";
-  return `${chart.title}: ${number(known[known.length - 1])}, ${trend}, from ${number(Math.min(...known))} to ${number(Math.max(...known))}`;
+  return `${chart.title}: ${figure(known[known.length - 1], chart.unit)}, ${trend}, from ${figure(Math.min(...known), chart.unit)} to ${figure(Math.max(...known), chart.unit)}`;
 }
 
 /** One chart. Its read-out is a node of its own: text that is set by hand never stands in a node that Preact fills. */
@@ -288,12 +288,12 @@ export function Chart({ chart, data, axis, weight, log, events, onZoom, chosen, 
     const away = at === null || at === undefined || !shown;
     if (away && known.length < 2) { read.current.textContent = chart.meaning; return; }
     const x = away ? "" : `${axis === "seconds" ? duration(shown.x[at]) : number(shown.x[at])}: `;
-    if (known.length < 2) { read.current.textContent = `${x}${known.map((one) => number(one.values[at])).join("")}`; return; }
+    if (known.length < 2) { read.current.textContent = `${x}${known.map((one) => figure(one.values[at], chart.unit)).join("")}`; return; }
     const parts = known.map((one) => {
       const part = document.createElement("span");
       part.className = `k${one.colour % 8}`;
       const name = one.name.split("/").pop().replace(/_s$/, "");
-      part.textContent = `${name}${away ? "" : ` ${number((one.own || one.values)[at])}`}  `;
+      part.textContent = `${name}${away ? "" : ` ${figure((one.own || one.values)[at], chart.unit)}`}  `;
       return part;
     });
     read.current.replaceChildren(x, ...parts);
@@ -321,7 +321,7 @@ export function Chart({ chart, data, axis, weight, log, events, onZoom, chosen, 
   return html`
     <section class=${`chart ${chosen ? "chosen" : ""} ${big ? "big" : ""}`} tabindex="0" role="group" data-metric=${chart.main}
       aria-label=${data ? spoken(chart, data) : chart.title} title=${chart.meaning} onFocus=${onChoose}>
-      <header><span>${chart.title}</span><b>${last === undefined ? "" : number(last)}</b></header>
+      <header><span>${chart.title}</span><b>${last === undefined ? "" : figure(last, chart.unit)}</b></header>
       <div class="read" ref=${read} aria-hidden="true"></div>
       ${tabled && shown ? html`<${ChartTable} shown=${shown} axis=${axis} known=${known} />` : html`<div class="plot" ref=${place}></div>`}
     </section>`;

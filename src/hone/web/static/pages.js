@@ -74,7 +74,7 @@ export function EvaluationPage({ run }) {
   const page = useRow(run);
   const found = useAnswer("evaluation", { run, before: query.before, after: query.after });
   if (!page.data) return html`<${Wait} error=${page.error} />`;
-  const head = html`<${RunHead} row=${page.data.row} page="evaluation" />`;
+  const head = html`<${RunHead} of=${page.data} page="evaluation" />`;
   if (!found.data) return html`${head}<${Wait} error=${found.error} />`;
   const { scores, evaluations, steps, flips, side_by_side: sides, paired } = found.data;
   const others = scores.length ? Object.keys(scores[0]).filter((one) => one.includes("@")) : [];
@@ -115,7 +115,7 @@ export function WorldPage({ run }) {
   const page = useRow(run);
   const world = useAnswer("world", { run });
   if (!page.data) return html`<${Wait} error=${page.error} />`;
-  const head = html`<${RunHead} row=${page.data.row} page="world" />`;
+  const head = html`<${RunHead} of=${page.data} page="world" />`;
   if (!world.data) return html`${head}<${Wait} error=${world.error} />`;
   const { episode, map, robustness, steps } = world.data;
   const step = steps.includes(Number(query.step)) ? Number(query.step) : steps[steps.length - 1];
@@ -207,7 +207,7 @@ export function LanesPage({ run }) {
   const kept = Object.keys(rollouts).filter((one) => rollouts[one] === "answers").map(Number);
   const steps = kept.length ? kept : row.step ? [row.step] : [];
   const step = steps.includes(Number(query.step)) ? Number(query.step) : steps[steps.length - 1];
-  return html`<${RunHead} row=${row} page="lanes" />${steps.length ? html`<${StepChoice} step=${step} steps=${steps} /><${Swimlanes} run=${run} step=${step} />` : html`<${Empty} title="No step yet">Lanes of a step appear with its line of metrics.<//>`}`;
+  return html`<${RunHead} of=${page.data} page="lanes" />${steps.length ? html`<${StepChoice} step=${step} steps=${steps} /><${Swimlanes} run=${run} step=${step} />` : html`<${Empty} title="No step yet">Lanes of a step appear with its line of metrics.<//>`}`;
 }
 
 /** An answer's time: writing, then what it waited for its environment, in all. */
@@ -231,7 +231,7 @@ function Swimlanes({ run, step }) {
   const longest = answers.reduce((top, one) => (top && top.seconds >= one.seconds ? top : one), null);
   return html`<${Card} title=${`Step ${number(step)}: ${duration(timeline.step_s)}`} note="one part of the loop after another; below, each answer from its request to its end, in the colour of its group; its pale end is the time that it waited for its environment">
     <${TimelineLanes} one=${timeline} />
-    ${longest && median && longest.seconds > 1.5 * median.seconds ? html`<p>The longest answer took ${duration(longest.seconds)}, ${number(longest.seconds / median.seconds)} times the median: group ${number(longest.group)}, answer ${number(longest.sample)}.</p>` : null}
+    ${longest && median && longest.seconds > 1.5 * median.seconds ? html`<p>The longest answer took ${duration(longest.seconds)}, ${(longest.seconds / median.seconds).toFixed(1)} times the median: group ${number(longest.group)}, answer ${number(longest.sample)}.</p>` : null}
     ${shown.length ? shown.map((one) => html`<${Lane} thin=${true} title=${`group ${one.group}, ${one.sample}`} whole=${most} spans=${answerSpans(one, begin, groups.indexOf(one.group) % 8, `${duration(one.seconds)}, ${plural(one.tokens, "token")}, ${one.calls ? `${plural(one.calls, "call")}, ` : ""}score ${number(one.score)}, version ${number(one.version)}, ${one.finish}`)} />`)
       : html`<p class="soft">The answers of this step were written without their times.</p>`}
     ${answers.length > shown.length ? html`<p class="soft">${number(shown.length)} of ${number(answers.length)} answers</p>` : null}<//>`;
@@ -248,7 +248,7 @@ export function SystemPage({ run }) {
   const names = charts.flatMap((one) => [one.main, one.low, one.high, one.spread, ...one.others].filter(Boolean));
   useEffect(() => { if (names.length) fetchSeries(run, names, { px: 340 }).then(setSeries, () => {}); }, [run, names.join(), live.rows]);
   if (!page.data) return html`<${Wait} error=${page.error} />`;
-  const head = html`<${RunHead} row=${page.data.row} page="system" />`;
+  const head = html`<${RunHead} of=${page.data} page="system" />`;
   if (!found.data) return html`${head}<${Wait} error=${found.error} />`;
   const { memory, speed, families } = found.data;
   return html`${head}
@@ -261,11 +261,11 @@ function MemoryCard({ memory }) {
   const parts = Object.entries(memory.components);
   const most = Math.max(memory.taken_bytes, parts.reduce((sum, [, size]) => sum + size, 0), 1);
   let begin = 0;
-  const spans = parts.map(([name, size], place) => { const one = { name, start_s: begin, seconds_s: size, colour: place % 8, title: `${name}: ${bytes(size)}` }; begin += size; return one; });
+  const spans = parts.map(([name, size], place) => { const one = { name, start_s: begin, seconds_s: size, colour: place % 8, pale: place >= 8, title: `${name}: ${bytes(size)}` }; begin += size; return one; });
   return html`<${Card} title="Memory, planned and measured" note=${memory.words}>
     ${parts.length ? html`<${Lane} title="planned" spans=${spans} whole=${most} />` : null}
     <${Lane} title="measured" spans=${[{ name: bytes(memory.taken_bytes), start_s: 0, seconds_s: memory.taken_bytes, colour: 7, title: bytes(memory.taken_bytes) }]} whole=${most} />
-    <div class="legend">${parts.map(([name, size], place) => html`<span><i class=${`c${place % 8}`}></i>${name} ${bytes(size)}</span>`)}</div><//>`;
+    <div class="legend">${parts.map(([name, size], place) => html`<span><i class=${`c${place % 8} ${place >= 8 ? "pale" : ""}`}></i>${name} ${bytes(size)}</span>`)}</div><//>`;
 }
 
 // -------------------------------------------------------------------------------------------------- lab, decisions, data
@@ -320,7 +320,7 @@ export function DataPage({ run }) {
   const page = useRow(run);
   const found = useAnswer("data", { run, rows: 8 });
   if (!page.data) return html`<${Wait} error=${page.error} />`;
-  const head = html`<${RunHead} row=${page.data.row} page="data" />`;
+  const head = html`<${RunHead} of=${page.data} page="data" />`;
   if (!found.data) return html`${head}<${Wait} error=${found.error} what="tokenizing the first rows …" />`;
   const { rows, notes, fault } = found.data;
   if (fault) return html`${head}<${Empty} title="The data cannot be shown here">${fault}<//>`;
@@ -360,8 +360,8 @@ export function ChatPage({ run }) {
     } catch (fault) { setError(fault.message); }
     setBusy(false);
   };
-  if (!all.length) return html`<${RunHead} row=${page.data.row} page="chat" /><${Empty} title="No checkpoints">A chat needs a checkpoint of a language model.<//>`;
-  return html`<${RunHead} row=${page.data.row} page="chat" />
+  if (!all.length) return html`<${RunHead} of=${page.data} page="chat" /><${Empty} title="No checkpoints">A chat needs a checkpoint of a language model.<//>`;
+  return html`<${RunHead} of=${page.data} page="chat" />
     <p class="note">Each message is asked by itself, as hone sample --prompt does.</p>
     <div class="bar">${chosen.map((one, place) => html`<label>${place ? "right" : "left"} <select onChange=${(event) => setSteps(chosen.map((each, at) => (at === place ? Number(event.target.value) : each)))}>${all.map((each) => html`<option value=${each} selected=${each === one}>step ${each}</option>`)}</select></label>`)}
       <label>temperature <select onChange=${(event) => setHeat(event.target.value)}>${["0", "0.7", "1"].map((one) => html`<option value=${one} selected=${one === heat}>${one}</option>`)}</select></label></div>

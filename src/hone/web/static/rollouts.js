@@ -7,14 +7,17 @@ import { TokenView } from "/static/tokens.js";
 
 const NAMES = { solved: "solved groups", failed: "failed groups", missing: "missing", truncated: "truncated", longest: "longest", clipped: "most clipped", mismatch: "mismatch", repeats: "repeats itself", new: "new since the file before" };
 
+/** Reasons why an answer ended that are worth a word; one that ended by itself is as it should be. */
+const ENDS = { length: "cut at the limit", max_tokens: "cut at the limit", context: "cut: context full", turns: "cut: last turn", deadline: "deadline", world_died: "environment died" };
+
 export function RolloutsPage({ run }) {
   const { query } = useAddress();
   const live = useLive(run);
   const page = useAnswer("run", { run }, Math.floor(live.rows / 5));
   if (!page.data) return html`<${Wait} error=${page.error} />`;
-  const { row, rollouts } = page.data;
+  const { rollouts } = page.data;
   const steps = Object.keys(rollouts).map(Number).sort((one, other) => one - other);
-  const head = html`<${RunHead} row=${row} page="rollouts" />`;
+  const head = html`<${RunHead} of=${page.data} page="rollouts" />`;
   if (!steps.length) return html`${head}<${Empty} title="No rollouts are kept">A run writes them with its metrics: run.rollouts_every sets how often, run.rollouts_keep_mb how many stay.<//>`;
   const asked = Number(query.step);
   const step = steps.includes(asked) ? asked : asked > 0 ? steps.reduce((near, one) => (Math.abs(one - asked) < Math.abs(near - asked) ? one : near)) : steps[steps.length - 1];
@@ -61,7 +64,7 @@ function Answers({ run, step, steps, query }) {
         <small>${own[0].group_mean === null ? "no score" : `mean ${number(own[0].group_mean)}`}${own[0].group_count > 1 ? `, spread ${number(own[0].group_spread)}` : ""}</small></header>
         ${own.map((one) => html`<div class=${`reply ${one.row === row ? "chosen" : ""}`} role="button" tabindex="0" onClick=${() => setQuery({ row: one.row })}
           onKeyDown=${(event) => event.key === "Enter" && setQuery({ row: one.row })}>
-          <${Score} one=${one} most=${most} /><span class="mono">${one.completion || " "}</span><small>${one.tokens} tok${one.finish !== "stop" && one.finish !== "eos" && one.finish !== "done" ? `, ${one.finish}` : ""}</small></div>`)}
+          <${Score} one=${one} most=${most} /><span class="mono">${one.completion || " "}</span><small>${plural(one.tokens, "token")}${ENDS[one.finish] ? `, ${ENDS[one.finish]}` : ""}</small></div>`)}
       </div>`)}
       <${Pages} data=${data} at=${at} />
     </div><div class="answer">${row === undefined ? null : html`<${Answer} run=${run} step=${step} row=${row} steps=${steps} />`}</div></div>`}`;
@@ -95,14 +98,14 @@ function Answer({ run, step, row }) {
   const components = Object.entries(data.components || {});
   return html`<div class="card">
     <div class="bar"><b>group ${number(data.group)}, answer ${number(data.sample)}</b>
-      <span class="soft">score ${number(data.score)}${data.advantage !== null ? `, advantage ${signed(data.advantage)}` : ""}, ${plural(data.tokens, "token")}, ${data.finish}${data.seconds ? `, ${duration(data.seconds)}` : ""}${data.world_seconds ? ` (${duration(data.world_seconds)} of it the environment's)` : ""}${data.calls ? `, ${plural(data.calls, "call")}` : ""}</span></div>
+      <span class="soft">score ${number(data.score)}${data.advantage !== null ? `, advantage ${signed(data.advantage)}` : ""}, ${plural(data.tokens, "token")}${ENDS[data.finish] ? `, ${ENDS[data.finish]}` : ""}${data.seconds ? `, took ${duration(data.seconds)}` : ""}${data.world_seconds ? `, of which it waited ${duration(data.world_seconds)} for its environment` : ""}${data.calls ? `, ${plural(data.calls, "tool call")}` : ""}</span></div>
     ${components.length ? html`<p class="note">${components.map(([name, value]) => `${name} ${number(value)}`).join("  ·  ")}</p>` : null}
     ${data.reference !== null && data.reference !== undefined ? html`<p class="note">reference: <span class="mono">${data.reference}</span></p>` : null}
     <div class="bar chips" role="tablist">${views.map((one) => html`<button role="tab" aria-selected=${one === view} aria-pressed=${one === view ? "true" : "false"} onClick=${() => setQuery({ view: one })}>${VIEWS[one]}</button>`)}</div>
     ${view === "tokens" ? html`<${TokenView} answer=${data} />` : null}
     ${view === "text" ? html`<${Conversation} data=${data} />` : null}
     ${view === "group" ? html`<div class="siblings">${data.siblings.map((one) => html`<div class=${one.row === row ? "chosen" : ""} role="button" tabindex="0" onClick=${() => setQuery({ row: one.row })}>
-      <b>${number(one.score)}</b> <small>${one.advantage === null ? "" : `advantage ${signed(one.advantage)}`}, ${one.tokens} tok</small><pre>${one.completion}</pre></div>`)}</div>` : null}
+      <b>${number(one.score)}</b> <small>${one.advantage === null ? "" : `advantage ${signed(one.advantage)}`}, ${plural(one.tokens, "token")}</small><pre>${one.completion}</pre></div>`)}</div>` : null}
     ${view === "time" ? html`<${OverTime} run=${run} step=${step} row=${row} />` : null}
     ${!data.tokens_of ? html`<p class="note">This run kept no tokens: it is of a version before rollouts had them.</p>` : null}
   </div>`;
@@ -145,5 +148,5 @@ function OverTime({ run, step, row }) {
   return html`<p class="note">The same prompt at ${plural(steps.length, "step")}.</p>
     ${known.length > 1 ? html`<${Lines} height=${150} xLabel="steps" lines=${[{ name: "mean score", x: known.map((one) => one.step), y: known.map((one) => one.mean) }]} />` : null}
     ${[...steps].reverse().map((one) => html`<h3 style=${{ marginTop: "12px" }}><a href=${address("rollouts", run, { step: one.step, row: one.answers[0].row, view: "time" })}>step ${number(one.step)}</a> <small>mean ${number(one.mean)}</small></h3>
-      ${one.answers.slice(0, 8).map((each) => html`<div class="reply" onClick=${() => { location.hash = address("rollouts", run, { step: one.step, row: each.row, view: "time" }); }}><span class="score">${number(each.score)}</span><span class="mono">${each.completion}</span><small>${each.tokens} tok</small></div>`)}`)}`;
+      ${one.answers.slice(0, 8).map((each) => html`<div class="reply" onClick=${() => { location.hash = address("rollouts", run, { step: one.step, row: each.row, view: "time" }); }}><span class="score">${number(each.score)}</span><span class="mono">${each.completion}</span><small>${plural(each.tokens, "token")}</small></div>`)}`)}`;
 }

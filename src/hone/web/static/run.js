@@ -1,6 +1,6 @@
 // One run: health, alarms, families of charts under one cursor, the step as a timeline, settings, log.
 
-import { Card, Interval, State, Wait, address, ask, duration, html, moment, number, plural, setQuery, share, useAddress, useAnswer, useEffect, useMemo, useRef, useState } from "/static/base.js";
+import { Card, Interval, State, Wait, address, ask, duration, figure, html, moment, number, plural, setQuery, share, useAddress, useAnswer, useEffect, useMemo, useRef, useState } from "/static/base.js";
 import { Chart, Heat, axisLabel, axisOf, fetchSeries } from "/static/chart.js";
 
 export const TABS = [
@@ -8,11 +8,14 @@ export const TABS = [
   ["system", "system"], ["data", "data"],
 ];
 
-export function RunHead({ row, page }) {
+/** Head of a run's pages, `of` its view: pages without anything to show have no tab. */
+export function RunHead({ of, page }) {
+  const { row } = of;
+  const shown = TABS.filter(([name]) => name === page || !of.without.includes(name));
   return html`<div class="title"><h1>${row.name}</h1><${State} state=${row.state} />
       <span class="soft">${row.recipe}</span>
       <span class="soft">step ${number(row.step)}${row.steps ? ` of ${number(row.steps)}` : ""}${row.left_s !== null ? `, ${duration(row.left_s)} left` : ""}</span></div>
-    <nav class="bar chips" aria-label="pages of the run">${TABS.map(([name, words]) => html`<a href=${address(name, row.id)}><button aria-pressed=${name === page ? "true" : "false"} tabindex="-1">${words}</button></a>`)}</nav>`;
+    <nav class="bar chips" aria-label="pages of the run">${shown.map(([name, words]) => html`<a href=${address(name, row.id)}><button aria-pressed=${name === page ? "true" : "false"} tabindex="-1">${words}</button></a>`)}</nav>`;
 }
 
 /** Rows of a run as they grow: a number that changes with each event of the stream. */
@@ -53,7 +56,7 @@ export function RunPage({ run }) {
   }, [run, live.rows]);
   useEffect(() => () => clearTimeout(asked.current.timer), []);
   if (!page) return html`<${Wait} error=${error} />`;
-  return html`<${RunHead} row=${page.row} page="run" />
+  return html`<${RunHead} of=${page} page="run" />
     ${live.lost ? html`<p class="fault" role="status">the server does not answer; the page goes on as soon as it does</p>` : null}
     <${Health} page=${page} />
     <${Cause} cause=${page.diagnosis} />
@@ -76,14 +79,14 @@ function Health({ page }) {
     <div class="tile"><b><${Interval} value=${row.score} low=${row.low} high=${row.high} /></b><span>${row.score_is || "no score yet"}</span></div>
     <div class="tile"><b>${raised ? html`<span class=${`badge ${row.alarms.some((one) => one.raised && one.level === "red") ? "red" : "amber"}`}>${plural(raised, "alarm")}</span>` : "none"}</b><span>alarms</span></div>
     <div class="tile"><b>${duration(row.median_step_s)}</b><span>a step, median</span></div>
-    ${health.filter((one) => one.value !== null).map((one) => html`<div class="tile"><b>${one.unit === "fraction" ? share(one.value) : number(one.value)}
-      ${one.start !== null && Math.abs(one.start - one.value) > 0.02 * Math.abs(one.start) ? html`<small class="soft"> from ${one.unit === "fraction" ? share(one.start) : number(one.start)}</small>` : null}</b>
+    ${health.filter((one) => one.value !== null).map((one) => html`<div class="tile"><b>${figure(one.value, one.unit)}
+      ${one.start !== null && Math.abs(one.start - one.value) > 0.02 * Math.abs(one.start) ? html`<small class="soft"> from ${figure(one.start, one.unit)}</small>` : null}</b>
       <span>${one.caption}</span></div>`)}
   </div>`;
 }
 
 function Cause({ cause }) {
-  return cause ? html`<div class="alarm red cause" role="alert"><p>${cause}</p></div>` : null;
+  return cause ? html`<div class="alarm red cause" role="alert"><p>${cause[0].toUpperCase() + cause.slice(1)}</p></div>` : null;
 }
 
 export function Alarms({ row, run }) {
@@ -229,7 +232,7 @@ function Constants({ constants }) {
   const nothing = constants.filter((one) => one.value === null).map((one) => one.name);
   if (!constants.length) return null;
   return html`<${Card} title="The same at every step" note=${nothing.length ? `never a finite number: ${nothing.join(", ")}` : ""}>
-    <ul class="words">${known.map((one) => html`<li title=${one.meaning}><span>${one.name}</span><b>${number(one.value)}</b></li>`)}</ul><//>`;
+    <ul class="words">${known.map((one) => html`<li title=${one.meaning}><span>${one.name}</span><b>${figure(one.value, one.unit)}</b></li>`)}</ul><//>`;
 }
 
 // ------------------------------------------------------------------------------------------------------------ timeline
@@ -237,18 +240,23 @@ function Constants({ constants }) {
 const PART_ORDER = ["collect", "values", "credit", "update", "publish", "evaluate", "save", "other", "decode", "prefill", "bookkeeping", "tools", "rewards", "episodes", "held"];
 export const partColour = (name, place) => { const at = PART_ORDER.indexOf(name); return at < 0 ? place % 8 : at % 8; };
 
+/** Share of a lane from which on a block has room for its name. */
+const NAMED = 0.06;
+
 export function Lane({ title, spans, whole, thin = false }) {
   return html`<div class="lane"><span title=${title}>${title}</span><div class=${`blocks ${thin ? "thin" : ""}`}>
     ${spans.map((one, place) => html`<i class=${`c${one.colour ?? partColour(one.name, place)} ${one.pale ? "pale" : ""}`} title=${one.title || `${one.name}: ${duration(one.seconds_s)}, ${share(one.seconds_s / whole)}`}
-      style=${{ left: `${(100 * one.start_s) / whole}%`, width: `${(100 * one.seconds_s) / whole}%` }}>${!thin && one.seconds_s / whole > 0.06 ? one.name : ""}</i>`)}
+      style=${{ left: `${(100 * one.start_s) / whole}%`, width: `${(100 * one.seconds_s) / whole}%` }}>${!thin && one.seconds_s / whole > NAMED ? one.name : ""}</i>`)}
   </div></div>`;
 }
 
 export function TimelineLanes({ one }) {
   const longest = Math.max(one.step_s, ...one.overlapping.map((span) => span.start_s + span.seconds_s));
+  const small = [...one.loop, ...one.collect_parts].filter((span) => span.seconds_s / longest <= NAMED && span.seconds_s / longest > 0.002);
   return html`<${Lane} title="a step" spans=${one.loop} whole=${longest} />
     ${one.collect_parts.length ? html`<${Lane} title="collect" spans=${one.collect_parts} whole=${longest} />` : null}
-    ${one.overlapping.length ? html`<${Lane} title="beside it" spans=${one.overlapping} whole=${longest} />` : null}`;
+    ${one.overlapping.length ? html`<${Lane} title="beside it" spans=${one.overlapping} whole=${longest} />` : null}
+    ${small.length ? html`<div class="legend">${small.map((span) => html`<span><i class=${`c${partColour(span.name, 0)}`}></i>${span.name} ${duration(span.seconds_s)}</span>`)}</div>` : null}`;
 }
 
 function Timelines({ timelines }) {

@@ -39,7 +39,10 @@ export function parseFilter(text) {
   return { keeps: (run) => tests.every((test) => test(run)), faults };
 }
 
-/** Config keys in which the shown runs differ, without those that every run has of its own. */
+const LEARNING = /^(learner|algorithm|rollout|batch|model)\b/;
+const CLIPPED = 24;
+
+/** Config keys in which the shown runs differ, without those that every run has of its own; those of learning first. */
 export function differingKeys(runs, most = 4) {
   const skip = /^(name$|seed$|steps$|run\.|recipe$)/;
   const seen = new Map();
@@ -51,7 +54,7 @@ export function differingKeys(runs, most = 4) {
   }
   return [...seen].filter(([, values]) => values.size > 1 && values.size < Math.max(3, runs.length))
     .filter(([, values]) => [...values.values()].reduce((sum, one) => sum + one, 0) > runs.length / 2)
-    .sort((one, other) => one[1].size - other[1].size).slice(0, most).map(([key]) => key);
+    .sort((one, other) => Number(!LEARNING.test(one[0])) - Number(!LEARNING.test(other[0])) || one[1].size - other[1].size).slice(0, most).map(([key]) => key);
 }
 
 const ORDER = ["stalled", "running", "diverged", "crashed", "interrupted", "finished"];
@@ -134,7 +137,7 @@ export function RunsPage() {
     ${parsed.faults.length ? html`<p class="fault">not understood: ${parsed.faults.join(" ")}</p>` : null}
     ${error ? html`<p class="fault" role="alert">${error}; shown is what was known before</p>` : null}
     ${rows.length ? html`<div class="card flush"><div class="scroll"><table class="runs">
-      <thead><tr><th></th><th>run</th><th>recipe</th><th>state</th><th>progress</th><th>left</th><th>score</th><th></th><th>alarms</th>
+      <thead><tr><th></th><th>run</th><th>recipe</th><th>state</th><th>progress</th><th>left</th><th>score</th><th>course</th><th>alarms</th>
         ${keys.map((key) => html`<th title=${key}>${key}</th>`)}</tr></thead>
       <tbody>
         ${first > 0 ? html`<tr style=${{ height: `${first * ROW_HEIGHT}px` }}><td colspan=${wide}></td></tr>` : null}
@@ -168,7 +171,7 @@ function Row({ row, keys, open, setOpen, marked, mark, folds }) {
     <td title=${run.score_is}>${folded ? html`<span class="interval" title="interquartile mean, and the worst and best seed"><b>${number(mean)}</b>${scores.length > 1 ? html`<small>seeds ${number(Math.min(...scores))} to ${number(Math.max(...scores))}</small>` : null}</span>` : html`<${Interval} value=${run.score} low=${run.low} high=${run.high} />`}</td>
     <td><${Spark} values=${run.spark} /></td>
     <td>${raised.length ? html`<span class=${`badge ${raised.some((one) => one.level === "red") ? "red" : "amber"}`} title=${raised.map((one) => one.words).join("\n")}>${raised[0].name.replaceAll("_", " ")}${raised.length > 1 ? ` +${raised.length - 1}` : ""}</span>` : null}</td>
-    ${keys.map((key) => html`<td class="mono">${values(key).slice(0, 3).join(" ")}</td>`)}
+    ${keys.map((key) => { const all = values(key).slice(0, 3).join(" "); return html`<td class="mono setting" title=${all}>${all.length > CLIPPED ? `${all.slice(0, CLIPPED)}…` : all}</td>`; })}
   </tr>`;
 }
 

@@ -100,9 +100,9 @@ function TokenRead({ tokens, at, answer }) {
     ${tokens.logp_now[at] !== null ? cell("trainer", `${number(tokens.logp_now[at])} nats (${share(Math.exp(tokens.logp_now[at]))})`) : null}
     ${tokens.logp_last[at] !== null ? cell("after the update", `${number(tokens.logp_last[at])} nats (${share(Math.exp(tokens.logp_last[at]))})`) : null}
     ${ratio !== null ? cell("ratio", number(ratio)) : null}
-    ${gap !== null ? cell("mismatch", number(gap)) : null}
+    ${gap !== null ? cell("mismatch", `${number(gap)} nats`) : null}
     ${advantage !== null && advantage !== undefined ? cell("advantage", signed(advantage)) : null}
-    ${tokens.entropy[at] !== null ? cell("entropy", number(tokens.entropy[at])) : null}
+    ${tokens.entropy[at] !== null ? cell("entropy", `${number(tokens.entropy[at])} nats`) : null}
     ${tokens.values[at] !== null ? cell("value", number(tokens.values[at])) : null}
     ${tokens.clipped[at] !== null ? cell("gradient", tokens.clipped[at] ? "clipped to 0" : "taken") : null}
     ${tokens.versions[at] !== null ? cell("version", number(tokens.versions[at])) : null}`;
