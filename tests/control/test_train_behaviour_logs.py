@@ -12,7 +12,6 @@ from hone.control.behaviour_logs import (
     EpsilonMixture,
     LogShare,
     PolicySnapshots,
-    log_action_volume,
     log_density,
     log_shares,
     mean_return,
@@ -31,6 +30,7 @@ from hone.control.networks.numpy_policies import (
     NumpySquashedGaussianPolicy,
 )
 from hone.core.errors import ConfigError
+from hone.recipes.offline import cql
 from hone.recipes.on_policy import ppo
 
 INPUTS = ObservationInputs(size=2)
@@ -79,9 +79,7 @@ def test_the_density_of_a_mixture_over_a_box_integrates_to_one() -> None:
     bounds = BoxActions(low=(-2.0,), high=(2.0,), shape=(1,))
     acting = NumpySquashedGaussianPolicy(network=Fixed((0.3, -0.7)), inputs=INPUTS, actions=bounds)
     grid = np.linspace(-2, 2, 4001)[1:-1].astype(np.float32)[:, None]
-    density = np.logaddexp(
-        np.log(0.2) - log_action_volume(bounds), np.log(0.8) + log_density(acting, np.zeros((3999, 2)), grid)
-    )
+    density = np.logaddexp(np.log(0.2) - math.log(4.0), np.log(0.8) + log_density(acting, np.zeros((3999, 2)), grid))
     assert float(np.exp(density).sum() * 4 / 4000) == pytest.approx(1.0, abs=2e-3)
     actor = EpsilonMixture(acting, PolicySpaces(inputs=INPUTS, actions=bounds), 0.2)
     chosen, logp = actor.decide(np.zeros((5, 2)), actor.noise(np.random.default_rng(3), (5,)))
@@ -95,8 +93,12 @@ def test_chance_alone_is_uniform_whatever_the_policy() -> None:
     chosen, logp = actor.decide(np.zeros((4000, 2)), actor.noise(np.random.default_rng(4), (4000,)))
     np.testing.assert_allclose(logp, -math.log(4.0 * 2.0), rtol=1e-6)
     np.testing.assert_allclose(chosen.mean(axis=0), [1.0, 1.0], atol=0.08)
+    unbounded = BoxActions(low=(-math.inf,), high=(1.0,), shape=(1,))
+    deviation = np.zeros(1, np.float32)
+    own = NumpyGaussianPolicy(network=Fixed((0.3,)), inputs=INPUTS, actions=unbounded, log_std=deviation)
+    endless = EpsilonMixture(own, PolicySpaces(inputs=INPUTS, actions=unbounded), 1.0)
     with pytest.raises(ConfigError, match="without bounds"):
-        log_action_volume(BoxActions(low=(-math.inf,), high=(1.0,), shape=(1,)))
+        endless.decide(np.zeros((1, 2)), endless.noise(np.random.default_rng(4), (1,)))
 
 
 def test_a_log_has_the_parts_that_were_asked_for(tmp_path: Path) -> None:
@@ -145,3 +147,73 @@ def test_stages_lie_in_the_order_of_their_scores() -> None:
     assert high >= mean_return(
         EpsilonMixture(job.recipe.learner.policy.numpy_policy(), found.expert.spaces, 0.1), env, seed=0
     )
+
+
+# ------------------------------------------------------------------------------------------------------- legal actions
+
+LADDER = f"{Path(__file__).with_name('environments') / 'masked_envs.py'}:Ladder"
+
+
+@pytest.mark.parametrize(("acting", "spaces"), ACTINGS[:2], ids=["categorical", "greedy"])
+@pytest.mark.parametrize("epsilon", [0.25, 1.0])
+def test_a_mixture_takes_legal_actions_alone_and_tells_their_probability(
+    acting: NumpyPolicy, spaces: PolicySpaces, epsilon: float
+) -> None:
+    """Of three choices 5 and 6 are legal: by hand, chance gives each 1/2; the softmax of 0.2 and -1 gives 5 0.7685, the
+    greedy policy 0.85."""
+    seen, mask = np.zeros((20_000, 2), np.float32), np.tile([True, True, False], (20_000, 1))
+    actor = EpsilonMixture(acting, spaces, epsilon)
+    chosen, logp = actor.decide(seen, actor.noise(np.random.default_rng(2), (len(seen),)), mask)
+    own = 1.0 / (1.0 + math.exp(-1.2)) if isinstance(acting, NumpyCategoricalPolicy) else 0.85
+    expected = epsilon * 0.5 + (1.0 - epsilon) * own
+    assert set(chosen.tolist()) == {5, 6}
+    assert float(np.exp(logp[chosen == 5][0])) == pytest.approx(expected, abs=1e-6)
+    assert float(np.exp(logp[chosen == 6][0])) == pytest.approx(1.0 - expected, abs=1e-6)
+    assert float((chosen == 5).mean()) == pytest.approx(expected, abs=0.015)
+
+
+def test_where_all_choices_are_legal_a_mask_changes_nothing() -> None:
+    for acting, spaces in ACTINGS[:2]:
+        actor = EpsilonMixture(acting, spaces, 0.3)
+        noise = actor.noise(np.random.default_rng(5), (len(SEEN),))
+        plain, masked = actor.decide(SEEN, noise), actor.decide(SEEN, noise, np.ones((len(SEEN), 3), np.bool_))
+        np.testing.assert_array_equal(plain[0], masked[0])
+        np.testing.assert_allclose(plain[1], masked[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_log_of_masked_environments_has_their_masks_and_learns_from_the_file(masked: bool, tmp_path: Path) -> None:
+    """An illegal action would raise in the environment. The policy may have been trained with masks or without."""
+    actions = DiscreteActions(count=5, masked=masked)
+    policy = ActorCritic(PolicySpaces(inputs=ObservationInputs(size=2), actions=actions), SMALL, seed=1, critic=False)
+    env = GymConfig(id=LADDER, num_envs=4, isolation="none")
+    shares = [LogShare(policy=policy, min_decisions=40, epsilon=epsilon) for epsilon in (1.0, 0.3)]
+    log = record_log(shares, env, seed=3)
+    episodes = log.episodes
+    assert episodes.mask is not None
+    assert np.take_along_axis(episodes.mask, episodes.chosen.astype(np.int64)[:, None], axis=1).all()
+    assert (episodes.mask.sum(axis=1) == 2).all()
+    np.testing.assert_allclose(episodes.logp[episodes.version == 0], -math.log(2.0), rtol=1e-6)
+    write_log(tmp_path / "log.parquet", log)
+    read = read_log(tmp_path / "log.parquet").episodes
+    np.testing.assert_array_equal(read.mask, episodes.mask)
+    np.testing.assert_array_equal(read.final_mask, episodes.final_mask)
+    assert math.isfinite(mean_return(EpsilonMixture(policy.numpy_policy(), policy.spaces, 0.5), env, seed=0))
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_a_log_without_the_masks_of_its_environment_is_warned_of(has_mask: bool, tmp_path: Path) -> None:
+    actions = DiscreteActions(count=5, masked=True)
+    policy = ActorCritic(PolicySpaces(inputs=ObservationInputs(size=2), actions=actions), SMALL, seed=1, critic=False)
+    env = {"id": LADDER, "num_envs": 2, "isolation": "none"}
+    log = record_log([LogShare(policy=policy, min_decisions=20, epsilon=1.0)], GymConfig.model_validate(env), seed=3)
+    if not has_mask:
+        log = replace(log, episodes=replace(log.episodes, mask=None, final_mask=None))
+    write_log(tmp_path / "log.parquet", log)
+    given = {"recipe": "cql", "name": "x", "steps": 1, "log": str(tmp_path / "log.parquet"), "env": env}
+    opened = cql.CqlConfig.model_validate(given).open()
+    told = [line for line in opened.warnings if "masks of legal actions, and the log has none" in line]
+    assert len(told) == (0 if has_mask else 1)
+    assert has_mask or 'env.mask = "off"' in told[0]
+    off = cql.CqlConfig.model_validate({**given, "env": {**env, "mask": "off", "check": False}}).open()
+    assert not any("masks of legal actions" in line for line in off.warnings)

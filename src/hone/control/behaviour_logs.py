@@ -29,7 +29,7 @@ from hone.control.environments.play import open_evaluation_envs, play_episodes
 from hone.control.environments.world import open_world
 from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Floats, PolicySpaces
+from hone.control.networks.mlp import DiscreteActions, FactoredActions, Floats, PolicySpaces
 from hone.control.networks.numpy_memory import NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import (
     LOG_STD_RANGE,
@@ -40,6 +40,7 @@ from hone.control.networks.numpy_policies import (
     NumpyGreedyPolicy,
     NumpyPolicy,
     NumpySquashedGaussianPolicy,
+    uniform_choices,
 )
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, concatenate
@@ -60,10 +61,8 @@ EARLY_SHARE, EXPERT_SHARE = 0.6, 0.15
 
 @dataclass
 class EpsilonMixture:
-    """A policy that with probability `epsilon` does anything instead, uniformly; log-probabilities are the mixture's.
-
-    NaN where nobody knows the policy's density.
-    """
+    """A policy that with probability `epsilon` does anything legal instead, uniformly; log-probabilities are the
+    mixture's, NaN where nobody knows the policy's density."""
 
     numpy_policy: NumpyPolicy
     spaces: PolicySpaces
@@ -82,53 +81,48 @@ class EpsilonMixture:
         return np.concatenate((draws.random((*shape, 1 + size), dtype=np.float32), own), axis=-1)
 
     def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
-        """`[B, *observation]` -> choices `[B, *action]`, log-probabilities `[B]` nats."""
-        del mask
+        """`[B, *observation]`, and masks `[B, choices]` where there are some -> choices `[B, *action]`, and their
+        log-probabilities `[B]` nats."""
         actions = self.spaces.actions
         assert not isinstance(actions, FactoredActions)  # the environments are opened without such actions
         size = 1 if isinstance(actions, DiscreteActions) else actions.size
         own = noise[:, 1 + size :]
         theirs, _ = self.numpy_policy.decide(
-            seen, own[:, 0] if isinstance(self.numpy_policy, NumpyCategoricalPolicy) else own
+            seen, own[:, 0] if isinstance(self.numpy_policy, NumpyCategoricalPolicy) else own, mask
         )
         uniform = noise[:, 1 : 1 + size]
         if isinstance(actions, DiscreteActions):
-            uniform_index = np.minimum((uniform[:, 0] * actions.count).astype(np.int64), actions.count - 1)
-            anything: Array = actions.start + uniform_index
+            index, count = uniform_choices(uniform[:, 0], actions.count, mask)
+            anything: Array = actions.start + index
+            volume: Any = np.log(count)
         else:
+            if not actions.is_finite:
+                raise ConfigError(f"chance cannot choose from a box without bounds: {actions}")
             low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
-            anything = low + uniform * (high - low)
+            width = np.asarray(actions.high) - np.asarray(actions.low)
+            anything, volume = low + uniform * (high - low), np.log(width[width > 0]).sum()
         tossed = (noise[:, 0] < self.epsilon).reshape(-1, *([1] * (theirs.ndim - 1)))
         chosen = np.where(tossed, anything.reshape(theirs.shape), theirs).astype(theirs.dtype)
         if self.epsilon == 1:
-            return chosen, np.full(len(chosen), -log_action_volume(actions), np.float32)
-        density = log_density(self.numpy_policy, seen, chosen)
+            return chosen, np.full(len(chosen), -volume, np.float32)
+        density = log_density(self.numpy_policy, seen, chosen, mask)
         with np.errstate(divide="ignore"):
-            mixed = np.logaddexp(np.log(self.epsilon) - log_action_volume(actions), np.log1p(-self.epsilon) + density)
+            mixed = np.logaddexp(np.log(self.epsilon) - volume, np.log1p(-self.epsilon) + density)
         return chosen, mixed.astype(np.float32)
 
 
-def log_action_volume(actions: DiscreteActions | BoxActions) -> float:
-    """Logarithm of the number of choices, or of the volume of the box. Raises ConfigError for a box without bounds."""
-    if isinstance(actions, DiscreteActions):
-        return float(np.log(actions.count))
-    if not actions.is_finite:
-        raise ConfigError(f"chance cannot choose from a box without bounds: {actions}")
-    width = np.asarray(actions.high) - np.asarray(actions.low)
-    return float(np.log(width[width > 0]).sum())
-
-
-def log_density(acting: NumpyPolicy, seen: Array, chosen: Array) -> NDArray[np.float64]:
-    """`[n]` nats: how likely the policy found what was chosen; NaN for kinds that do not say."""
+def log_density(acting: NumpyPolicy, seen: Array, chosen: Array, mask: Flags | None = None) -> NDArray[np.float64]:
+    """`[n]` nats: how likely the policy found what was chosen, among the legal choices of a `mask` `[n, choices]`; NaN
+    for kinds that do not say."""
     match acting:
         case NumpyCategoricalPolicy():
-            logits = acting.network(acting.inputs.array(seen)).astype(np.float64)
+            logits = acting.legal_outputs(seen, mask).astype(np.float64)
             logits -= np.logaddexp.reduce(logits, axis=1, keepdims=True)
             return logits[np.arange(len(seen)), chosen.astype(np.int64) - acting.actions.start]
         case NumpyGreedyPolicy():
-            other = acting.epsilon / acting.actions.count
+            other = acting.epsilon / (acting.actions.count if mask is None else mask.sum(axis=1))
             with np.errstate(divide="ignore"):
-                return np.log(other + (chosen == acting.best(seen)) * (1.0 - acting.epsilon))
+                return np.log(other + (chosen == acting.best(seen, mask)) * (1.0 - acting.epsilon))
         case NumpyGaussianPolicy() if acting.actions.gaussian != "unscaled":
             return acting.log_density(seen, chosen).astype(np.float64)
         case NumpyGaussianPolicy():
@@ -210,8 +204,8 @@ def mean_return(actor: EpsilonMixture, env: GymConfig, *, seed: int, episodes: i
     """Mean return of whole episodes, decided with chance."""
     draws = generator(seed, "stages")
 
-    def decide(seen: Array) -> Array:
-        return actor.decide(seen, actor.noise(draws, (len(seen),)))[0]
+    def decide(seen: Array, mask: Flags | None = None) -> Array:
+        return actor.decide(seen, actor.noise(draws, (len(seen),)), mask)[0]
 
     arena = open_evaluation_envs(env, episodes=episodes)
     try:
@@ -254,7 +248,8 @@ def log_shares(snapshots: PolicySnapshots, quality: Quality, *, decisions: int, 
 
 
 def record_log(shares: Sequence[LogShare], env: GymConfig, *, seed: int) -> BehaviourLog:
-    """At least the decisions of each part, in environments of its own; part k decides with version k.
+    """At least the decisions of each part, in environments of its own; part k decides with version k. Where the
+    environments tell masks, only legal actions are taken, and the log has the masks.
 
     Episodes that the end of a part cuts are neither terminated nor truncated.
     """
@@ -262,7 +257,8 @@ def record_log(shares: Sequence[LogShare], env: GymConfig, *, seed: int) -> Beha
     spaces: list[Space[Any]] = []
     begun = 0
     for number, part in enumerate(shares):
-        world = open_world(env, steps=1, seed=seed + number)
+        finite = isinstance(part.policy.spaces.actions, DiscreteActions)
+        world = open_world(env, steps=1, seed=seed + number, masks=finite)
         spaces = [world.envs.single_observation_space, world.envs.single_action_space]
         actor = EpsilonMixture(part.policy.numpy_policy(), part.policy.spaces, part.epsilon, version=number)
         try:

@@ -6,6 +6,7 @@ A row is what a network reads: observations standardised by the log, finite acti
 [-1, 1]. An iteration takes the rows of all its updates out of the log at once, and draws their noise at once.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from hone.control.environments.play import open_evaluation_envs
+from hone.control.environments.subprocess_env import reset_seeded
 from hone.control.environments.world import GymConfig, GymSpaces, inspect_world
 from hone.control.experts import require_same_spaces
 from hone.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
@@ -32,6 +35,7 @@ from hone.control.spaces import log_spaces, network_spaces
 from hone.core.config import new_default
 from hone.core.episodes import Episodes
 from hone.core.errors import run_all_checks
+from hone.core.random import key
 from hone.credit.returns import one_step_target
 from hone.learner.config import ReplayLearnerConfig
 from hone.learner.gradient import OptimizerPhase
@@ -110,8 +114,19 @@ class OfflineRunConfig(RunConfig):
         theirs = network_spaces(log.observation_space, log.action_space)
         if known:
             require_same_spaces("log", ", ".join(files), theirs, network_spaces(*known[0]))
+        if self.env is not None and log.episodes.mask is None and self._env_tells_masks(self.env):
+            warnings.append(
+                f"{self.env.id} tells masks of legal actions, and the log has none (column `mask`): values and choices "
+                "of illegal actions are learned, too, and only the evaluation leaves them out. Record the log with "
+                'masks, or set env.mask = "off"'
+            )
         opened = opened_run(log, _build, warnings=[*warnings, *log.notes])
         return replace(opened, notes=[f"log: {describe_log(log)}"])
+
+    def _env_tells_masks(self, env: GymConfig) -> bool:
+        with contextlib.closing(open_evaluation_envs(env, episodes=1)) as envs:
+            _, masks = reset_seeded(envs, key(self.seed, "offline masks") & 0xFFFFFFFF)
+            return masks.now is not None
 
 
 # ---------------------------------------------------------------------------------------------- rows

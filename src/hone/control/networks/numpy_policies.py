@@ -121,6 +121,18 @@ def sample_choices(logits: Floats, noise: Floats) -> tuple[NDArray[np.int64], Fl
     return chosen, logits[np.arange(len(chosen)), chosen] - np.log(total)
 
 
+def uniform_choices(
+    noise: Floats, choices: int, mask: Flags | None
+) -> tuple[NDArray[np.int64], int | NDArray[np.int64]]:
+    """Choices `[n]` from 0 on, evenly at random by uniform numbers `[n]`, legal ones where there is a `mask`
+    `[n, choices]`; and how many there were."""
+    count: int | NDArray[np.int64] = choices if mask is None else mask.sum(axis=1)
+    number = np.minimum((noise * count).astype(np.int64), count - 1)
+    if mask is not None:  # the legal choice of that number
+        number = (mask.cumsum(axis=1) <= number[:, None]).sum(axis=1)
+    return number, count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyGreedyPolicy(DiscreteNetworkPolicy):
     """The action of the highest value, or with probability `epsilon` a uniformly random one."""
@@ -132,10 +144,7 @@ class NumpyGreedyPolicy(DiscreteNetworkPolicy):
 
     def decide(self, seen: Array, noise: Floats, mask: Flags | None = None) -> tuple[Array, Floats]:
         best = self.legal_outputs(seen, mask).argmax(axis=1)
-        count: int | NDArray[np.int64] = self.actions.count if mask is None else mask.sum(axis=1)
-        explored = np.minimum((noise[:, 1] * count).astype(np.int64), count - 1)
-        if mask is not None:  # the legal choice of that number
-            explored = (mask.cumsum(axis=1) <= explored[:, None]).sum(axis=1)
+        explored, count = uniform_choices(noise[:, 1], self.actions.count, mask)
         chosen = np.where(noise[:, 0] < self.epsilon, explored, best)
         probability = self.epsilon / count + (chosen == best) * (1.0 - self.epsilon)
         return chosen + self.actions.start, np.log(probability).astype(np.float32)
