@@ -42,12 +42,11 @@ from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, 
 from hone.models.packing import pack_rows
 from hone.run.http.server import TimedConnection
 from hone.text.evaluate.engine_actor import tokenizer_rules
-from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.training_service.learner import AdapterShape, ServedBase
+from hone.text.training_service.learner import AdapterShape, ServedBase, open_base
 from hone.text.training_service.ledger import ModelRecord, RequestRecord
 from hone.text.training_service.messages import PROTOBUF
 from hone.text.training_service.rows import TrainedRow
-from hone.text.training_service.run_training_service import TrainingService, _base, open_training_service
+from hone.text.training_service.run_training_service import TrainingService, open_training_service
 from hone.text.training_service.service_config import ServedBaseConfig, TenantConfig, TrainingServiceConfig, key_digest
 
 PREFIX = "/api/v1"
@@ -67,8 +66,8 @@ def tiny_base(folder: Path, width: int = 64, layers: int = 2) -> Path:
 
 
 def opened_base(folder: Path) -> tuple[ServedBase, TokenPolicy]:
-    policy = open_policy(ModelSource(path=str(folder), compute="float32"), seed=0, device="cpu", temperature=1.0)
-    return _base(policy, str(folder)), policy
+    policy, base, _ = open_base(TrainingServiceConfig(model=ServedBaseConfig(path=str(folder))), Path())
+    return base, policy
 
 
 # ------------------------------------------------------------------------------------------------------------ together

@@ -122,6 +122,22 @@ class RankGroup:
         dist.broadcast(data, src=0)
         return state if state is not None else state_from_bytes(data.numpy())
 
+    def collect(self, state: "State | None") -> list[State]:
+        """The states of all others, by rank, on rank 0, which gives None; nothing on the others."""
+        if state is not None:
+            data = torch.from_numpy(state_bytes(state))
+            dist.send(torch.tensor([len(data)]), dst=0)
+            dist.send(data, dst=0)
+            return []
+        states = list[State]()
+        for rank in range(1, self.meeting.ranks):
+            size = torch.zeros(1, dtype=torch.int64)
+            dist.recv(size, src=rank)
+            data = torch.empty(int(size), dtype=torch.uint8)
+            dist.recv(data, src=rank)
+            states.append(state_from_bytes(data.numpy()))
+        return states
+
     def copy_from_driver(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite `tensors` by those of rank 0."""
         for tensor in tensors:

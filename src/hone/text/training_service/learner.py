@@ -9,7 +9,7 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from hone.core.errors import DataError
+from hone.core.errors import ConfigError, DataError
 from hone.core.state import State, substate
 from hone.learner.adam import Adam, restore_weights, stored_weights
 from hone.learner.flat_parameters import FlatParameters
@@ -22,11 +22,16 @@ from hone.models.language.lora import (
     LoraSettings,
     adaptable_layers,
     linear_sizes,
+    weights_sha256,
 )
 from hone.models.language.peft_folder import load_factors, read_peft_folder, save_adapter
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
+from hone.process.hub import is_hub_name
+from hone.run.saved_config import policy_folder
+from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.training_service.rows import RowModel, RowResult
+from hone.text.training_service.service_config import TrainingServiceConfig
 
 ALPHA: Final = 32.0
 """The protocol sends no alpha; its clients and their learning rates assume 32."""
@@ -137,6 +142,28 @@ class ServedBase:
         else:
             save_adapter(trained.adapter, folder)
             self.tokenizer.save(folder)
+
+
+def open_base(config: TrainingServiceConfig, beside: Path) -> tuple[TokenPolicy, ServedBase, int]:
+    """The base of a service's file, whose paths are seen from the folder `beside`, as a policy and for training, and
+    the most tokens of a row. Raises ConfigError, DataError and ResourceError."""
+    path = config.model.path
+    if not is_hub_name(path) or (beside / path).exists():
+        path = str(beside / path)
+    policy = open_policy(ModelSource(path=path, compute="float32"), seed=0, device="cpu", temperature=1.0)
+    most = policy.decoder.config.max_positions
+    context = config.model.context or most
+    if not 2 <= context <= most:
+        raise ConfigError(f"model.context must be 2 to {most}, the positions of the model, got {context}")
+    folder = policy_folder(Path(path)).resolve()
+    base = ServedBase(
+        rows=RowModel(policy.decoder, min(policy.tokenizer.size, policy.decoder.config.vocab_size)),
+        tokenizer=policy.tokenizer.for_threads(),
+        folder=folder,
+        fingerprint=weights_sha256(policy.decoder),
+        name=path if is_hub_name(path) else str(folder),
+    )
+    return policy, base, context
 
 
 @dataclass(slots=True, eq=False)

@@ -142,6 +142,18 @@ LOSSES: Final[Mapping[str, ServedLoss]] = {
 paper's, since the service publishes none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLoss:
+    """The loss of a row with its inputs, as a function of the log-probabilities of its targets."""
+
+    name: str
+    datum: Datum
+    options: Mapping[str, float]
+
+    def __call__(self, logp: Tensor) -> Tensor:
+        return find_loss(self.name)(logp, self.datum, self.options)
+
+
 def find_loss(name: str) -> ServedLoss:
     """The loss of a name. Raises DataError for an unknown one, and for one that has no published formula."""
     if name in _UNPUBLISHED:

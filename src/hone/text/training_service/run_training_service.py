@@ -28,21 +28,18 @@ from hone.core.errors import ConfigError, ResourceError
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.open_engine import EngineSize, open_engine
 from hone.models.language.decoder import Decoder
-from hone.models.language.lora import weights_sha256
 from hone.models.language.token_policy import TokenPolicy
-from hone.process.hub import is_hub_name
 from hone.run.http.listening import listening, signals_end_quietly
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
-from hone.run.saved_config import policy_folder
 from hone.run.store.durable import writing
 from hone.run.store.folder import RunLock
 from hone.text.evaluate.engine_actor import tokenizer_rules
-from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.training_service.app import TrainingRoutes
 from hone.text.training_service.catalogue import ACTIVE_S, Catalogue, remove_checkpoint
 from hone.text.training_service.desk import RequestDesk
-from hone.text.training_service.learner import ServedBase
+from hone.text.training_service.learner import open_base
 from hone.text.training_service.ledger import CheckpointRecord, Ledger, SessionRecord
+from hone.text.training_service.row_ranks import open_row_ranks
 from hone.text.training_service.rows import RowModel
 from hone.text.training_service.sampler import SamplingWorker, WholeWeights
 from hone.text.training_service.service_config import TenantKeys, TrainingServiceConfig
@@ -101,6 +98,8 @@ class TrainingService:
         self.desk.close()
         self.trainer.thread.join()
         self.sampler.thread.join()
+        if self.trainer.ranks is not None:
+            self.trainer.ranks.close()
         if self.claim:
             self.trainer.keep()
         self.desk.ledger.close()
@@ -155,15 +154,7 @@ def open_training_service(
     `TrainingPlace`. Raises ConfigError, DataError and ResourceError."""
     keys = TenantKeys(config.tenants)
     torch.set_num_threads(config.threads)
-    path = config.model.path
-    if not is_hub_name(path) or (beside / path).exists():
-        path = str(beside / path)
-    policy = open_policy(ModelSource(path=path, compute="float32"), seed=0, device="cpu", temperature=1.0)
-    most = policy.decoder.config.max_positions
-    context = config.model.context or most
-    if not 2 <= context <= most:
-        raise ConfigError(f"model.context must be 2 to {most}, the positions of the model, got {context}")
-    base = _base(policy, path)
+    policy, base, context = open_base(config, beside)
     folder = beside / config.folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,6 +166,8 @@ def open_training_service(
     desk = RequestDesk(ledger, clock, Turns(weights={one.name: one.weight for one in config.tenants}))
     limits = config.limits
     trainer = TrainingWorker(base, desk, folder, context, limits.pass_tokens, limits.resident_models)
+    if config.run.ranks > 1:
+        trainer.ranks = open_row_ranks(config, base.rows, beside=beside)
     if config.model.whole:
         trainer.resident = 1  # each has weights, gradient and moments of its own
     sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots, whole)
@@ -217,24 +210,18 @@ def _open_engine(
     return engine, decoder
 
 
-def _base(policy: TokenPolicy, path: str) -> ServedBase:
-    decoder = policy.decoder
-    vocab = min(policy.tokenizer.size, decoder.config.vocab_size)
-    return ServedBase(
-        rows=RowModel(decoder, vocab),
-        tokenizer=policy.tokenizer.for_threads(),
-        folder=policy_folder(Path(path)).resolve(),
-        fingerprint=weights_sha256(decoder),
-        name=path if is_hub_name(path) else str(policy_folder(Path(path)).resolve()),
-    )
-
-
 def plan_lines(config: TrainingServiceConfig) -> list[str]:
     """What the service would be, for `--dry-run`. Raises ConfigError for a tenant without a key."""
     TenantKeys(config.tenants)
     weight = sum(one.weight for one in config.tenants)
     whole = ", all weights trained, by one tenant at a time" if config.model.whole else ""
     lines = [f"model {config.model.path}, for clients {', '.join(config.names)}; folder {config.folder}{whole}"]
+    if config.run.ranks > 1:
+        where = "child processes" if config.cluster is None else f"processes of Ray ({config.cluster.address})"
+        lines.append(
+            f"rows of a pass are shared by {config.run.ranks} ranks: this process and {where}, each with the base and "
+            f"{config.threads} threads; bits are those of one process. Samples are drawn in this one; layers are whole"
+        )
     lines += [
         f"tenant {one.name}: {one.weight / weight:.1%} of the work under load, scopes {', '.join(one.scopes)}, "
         f"at most {one.max_models} models"

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -11,11 +11,13 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError, variable_name
+from hone.parallel.config import ClusterConfig
 
 Scope: TypeAlias = Literal["train", "sample", "read", "publish", "administer"]
 ALL_SCOPES: Final[tuple[Scope, ...]] = ("train", "sample", "read", "publish", "administer")
 LOCAL: Final = "local"
 """The tenant of a service without tenants."""
+_NOT_SERVED: Final = ("device", "tensor", "virtual_ranks")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -85,6 +87,22 @@ class ServiceLimitsConfig(Config):
     """Seconds for which results can be fetched again."""
 
 
+class ServiceRunConfig(Config):
+    """The table `[run]` of `hone train`, as far as a service has it."""
+
+    ranks: int = Field(default=1, ge=1)
+    """Processes that share the rows of every pass, with the bits of one; the base is held by each."""
+    patience_s: float = Field(default=120.0, gt=0)
+    """Longest wait for another rank, seconds; afterwards this process goes on alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_keys(cls, given: object) -> object:
+        if isinstance(given, Mapping) and (others := [f"run.{key}" for key in given if key in _NOT_SERVED]):
+            raise ValueError(f"{', '.join(others)}: a service shares out whole rows of float32 on CPUs; leave it out")
+        return given
+
+
 class TrainingServiceConfig(Config):
     """A training service."""
 
@@ -99,6 +117,10 @@ class TrainingServiceConfig(Config):
     gives log-probabilities of a forward pass to the bit; `auto`: compiled code where it can be built."""
     model: ServedBaseConfig
     """The base."""
+    run: ServiceRunConfig = ServiceRunConfig()
+    """Ranks of the trainer."""
+    cluster: ClusterConfig | None = None
+    """A Ray cluster for the ranks, with the keys of `hone train`; absent: they are child processes."""
     limits: ServiceLimitsConfig = ServiceLimitsConfig()
     """Limits."""
     tenants: list[TenantConfig] = Field(default_factory=list[TenantConfig])
@@ -109,6 +131,21 @@ class TrainingServiceConfig(Config):
         names = [one.name for one in self.tenants]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"tenants: {', '.join(doubled)} stands twice; names are unique")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> "TrainingServiceConfig":
+        faults = list[str]()
+        if self.model.whole and self.run.ranks > 1:
+            faults.append("run.ranks with model.whole: all weights are trained in one process; leave one of them out")
+        if self.cluster is not None and (self.cluster.learner is None or self.run.ranks == 1):
+            faults.append("cluster places the ranks of the trainer: give [cluster.learner], and run.ranks of 2 or more")
+        if self.cluster is not None and self.cluster.rollout.replicas:
+            faults.append("cluster.rollout.replicas: the service draws its samples in its own process; set 0")
+        if self.cluster is not None and self.cluster.learner is not None and self.cluster.learner.gpus:
+            faults.append("cluster.learner.gpus: the service computes on CPUs; leave it out")
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
     @property

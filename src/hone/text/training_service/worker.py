@@ -31,8 +31,9 @@ from hone.text.training_service.ledger import (
     RequestResult,
     SamplerRecord,
 )
-from hone.text.training_service.losses import ServedLoss, find_loss
+from hone.text.training_service.losses import RowLoss, find_loss
 from hone.text.training_service.messages import PROTOBUF, Datum, forward_backward_output, read_call
+from hone.text.training_service.row_ranks import RowRanks
 from hone.text.training_service.rows import RowResult, TrainedRow
 from hone.text.training_service.turns import RowOffer, Waiting, share_pass
 
@@ -66,7 +67,7 @@ class _Pass:
     model: TrainedModel
     forward_only: bool
     data: Sequence[Datum]
-    loss: ServedLoss
+    loss: str
     options: Mapping[str, float]
     before: tuple[Tensor, bool] | None = None
     """The gradient as it was, and whether it was pending."""
@@ -80,11 +81,8 @@ class _Pass:
             adapter=self.model.adapter,
             tokens=datum.tokens,
             targets=np.array(datum.inputs["target_tokens"], np.int64),
-            loss=partial(self._loss, datum),
+            loss=RowLoss(name=self.loss, datum=datum, options=self.options),
         )
-
-    def _loss(self, datum: Datum, logp: Tensor) -> Tensor:
-        return self.loss(logp, datum, self.options)
 
     def take(self, result: RowResult) -> None:
         """Add the result of the next row. Raises DataError for one that is not finite."""
@@ -119,6 +117,8 @@ class TrainingWorker:
     """Tokens of the rows of one pass; a longer row has one of its own."""
     resident: int = 64
     """Models that are held in memory; others wait on the disk."""
+    ranks: RowRanks | None = None
+    """Processes that share the rows of each pass with this one."""
     models: dict[str, TrainedModel] = field(default_factory=dict[str, TrainedModel])
     """By id, the one that was used last at the end."""
     computing: threading.Lock = field(default_factory=threading.Lock)
@@ -241,7 +241,7 @@ class TrainingWorker:
             raise DataError(*faults[:5])
         model = self._model(record.owner, before=record.seq)
         before = None if call.forward_only else (model.gradient(), model.pending)
-        return _Pass(record, one, model, call.forward_only, data, loss, options, before)
+        return _Pass(record, one, model, call.forward_only, data, call.loss, options, before)
 
     def _compute(self, passes: Sequence[_Pass]) -> None:
         """One pass over rows of several calls, the tenant's first that had least work."""
@@ -258,7 +258,9 @@ class TrainingWorker:
             for one in passes
         ]
         able = [place for place, one in enumerate(passes) if one.forward_only == forward_only]
-        room = self.pass_tokens if passes[0].model.rows.shares_passes else 1
+        computer = self.ranks or passes[0].model.rows
+        room = self.pass_tokens * (1 if self.ranks is None else self.ranks.size)
+        room = room if passes[0].model.rows.shares_passes else 1
         chosen = [able[one] for one in share_pass([offers[place] for place in able], room, self._token_s)]
         next_row = {place: len(passes[place].results) for place in able}
         rows, sizes = list[TrainedRow](), list[int]()
@@ -268,12 +270,13 @@ class TrainingWorker:
             next_row[place] += 1
         began = time.thread_time()
         try:
-            results = passes[chosen[0]].model.rows.compute(rows, gradients=not forward_only)
+            results = computer.compute(rows, gradients=not forward_only)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of any failure
             for place in sorted({*chosen}):
                 self._close_pass(passes[place], failed(error))
             return
         spent_s, tokens = time.thread_time() - began, sum(sizes)
+        spent_s += 0.0 if self.ranks is None else self.ranks.core_s
         self._token_s = spent_s * torch.get_num_threads() / tokens
         for place, size, result in zip(chosen, sizes, results, strict=True):
             one = passes[place]
@@ -423,13 +426,12 @@ class TrainingWorker:
             trained.restore(self._checkpoint(saved).state(), optimizer=bool(body.get("optimizer")))
         else:
             call = read_call(request.body)
-            loss = find_loss(call.loss)
-            options = loss.settings(call.loss, call.options)
+            options = find_loss(call.loss).settings(call.loss, call.options)
             turn = Waiting(
                 id=request.id, tenant=request.tenant, owner=request.owner, seq=request.seq, kind=request.kind,
                 came_s=0.0,
             )  # fmt: skip
-            again = _Pass(request, turn, trained, call.forward_only, call.data(), loss, options)
+            again = _Pass(request, turn, trained, call.forward_only, call.data(), call.loss, options)
             while len(again.results) < len(again.data):
                 again.take(trained.rows.compute([again.row(len(again.results))], gradients=True)[0])
 
