@@ -5,7 +5,7 @@ from manual_clock import ManualClock
 
 from hone.models.language.decoder import Decoder
 from hone.models.native import library as products
-from hone.models.native.library import uses_amx_tiles
+from hone.models.native.library import multiplies_half, uses_amx_tiles
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.step_settings import NumberType, StepSettings
 from hone.planner.training_step import step_memory
@@ -28,7 +28,7 @@ def test_a_text_too_long_for_its_scores(
     monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
     settings = StepSettings(
         tokens=3000, text_tokens=3000, path="torch", weights=weights, compute="bfloat16", checkpointing=checkpointing,
-        tile_scratch=uses_amx_tiles(), widens=widens,
+        tile_scratch=uses_amx_tiles(), halves_head=multiplies_half(), widens=widens,
     )  # fmt: skip
     found = tracked_step(BASE, settings, clock=ManualClock())
     assert step_memory(BASE, settings).peak == pytest.approx(found.working_bytes, rel=0.01)

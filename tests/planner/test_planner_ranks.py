@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from hone.cli.main import main
 from hone.core.errors import ResourceError
-from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, multiplies_half, uses_amx_tiles, widens_half_products
 from hone.parallel.group import fake_ranks
 from hone.planner.devices import DEVICES
 from hone.planner.fixes import search_fit
@@ -42,7 +42,14 @@ ANSWERS = GenerationSettings(concurrent=4, prompt_tokens=16, answer_tokens=48, w
 
 def planned(ranks: PlannedRanks, shape: PlannedDecoder = SMALL, **more: Any) -> RunDimensions:
     path = "torch" if available_kernels() is None else "compiled"
-    step = replace(STEP, path=path, tile_scratch=uses_amx_tiles(), widens=widens_half_products(), **more)
+    step = replace(
+        STEP,
+        path=path,
+        tile_scratch=uses_amx_tiles(),
+        halves_head=multiplies_half(),
+        widens=widens_half_products(),
+        **more,
+    )
     return RunDimensions(shape=shape, step=step, generation=ANSWERS, ranks=ranks)
 
 

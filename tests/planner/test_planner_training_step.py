@@ -9,18 +9,38 @@ from fast_share import fast_share
 from manual_clock import ManualClock
 
 from hone.learner.adam import Adam
-from hone.learner.flat_parameters import FlatParameters
+from hone.learner.flat_parameters import MIN_PARAMETERS_TO_RECEIVE, FlatParameters
 from hone.models.language import packed_attention
 from hone.models.language.decoder import Decoder, _offloading_activations
-from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, token_logprobs
+from hone.models.language.token_logprobs import (
+    BLOCK_ELEMENTS,
+    BLOCK_ROWS,
+    CHUNK_ELEMENTS,
+    CUDA_CHUNK_ELEMENTS,
+    token_logprobs,
+)
 from hone.models.native import library as products
-from hone.models.native.library import MAX_POSITIONS, available_kernels, uses_amx_tiles, widens_half_products
+from hone.models.native.library import (
+    MAX_POSITIONS,
+    available_kernels,
+    multiplies_half,
+    uses_amx_tiles,
+    widens_half_products,
+)
 from hone.models.packing import PackedBatch
 from hone.models.tensor_memory import TensorMemory
 from hone.planner import step_settings
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.run_memory import RunDimensions
-from hone.planner.training_step import COMPILED_TEXT_TOKENS, LOGITS_AT_ONCE, StepSettings, saved_per_token, step_memory
+from hone.planner.training_step import (
+    COMPILED_TEXT_TOKENS,
+    HALF_BLOCK,
+    LEAST_RECEIVED,
+    LOGITS_AT_ONCE,
+    StepSettings,
+    saved_per_token,
+    step_memory,
+)
 from hone.text.tracked_step import decoder_config, tracked_step, why_not_tracked
 
 TEXTS = 4
@@ -111,7 +131,12 @@ def test_the_closed_form_is_what_a_tracker_counts(
         pytest.skip("no compiler here")
     shape, settings = CASES[name]
     settings = replace(
-        settings, path=path, compute=compute, tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+        settings,
+        path=path,
+        compute=compute,
+        tile_scratch=uses_amx_tiles(),
+        halves_head=multiplies_half(),
+        widens=widens_half_products(),
     )  # type: ignore[arg-type]
     peak, resident, parameters = measured_peak(shape, settings, monkeypatch)
     assert parameters == shape.parameters
@@ -128,7 +153,12 @@ def mixed_step(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[P
         monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
     shape, settings = CASES[name]
     settings = replace(
-        settings, path=path, compute="bfloat16", tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+        settings,
+        path=path,
+        compute="bfloat16",
+        tile_scratch=uses_amx_tiles(),
+        halves_head=multiplies_half(),
+        widens=widens_half_products(),
     )  # type: ignore[arg-type]
     return shape, settings
 
@@ -241,7 +271,13 @@ def test_weights_in_bfloat16_are_what_a_tracker_counts(
         monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
     shape, settings = CASES[name]
     settings = replace(
-        settings, path=path, weights="bfloat16", compute="bfloat16", tile_scratch=uses_amx_tiles(), widens=widens
+        settings,
+        path=path,
+        weights="bfloat16",
+        compute="bfloat16",
+        tile_scratch=uses_amx_tiles(),
+        halves_head=multiplies_half(),
+        widens=widens,
     )  # type: ignore[arg-type]
     found = tracked_step(shape, settings, clock=ManualClock())
     assert found.resident_bytes == 8 * shape.parameters
@@ -280,6 +316,7 @@ def test_mixtures_of_experts_are_what_a_tracker_counts(
         weights=weights,
         compute=compute,
         tile_scratch=uses_amx_tiles(),
+        halves_head=multiplies_half(),
         widens=widens_half_products(),
     )  # type: ignore[arg-type]
     found = tracked_step(shape, settings, clock=ManualClock(), fake=False)
@@ -348,6 +385,8 @@ def test_a_layer_by_hand() -> None:
 
 def test_the_chunks_of_logits_are_those_of_the_policy() -> None:
     assert LOGITS_AT_ONCE == {"cpu": CHUNK_ELEMENTS, "gpu": CUDA_CHUNK_ELEMENTS}
+    assert HALF_BLOCK == (BLOCK_ROWS, BLOCK_ELEMENTS)
+    assert LEAST_RECEIVED == MIN_PARAMETERS_TO_RECEIVE
 
 
 QWEN3_8B = {

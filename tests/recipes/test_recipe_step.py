@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from manual_clock import ManualClock
 
-from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, multiplies_half, uses_amx_tiles, widens_half_products
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
 from hone.planner.run_settings import PLANNED_RECIPES, adapter_sizes
@@ -64,7 +64,12 @@ def config_of(recipe: str, **more: object) -> RunConfig:
 def run_of(shape: PlannedDecoder, recipe: str, *, rank: int = 0) -> RunDimensions:
     path = "torch" if available_kernels() is None else "compiled"
     step = StepSettings(
-        tokens=TOKENS, text_tokens=LONGEST, path=path, tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+        tokens=TOKENS,
+        text_tokens=LONGEST,
+        path=path,
+        tile_scratch=uses_amx_tiles(),
+        halves_head=multiplies_half(),
+        widens=widens_half_products(),
     )
     found = facts(recipe)
     writes = found.get("writes", False)

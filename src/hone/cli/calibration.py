@@ -28,12 +28,14 @@ def processor_name(cpuinfo: Path = CPUINFO) -> str:
 def processor_traits(cpuinfo: Path = CPUINFO) -> ProcessorTraits:
     """What this machine's processor can do, by the flags that its system names."""
     flags = set(next(_values(cpuinfo, ("flags", "Features")), "").split())
+    limit, amd = instruction_set_limit(), next(_values(cpuinfo, ("vendor_id",)), "") == "AuthenticAMD"
     compiled = not is_disabled() and find_compiler() is not None
     return ProcessorTraits(
         compiled=compiled,
         bfloat16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}),
-        tiles=compiled and "amx_bf16" in flags and instruction_set_limit() in (None, "amx"),
+        tiles=(tiles := compiled and "amx_bf16" in flags and limit in (None, "amx")),
         widens=platform.machine().lower() in {"x86_64", "amd64"} and not flags >= _AVX512,
+        halves=tiles or (compiled and amd and "avx512_bf16" in flags and limit in (None, "amx", "avx512_bf16")),
     )
 
 

@@ -130,7 +130,7 @@ def on_device(run: RunDimensions, device: DeviceSpec) -> RunDimensions:
     if not device.is_gpu or run.step.path == "fused":
         return run
     run = replace(run, ranks=replace(run.ranks, beside=0))
-    step = replace(run.step, path="fused", compute="bfloat16", tile_scratch=False, widens=False)
+    step = replace(run.step, path="fused", compute="bfloat16", tile_scratch=False, widens=False, halves_head=False)
     generation = run.generation
     if generation is not None:
         generation = replace(

@@ -89,6 +89,8 @@ class ProcessorTraits:
     """It multiplies by tiles (AMX)."""
     widens: bool = False
     """It multiplies bfloat16 by float32 matrices (x86 without AVX-512)."""
+    halves: bool = False
+    """It multiplies numbers that are rounded to bfloat16 with float32 sums (AMX, or AVX-512 BF16 of AMD)."""
 
 
 class PlannedSettings:
@@ -249,6 +251,7 @@ def describe_run(
             predicts_tokens=recipe.predicts_tokens,
             tile_scratch=on_cpu and processor.tiles,
             widens=on_cpu and processor.widens,
+            halves_head=on_cpu and processor.halves,
         ),
         generation=_generation(recipe, settings, shape, lengths) if writes and not _answers_apart(settings) else None,
         trained_parameters=None if adapter is None else adapter[0],

@@ -50,6 +50,9 @@ class StepSettings:
     """The processor multiplies bfloat16 by tiles, whose layout takes some room."""
     widens: bool = False
     """The processor multiplies bfloat16 by float32 matrices (x86 without AVX-512)."""
+    halves_head: bool = True
+    """The processor multiplies rounded numbers for the output projection, where products are of bfloat16 (AMX, or
+    AVX-512 BF16 of AMD)."""
     texts_together: int = 1
     """Texts that no micro-batch parts: 2 of a pair."""
     step_tokens: int = 0
@@ -103,6 +106,11 @@ class StepSettings:
     def by_hone(self) -> bool:
         """Products have backward passes of hone's: in mixed precision, where bfloat16 is widened, and by tiles."""
         return self.mixed or (self.widens if self.compute == "bfloat16" else self.tile_scratch)
+
+    @property
+    def has_half_head(self) -> bool:
+        """Logits are computed in blocks of the vocabulary."""
+        return self.halves_head and self.compute == "bfloat16" and self.path != "fused"
 
     @property
     def widens_products(self) -> bool:

@@ -114,6 +114,11 @@ LOGITS_AT_ONCE: Final = {"cpu": 1 << 22, "gpu": 1 << 27}
 COMPILED_TEXT_TOKENS: Final = 2048
 """Tokens of the longest text that the compiled attention takes (`hone.models.native.library`)."""
 _LEAST_ROWS: Final = 16
+LEAST_RECEIVED: Final = 1 << 20
+"""Parameters from which on layers hand their gradients over (`hone.learner.flat_parameters`); tests hold the two to be
+equal."""
+HALF_BLOCK: Final = (1024, 1 << 19)
+"""Rows, and logits of a block where products are of bfloat16; tests hold them to be equal to `token_logprobs`'s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +188,9 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     kept, recomputed = _kept_and_recomputed(shape, settings, outside=outside, rounded=rounded)
     kept_weights = 0 if settings.checkpointing else shape.layers * rounded
     vocabulary = s * shape.vocabulary_weights if settings.trained_vocabulary else 0
-    waiting = vocabulary if shape.tied and settings.predicts_tokens else 0
+    received = shape.parameters >= LEAST_RECEIVED and not settings.gathers
+    in_place = received and settings.has_half_head  # the head adds its gradient to the sum at once
+    waiting = vocabulary if shape.tied and settings.predicts_tokens and not in_place else 0
     everything = kept + kept_weights
     if settings.gathers and not shape.tied:  # the gradient of the output projection waits for that of the embedding
         waiting = vocabulary if settings.predicts_tokens else 0
@@ -274,8 +281,21 @@ def _norm_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
 
 
 def _logit_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
-    """Logits alive at once: logits and their log-softmax, 8 bytes each; with the entropy's gradient 21. Where bfloat16
-    is widened, the gradients of the states or of the vocabulary may take more beside the logits' own, in 6 bytes."""
+    """Logits alive at once: logits and their log-softmax, 8 bytes each; with the entropy's gradient 21; of a block 4
+    and 9. Where bfloat16 is widened, the gradients of the states or of the vocabulary may take more beside the logits'
+    own, in 6 bytes."""
+    if settings.has_half_head:
+        rows = max(1, min(settings.decisions, HALF_BLOCK[0]))
+        logits = min(rows * shape.vocab, max(HALF_BLOCK[1], 32 * rows))
+        block = (9 if settings.entropy else 4) * logits
+        if settings.weights == "float32":
+            return block + 28 * rows
+        # Sums in float32 of the gradients of states, and of a block's weights.
+        return (
+            max(block, 4 * logits + 4 * logits // rows * shape.hidden)
+            + 21 * rows
+            + 2 * shape.hidden * settings.decisions
+        )
     most = LOGITS_AT_ONCE["gpu" if settings.path == "fused" else "cpu"]
     rows = min(settings.decisions, max(_LEAST_ROWS, most // shape.vocab))
     loss = (21 if settings.entropy else 8) * rows * shape.vocab

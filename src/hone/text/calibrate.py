@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from hone.core.clock import Clock
-from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, multiplies_half, uses_amx_tiles, widens_half_products
 from hone.native.build import keep_freed_memory
 from hone.planner.calibration import MachineCalibration
 from hone.planner.planned_decoder import PlannedDecoder
@@ -35,6 +35,7 @@ def calibrate_cpu(clock: Clock, *, processor: str) -> MachineCalibration:
         tokens=_TEXT, text_tokens=_TEXT, path="torch" if available_kernels() is None else "compiled",
         tile_scratch=uses_amx_tiles(),
         widens=widens_half_products(),
+        halves_head=multiplies_half(),
     )  # fmt: skip
     keep_freed_memory()  # as every training run does
     tracked_step(_SHAPE, settings, clock=clock, fake=False)  # libraries are loaded at their first use

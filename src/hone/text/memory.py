@@ -13,7 +13,7 @@ from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.lora import suggested_rate_factor
 from hone.models.language.peft_folder import is_adapter
 from hone.models.language.tokenizers import Tokenizer
-from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, multiplies_half, uses_amx_tiles, widens_half_products
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import ONE_PROCESS
 from hone.planner.run_memory import network_parts
@@ -87,6 +87,7 @@ def text_memory(
         bfloat16=has_fast_bfloat16(device),
         tiles=uses_amx_tiles(),
         widens=widens_half_products(),
+        halves=multiplies_half(),
     )
     run = describe_run(
         recipe,

@@ -28,7 +28,7 @@ from hone.models.language.init import new_model
 from hone.models.language.lora import LoraAdapter, LoraConfig
 from hone.models.language.peft_folder import save_adapter
 from hone.models.language.tensor_parallel import tensor_split_faults
-from hone.models.native.library import uses_amx_tiles, widens_half_products
+from hone.models.native.library import multiplies_half, uses_amx_tiles, widens_half_products
 from hone.models.packing import pack_rows
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.training_step import StepSettings, step_memory
@@ -42,7 +42,12 @@ PLANNED = PlannedDecoder(
     latent=48, query_latent=40, plain=24, value=20,
 )  # fmt: skip
 STEP = StepSettings(
-    tokens=512, text_tokens=128, path="torch", tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+    tokens=512,
+    text_tokens=128,
+    path="torch",
+    tile_scratch=uses_amx_tiles(),
+    halves_head=multiplies_half(),
+    widens=widens_half_products(),
 )
 
 

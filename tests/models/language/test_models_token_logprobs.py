@@ -167,3 +167,87 @@ def test_products_of_bfloat16_numbers_have_float32_sums(monkeypatch, chunk):
     for a, b in zip(mine, theirs, strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a.double(), b, rtol=0, atol=2**-8 * float(b.abs().max()))
+
+
+# ---------------------------------------------------------------------------------------------------- bfloat16 products
+
+
+def rounded_draws(rows=70, width=40, vocab=90):
+    hidden, weight, _ = draws(rows, width, vocab)
+    chosen = torch.arange(rows) * 7 % vocab
+    return (hidden * 0.3).detach().float().requires_grad_(), weight.detach().float().requires_grad_(), chosen
+
+
+@pytest.fixture(params=[(64, 1 << 19), (32, 32 * 32), (1024, 1 << 19)], ids=["rows", "both", "whole"])
+def _blocks(request, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_ROWS", request.param[0])
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", request.param[1])
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize(("cap", "mask", "used"), [(None, False, None), (3.0, False, None), (2.0, True, 80)])
+def test_blocks_of_the_vocabulary_are_the_plain_formula_on_rounded_numbers(cap, mask, used):
+    """Values against float64 on numbers rounded to bfloat16, whose products float32 holds; gradients to a rounding of
+    what is multiplied."""
+    hidden, weight, chosen = rounded_draws()
+    chosen = chosen % (used or 90)
+    further = torch.stack(((chosen + 1) % 80, torch.full_like(chosen, 31), torch.full_like(chosen, 32)), dim=1)
+    settings = {"cap": cap, "sampling_mask": None, "vocab_size_used": used}
+    if mask:
+        keep = [
+            [int(one), (int(one) + 3) % 80, 40] if n % 2 else [-1, (int(one) + 1) % 80] for n, one in enumerate(chosen)
+        ]
+        keep[4] = []
+        offsets = torch.tensor([0, *map(len, keep)]).cumsum(0)
+        settings["sampling_mask"] = module.SamplingMask(
+            ids=torch.tensor([one for some in keep for one in some]), offsets=offsets
+        )
+    found = query_logprobs(hidden, weight, chosen, further, LogprobQuery(0.7, True, half=True, **settings))
+    wide = [one.detach().bfloat16().double().requires_grad_() for one in (hidden, weight)]
+    wanted = query_logprobs(*wide, chosen, further, LogprobQuery(0.7, True, **settings))
+    pairs = [(found.logp, wanted.logp), (found.entropy, wanted.entropy), (found.extra_logp, wanted.extra_logp)]
+    for ours, theirs in pairs:
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+    def total(result):
+        extra = torch.where(result.extra_logp.isfinite(), result.extra_logp, 0.0)
+        return result.logp.sin().sum() + (result.entropy * 0.5).sum() + (extra * 0.1).sum()
+
+    for ours, theirs in zip(
+        torch.autograd.grad(total(found), (hidden, weight)), torch.autograd.grad(total(wanted), wide), strict=True
+    ):
+        assert (ours.double() - theirs).abs().max() < 2**-7 * theirs.abs().max()
+    if used is not None:
+        (to_weight,) = torch.autograd.grad(
+            query_logprobs(hidden, weight, chosen, None, LogprobQuery(0.7, half=True, vocab_size_used=used)).logp.sum(),
+            (weight,),
+        )
+        assert not to_weight[used:].any()
+
+
+def test_blocks_by_hand():
+    """Logits (1, 1, 3 ln 2) over two blocks would be one block here; e + e + 8 = 13.4366, so that log p is -2.5979 for
+    the first. bfloat16 holds all numbers but the logarithm, which is taken as it is rounded."""
+    third = torch.tensor(3 * math.log(2)).bfloat16().item()
+    hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [1.0], [third]])
+    found = query_logprobs(hidden, weight, torch.tensor([0]), torch.tensor([[2]]), LogprobQuery(1.0, half=True))
+    total = 2 * math.e + math.exp(third)
+    assert found.logp.item() == pytest.approx(1 - math.log(total), abs=1e-6)
+    assert found.extra_logp.item() == pytest.approx(third - math.log(total), abs=1e-6)
+
+
+def test_no_tokens_have_no_gradient_and_weights_in_bfloat16_have_their_own():
+    hidden, weight, chosen = rounded_draws()
+    nothing = query_logprobs(hidden[:0], weight, chosen[:0], None, LogprobQuery(1.0, half=True)).logp
+    to_hidden, to_weight = torch.autograd.grad(nothing.sum(), (hidden, weight))
+    assert not to_hidden.any() and not to_weight.any()
+    low = [one.detach().bfloat16().requires_grad_() for one in (hidden, weight)]
+    question = LogprobQuery(1.0, half=True)
+    mine = torch.autograd.grad(query_logprobs(*low, chosen, None, question).logp.sum(), low)
+    theirs = torch.autograd.grad(query_logprobs(hidden, weight, chosen, None, question).logp.sum(), (hidden, weight))
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.dtype == torch.bfloat16
+        torch.testing.assert_close(a.float(), b, rtol=2**-8, atol=2**-8)
+    frozen = query_logprobs(hidden, weight.detach(), chosen, None, question).logp
+    torch.testing.assert_close(torch.autograd.grad(frozen.sum(), hidden)[0], theirs[0], rtol=0, atol=0)

@@ -21,7 +21,7 @@ RUNNER = {
     "avx512_bf16": ("-mavx512bf16",),
     "amx": AMX,
 }
-TRAINING = {"avx2": AVX2, "avx512": AVX512, "amx": (*AMX, "-mavx512bf16")}
+TRAINING = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": ("-mavx512bf16",), "amx": (*AMX, "-mavx512bf16")}
 PERCEPTRON = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
 
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from hone.core.errors import ConfigError
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.fused_ops import tiled_linear
 from hone.models.language.init import new_model
 from hone.models.language.token_logprobs import token_logprobs
 from hone.models.native import library as products
-from hone.models.native.library import tiled_matmul, uses_amx_tiles
+from hone.models.native.library import half_matmul, tiled_matmul, uses_amx_tiles
 from hone.models.packing import pack_rows
 
 needs_tiles = pytest.mark.skipif(not uses_amx_tiles(), reason="takes a processor with AMX")
@@ -199,6 +200,77 @@ def test_torch_is_asked_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     left = normal(300, 300)
     assert torch.equal(tiled_matmul(left, left), left @ left)
     assert not uses_amx_tiles()
+
+
+@pytest.fixture(params=["avx512_bf16", "amx"])
+def _set(request: pytest.FixtureRequest) -> Iterator[None]:
+    path = products.build().path
+    try:
+        products.open_kernels(path, request.param)
+    except ConfigError:
+        pytest.skip("does not run here")
+    yield
+    products.open_kernels(path)
+
+
+def rounded_product(left: Tensor, right: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
+    """By the kernel, on processors too that have a faster way."""
+    return products._product(left, right, None, out, add=add, rounded=True)
+
+
+@pytest.mark.usefixtures("_set")
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 40, 1600)])
+def test_a_product_of_rounded_numbers_sums_in_float32(shape: tuple[int, int, int]) -> None:
+    """Of each kind of number and order in memory; an element depends on its row and column alone."""
+    rows, columns, depth = shape
+    x, weight = normal(rows, depth), normal(columns, depth, seed=1)
+    wanted = x.bfloat16().double() @ weight.bfloat16().double().t()
+    limit = (x.abs() @ weight.abs().t()).double() * 4e-7
+    lefts = (x, x.bfloat16(), x.t().contiguous().t(), x.bfloat16().t().contiguous().t())
+    rights = (weight.t(), weight.bfloat16().t(), weight.t().contiguous(), weight.bfloat16().t().contiguous())
+    first = rounded_product(x, weight.t())
+    assert ((first.double() - wanted).abs() <= limit).all()
+    for left, right in zip((*lefts, x), (*rights, weight.bfloat16().t()), strict=True):
+        assert torch.equal(rounded_product(left, right), first)
+    assert torch.equal(rounded_product(x[rows // 2 :], weight.t()), first[rows // 2 :])
+    before = normal(rows, columns, seed=2)
+    grown = rounded_product(x, weight.t(), before.clone(), add=True)
+    torch.testing.assert_close(grown, before + first, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_set")
+def test_rounding_by_hand() -> None:
+    """bfloat16 has 8 bits: 1 + 2^-7 is one, 1 + 2^-8 lies between two and goes to the even one, and 1 + 3 2^-8 too."""
+    numbers = torch.tensor([[1 + 2.0**-7, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -(2.0**-120), torch.inf]])
+    found = torch.cat([rounded_product(numbers[:, [n]], torch.ones(1, 1)) for n in range(5)], dim=1)
+    assert found.tolist() == [[1 + 2.0**-7, 1.0, 1 + 2.0**-6, -(2.0**-120), torch.inf]]
+    # 255 times 257 is no bfloat16 number: 257 is rounded to 256, and the product is not.
+    assert rounded_product(torch.tensor([[255.0]]), torch.tensor([[257.0]])).item() == 255 * 256
+
+
+def test_products_of_rounded_numbers_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, before = normal(70, 40), normal(50, 40, seed=1), normal(70, 50, seed=2)
+    wanted = x.bfloat16().double() @ weight.bfloat16().double().t()
+    for _ in range(2):
+        found = half_matmul(x, weight.t())
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+        grown, place = before.clone(), torch.empty(70, 50)
+        assert half_matmul(x, weight.t(), out=place) is place and torch.equal(place, found)
+        torch.testing.assert_close(half_matmul(x, weight.t(), out=grown, add=True), before + found)
+        assert half_matmul(x[:0], weight.t()).shape == (0, 50)
+        monkeypatch.setattr(products, "multiplies_half", lambda: False)
+
+
+@pytest.mark.parametrize(("device", "compute", "kernels", "half"), [
+    ("cuda", torch.bfloat16, False, True), ("cpu", torch.bfloat16, True, True), ("cpu", torch.bfloat16, False, False),
+    ("cpu", torch.float32, True, False), ("cuda", torch.float32, True, False), ("meta", torch.bfloat16, True, False),
+])  # fmt: skip
+def test_where_the_head_multiplies_bfloat16(
+    device: str, compute: torch.dtype, kernels: bool, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "multiplies_half", lambda: kernels)
+    assert products.uses_half_products(torch.device(device), compute) is half
 
 
 def test_the_gradients_of_a_linear_layer() -> None:

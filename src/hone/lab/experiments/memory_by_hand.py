@@ -21,7 +21,7 @@ from hone.lab.finding import (
     line_plot,
 )
 from hone.models.language.decoder import Decoder
-from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, multiplies_half, uses_amx_tiles, widens_half_products
 from hone.models.tensor_memory import TensorMemory, without_numbers
 from hone.planner.known_models import known_model
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
@@ -147,6 +147,7 @@ def run_of(shape: PlannedDecoder, *, tokens: int, rank: int = 0) -> RunDimension
             trained_vocabulary=not rank,
             tile_scratch=uses_amx_tiles(),
             widens=widens_half_products(),
+            halves_head=multiplies_half(),
         ),
         generation=GenerationSettings(
             concurrent=_ANSWERS,

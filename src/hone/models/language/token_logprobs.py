@@ -1,9 +1,11 @@
 """Log-probability and entropy of chosen tokens under the model, without a `[tokens, vocab]` tensor.
 
-The output projection and the log-softmax, in chunks that are recomputed in the backward pass.
+The output projection and the log-softmax, in chunks that are recomputed in the backward pass: of rows, or, for bfloat16
+products on a CPU, of the vocabulary, so that each weight is read once for all rows (an online softmax; Milakov and
+Gimelshein, 2018).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.gradient_buffers import AutogradContext
+from hone.models.gradient_buffers import AutogradContext, write_gradient
 from hone.models.native.library import computes_nothing, half_matmul
 from hone.models.native.library import tiled_matmul as tiled
 
@@ -19,6 +21,10 @@ CHUNK_ELEMENTS: Final = 1 << 22
 """Logits that live at once: 16 MiB in float32."""
 CUDA_CHUNK_ELEMENTS: Final = 1 << 27
 """The same on a GPU, 512 MiB: smaller products would leave most of it idle."""
+BLOCK_ELEMENTS: Final = 1 << 19
+"""The same for bfloat16 products on a CPU, 2 MiB, which stay in its cache."""
+BLOCK_ROWS: Final = 1024
+"""Rows of such a block, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +131,7 @@ class LogprobQuery:
     """Logits z become `cap tanh(z / cap)` before they are divided by the temperature."""
 
     def operands(self, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """What is multiplied."""
+        """What is multiplied; products of blocks round it themselves."""
         return (hidden.to(torch.bfloat16), weight.to(torch.bfloat16)) if self.half else (hidden, weight)
 
     def log_softmax(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
@@ -136,13 +142,20 @@ class LogprobQuery:
         self, hidden: Tensor, weight: Tensor, part: slice, *, slope: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """The same, and what the gradient of its input is multiplied by beside the temperature; None: by nothing."""
+        logits, steep = self.logits_and_slope(hidden, weight, part, slice(0, len(weight)), slope=slope)
+        return torch.log_softmax(logits, dim=-1), steep
+
+    def logits_and_slope(
+        self, hidden: Tensor, weight: Tensor, part: slice, columns: slice, *, slope: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits `[rows of part, columns]`, divided by the temperature, and what their gradients are multiplied by."""
         product = _half_linear if self.half else self.matmul
-        logits, steep = _scaled_logits(hidden[part], weight, self.temperature, product, self.cap), None
+        logits, steep = _scaled_logits(hidden[part], weight[columns], self.temperature, product, self.cap), None
         if self.cap is not None and slope:  # 1 - tanh^2
             steep = (logits * (self.temperature / self.cap)).square_().neg_().add_(1)
         if self.sampling_mask is not None:
-            logits = logits.masked_fill_(_masked_tokens(self.sampling_mask, part, logits), -torch.inf)
-        return torch.log_softmax(logits, dim=-1), steep
+            logits = logits.masked_fill_(_masked_tokens(self.sampling_mask, part, logits, columns.start), -torch.inf)
+        return logits, steep
 
 
 def query_logprobs(
@@ -150,7 +163,9 @@ def query_logprobs(
 ) -> TokenLogprobs:
     """`token_logprobs`, with everything that may be asked."""
     asked = chosen[:, None] if among is None else torch.cat((chosen[:, None], among), dim=1)
-    logp, entropies = _TokenLogprobsFunction.apply(hidden, weight, asked, question)
+    by_blocks = question.half and hidden.device.type == "cpu"
+    function = _BlockwiseLogprobsFunction if by_blocks else _TokenLogprobsFunction
+    logp, entropies = function.apply(hidden, weight, asked, question)
     return TokenLogprobs(
         logp=logp[:, 0],
         entropy=entropies if question.entropy else None,
@@ -183,15 +198,17 @@ def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     return [*parts[:2], *parts[2:][-1:]] if computes_nothing() else parts
 
 
-def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor) -> Tensor:
+def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor, first: int = 0) -> Tensor:
+    """True where a token was cut off, for the rows of `part` and the tokens of `logits`, of which `first` is one."""
     bounds = kept.offsets[part.start : part.stop + 1]
     counts, ids = bounds.diff(), kept.ids[bounds[0] : bounds[-1]]
     rows = torch.repeat_interleave(torch.arange(len(counts), device=logits.device), counts)
     lists_cut = torch.zeros(len(counts), dtype=torch.bool, device=logits.device)
     lists_cut[rows[ids < 0]] = True
     cut = ((counts > 0) & ~lists_cut)[:, None].expand(logits.shape).clone()
-    tokens = (ids >= 0) & (ids < logits.shape[1])  # the last byte of an engine's bits may reach beyond the vocabulary
-    cut[rows[tokens], ids[tokens]] = lists_cut[rows[tokens]]
+    # The last byte of an engine's bits may reach beyond the vocabulary.
+    tokens = (ids >= first) & (ids < first + logits.shape[1])
+    cut[rows[tokens], ids[tokens] - first] = lists_cut[rows[tokens]]
     return cut
 
 
@@ -252,6 +269,126 @@ class _TokenLogprobsFunction(torch.autograd.Function):
                 tiled(grad.T, hidden[part], out=grad_weight, add=True)
             del all_logp, grad, slope  # or they would stand beside the next chunk's
         return grad_hidden, all_grad_weight, None, None
+
+
+class _BlockwiseLogprobsFunction(torch.autograd.Function):
+    """`_TokenLogprobsFunction` over blocks of rows and of the vocabulary. With the largest logit m so far, sums of
+    exp(l - m) and of l exp(l - m) go on from block to block, and are scaled where m grows:
+    logp(k) = l_k - log sum exp(l), and H = log sum exp(l) - sum p l."""
+
+    @staticmethod
+    def forward(
+        ctx: AutogradContext, hidden: Tensor, weight: Tensor, asked: Tensor, question: LogprobQuery
+    ) -> tuple[Tensor, Tensor]:
+        logp = torch.empty(asked.shape)
+        entropies, normalisers = torch.zeros(len(hidden) if question.entropy else 0), torch.empty(len(hidden))
+        used = weight[: question.vocab_size_used]
+        for part in _row_blocks(hidden):
+            largest = torch.full((len(hidden[part]), 1), torch.finfo(torch.float32).min)
+            total, weighted = torch.zeros_like(largest), torch.zeros_like(largest)
+            for columns in _column_blocks(part, used):
+                logits = question.logits_and_slope(hidden, used, part, columns, slope=False)[0]
+                inside, places = _places_in_block(asked[part], columns)
+                logp[part] = torch.where(inside, logits.gather(1, places), logp[part])
+                before, largest = largest, torch.maximum(largest, logits.amax(1, keepdim=True))
+                shrunk = (before - largest).exp_()
+                if question.entropy:
+                    p = (logits - largest).exp_()
+                    spread = logits.mul_(p).masked_fill_(p == 0, 0.0)
+                    weighted = weighted * shrunk + spread.sum(1, keepdim=True)
+                    del spread
+                else:
+                    p = logits.sub_(largest).exp_()
+                total = total * shrunk + p.sum(1, keepdim=True)
+                del logits, p  # or they would stand beside the next block's
+            normaliser = total.log().add_(largest)
+            logp[part] -= normaliser
+            normalisers[part] = normaliser[:, 0]
+            if question.entropy:
+                entropies[part] = (normaliser - weighted / total)[:, 0]
+        ctx.save_for_backward(hidden, weight, asked, normalisers, entropies)
+        ctx.question, ctx.weight = question, weight
+        return logp, entropies
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden, weight = ctx.saved_tensors[:2]
+        to_hidden = torch.zeros(hidden.shape) if ctx.needs_input_grad[0] else None
+
+        def write(place: Tensor | None) -> bool:
+            _blockwise_gradients(ctx.saved_tensors, ctx.question, grads, to_hidden, place)
+            return True
+
+        def compute() -> Tensor:
+            place = torch.empty_like(weight)
+            write(place)
+            return place
+
+        own = None
+        if ctx.needs_input_grad[1]:
+            own = write_gradient(ctx.weight, lambda place: place.dtype == torch.float32 and write(place), compute)
+        else:
+            write(None)
+        return None if to_hidden is None else to_hidden.to(hidden.dtype), own, None, None
+
+
+def _blockwise_gradients(
+    kept: Sequence[Tensor],
+    question: LogprobQuery,
+    grads: Sequence[Tensor],
+    to_hidden: Tensor | None,
+    to_weight: Tensor | None,
+) -> None:
+    """Add the gradient of the states to `to_hidden` and write that of the weight to `to_weight`."""
+    hidden, weight, asked, normalisers, entropies = kept
+    to_logp, to_entropy = (grad / question.temperature for grad in grads)
+    used = weight[: question.vocab_size_used]
+    if to_weight is not None:
+        to_weight[len(used) if len(hidden) else 0 :].zero_()
+    for part in _row_blocks(hidden):
+        share = -to_logp[part].sum(1, keepdim=True)
+        for columns in _column_blocks(part, used):
+            logits, slope = question.logits_and_slope(hidden, used, part, columns)
+            all_logp = logits.sub_(normalisers[part, None])
+            if question.entropy:
+                p = all_logp.exp()
+                uncertain = all_logp.add_(entropies[part, None]).mul_(p).masked_fill_(p == 0, 0.0)
+                grad = p.mul_(share).sub_(uncertain.mul_(to_entropy[part, None]))
+                del p, uncertain
+            else:
+                grad = all_logp.exp_().mul_(share)
+            inside, places = _places_in_block(asked[part], columns)
+            grad.scatter_add_(1, places, torch.where(inside, to_logp[part], 0.0))
+            if slope is not None:
+                grad *= slope
+            if to_hidden is not None:
+                half_matmul(grad, used[columns], out=to_hidden[part], add=True)
+            if to_weight is not None and to_weight.dtype == torch.float32:
+                half_matmul(grad.t(), hidden[part], out=to_weight[columns], add=part.start > 0)
+            elif to_weight is not None:
+                rows = half_matmul(grad.t(), hidden[part])
+                to_weight[columns] = rows.add_(to_weight[columns]) if part.start > 0 else rows
+                del rows
+            del logits, all_logp, grad, slope, inside, places  # or they would stand beside the next block's
+
+
+def _row_blocks(hidden: Tensor) -> list[slice]:
+    """Rows that are computed at once; where only memory is asked for, the first alone."""
+    parts = [slice(start, min(start + BLOCK_ROWS, len(hidden))) for start in range(0, len(hidden), BLOCK_ROWS)]
+    return parts[:1] if computes_nothing() else parts
+
+
+def _column_blocks(part: slice, weight: Tensor) -> list[slice]:
+    """Tokens of the vocabulary whose logits are computed at once; where only memory is asked for, the first two."""
+    size = max(32, BLOCK_ELEMENTS // max(1, part.stop - part.start) // 32 * 32)
+    blocks = [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
+    return blocks[:2] if computes_nothing() else blocks
+
+
+def _places_in_block(asked: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Which tokens of `asked` are in a block, and their places in it, where they are."""
+    inside = (asked >= columns.start) & (asked < columns.stop)
+    return inside, (asked - columns.start).clamp_(0, columns.stop - columns.start - 1)
 
 
 def _entropy(p: Tensor, logp: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from hone.native.build import (
 )
 from hone.native.build import build as build_source
 
-ISA_NAMES: Final = ("portable", "avx2", "avx512", "amx")
+ISA_NAMES: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 LIBRARY_LABEL: Final = "the compiled training kernels"
 FOLDER: Final = Path(__file__).parent / "source"
 
@@ -42,9 +42,10 @@ _FLAGS: Final = {
     "portable": (),
     "avx2": AVX2,
     "avx512": AVX512,
+    "avx512_bf16": (*AVX512, "-mavx512bf16"),
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-_FILES: Final = {"amx": "amx.cpp"}
+_FILES: Final = {"avx512_bf16": "bf16.cpp", "amx": "amx.cpp"}
 """Instruction sets with kernels of their own; missing kernels are those of the set before."""
 _Int, _Long, _At, _Real = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
@@ -97,6 +98,7 @@ class _HoneProduct(ctypes.Structure):
     _fields_ = [
         *((name, _Long) for name in ("rows", "columns", "depth", "left_stride", "right_stride", "out_stride")),
         *((name, _Int) for name in ("left_depth_first", "right_depth_first", "add", "threads")),
+        *((name, _Int) for name in ("rounded", "left_half", "right_half")),
         *((name, _At) for name in ("left", "right", "bias", "out")),
     ]
 
@@ -121,6 +123,7 @@ _SIGNATURES: Final = {
     "hone_attend_back": (None, [ctypes.POINTER(_HoneAttention)]),
     "hone_decode": (None, [ctypes.POINTER(_HoneBlocks)]),
     "hone_has_tiles": (_Int, []),
+    "hone_has_product": (_Int, []),
     "hone_slope": (None, [ctypes.POINTER(_HoneSlope)]),
     "hone_product": (None, [ctypes.POINTER(_HoneProduct)]),
 }
@@ -460,10 +463,11 @@ class _NativeAttentionFunction(torch.autograd.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- products
-# Matrix products of linear layers by AMX tiles: of float32 numbers in three bfloat16 pieces, and of bfloat16 numbers.
+# Matrix products of linear layers by AMX tiles: of float32 numbers in three bfloat16 pieces, and of bfloat16 numbers;
+# the latter of the vocabulary head by AVX-512 BF16 too.
 #
 # With the conditions for their use; torch computes the rest. float32 takes six products of pieces, so that a result is
-# at least as close to the true one as torch's (source/product_amx.h).
+# at least as close to the true one as torch's (source/product.h).
 #
 # torch multiplies bfloat16 matrices by oneDNN where the processor has AVX-512, and by plain loops where it has not: 10
 # to 80 times slower than float32. There they are widened.
@@ -511,26 +515,38 @@ def tiled_matmul(
     threads, `M` or `N`. Infinite inputs give NaN, and pieces of a number below 2^-126 count as zero. There are no
     gradients; `add` takes no bias.
     """
-    threads = torch.get_num_threads()
     rows, depth, columns = *left.shape, right.shape[1]
-    ways = _memory_order(left), _memory_order(right)
     if (
         min(rows, columns, depth) < _MIN_SIZE
         or rows * columns * depth < _MIN_MULTIPLICATIONS
         or left.dtype != torch.float32
         or right.dtype != torch.float32
-        or None in ways
+        or None in (_memory_order(left), _memory_order(right))
         or left.device.type != "cpu"
         or not uses_amx_tiles()
     ):
         return _by_torch(left, right, bias, out, add=add)
+    return _product(left, right, bias, out, add=add, rounded=False)
+
+
+def _product(
+    left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | None, *, add: bool, rounded: bool
+) -> Tensor:  # fmt: skip
+    """The kernel's product of matrices that each lie in one memory order."""
+    rows, depth, columns = *left.shape, right.shape[1]
     if out is None:
         out = torch.empty(rows, columns)
     assert out.shape == (rows, columns) and out.stride(1) == 1 and out.dtype == torch.float32
     bias = None if bias is None else bias.contiguous()
-    (left_first, left_stride), (right_first, right_stride) = (way for way in ways if way is not None)
-    numbers = rows, columns, depth, left_stride, right_stride, out.stride(0), left_first, 1 - right_first, add, threads
-    _call_kernel("hone_product", _HoneProduct(*numbers, *(_address_of(tensor) for tensor in (left, right, bias, out))))
+    (left_first, left_stride), (right_first, right_stride) = (
+        _memory_order(left) or (0, 0),
+        _memory_order(right) or (0, 0),
+    )
+    strides = left_stride, right_stride, out.stride(0)
+    settings = left_first, 1 - right_first, add, torch.get_num_threads()
+    kinds = rounded, *(one.dtype == torch.bfloat16 for one in (left, right))
+    pointers = (_address_of(tensor) for tensor in (left, right, bias, out))
+    _call_kernel("hone_product", _HoneProduct(rows, columns, depth, *strides, *settings, *kinds, *pointers))
     return out
 
 
@@ -599,11 +615,27 @@ def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor |
 # -------------------------------------------------------------------------------------------------------- half products
 
 
-def half_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """`left [M, K] @ right [K, N]` of bfloat16 numbers -> `[M, N]` float32. No gradients."""
-    if left.is_cuda:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
+def multiplies_half() -> bool:
+    """True if the kernels multiply numbers that are rounded to bfloat16, with float32 sums, and faster than torch
+    multiplies float32 numbers. The first call may compile them (seconds)."""
+    result = available_kernels()
+    return result is not None and bool(result.functions["hone_has_product"]())
+
+
+def half_matmul(left: Tensor, right: Tensor, *, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """`left [M, K] @ right [K, N]` of numbers rounded to bfloat16 -> `[M, N]` float32; into `out` where given, and with
+    `add` added to it. No gradients.
+
+    On a CPU whose kernels have it an element depends only on its row of `left` and its column of `right`.
+    """
+    if left.device.type == "cpu" and multiplies_half() and min(*left.shape, right.shape[1]):
+        left, right = (one if _memory_order(one) is not None else one.contiguous() for one in (left, right))
+        return _product(left, right, None, out, add=add, rounded=True)
+    left, right = left.to(torch.bfloat16), right.to(torch.bfloat16)
+    result = torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
+    if out is None:
+        return result
+    return out.add_(result) if add else out.copy_(result)
 
 
 def rounded_matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -628,6 +660,7 @@ def _widened_matmul(left: Tensor, right: Tensor, bias: Tensor | None = None) -> 
 
 def uses_half_products(device: torch.device, compute: torch.dtype) -> bool:
     """True where the logits of a model that computes in bfloat16 are products of bfloat16 numbers, too: on a GPU, whose
-    float32 products are an order of magnitude slower. A CPU computes them in float32.
+    float32 products are an order of magnitude slower, and on a CPU with AMX or AVX-512 BF16. Other CPUs compute them in
+    float32.
     """
-    return device.type == "cuda" and compute == torch.bfloat16
+    return compute == torch.bfloat16 and (device.type == "cuda" or (device.type == "cpu" and multiplies_half()))

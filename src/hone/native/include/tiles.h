@@ -1,5 +1,5 @@
 // Products by AMX tiles: of bfloat16 numbers, and of float32 numbers that are cut into three bfloat16 pieces each.
-// Compiled with -mamx-tile, -mamx-bf16 and the flags of AVX-512.
+// Compiled with -mamx-tile, -mamx-bf16 and the flags of AVX-512; without tiles there is the layout alone.
 //
 // A float32 number is h + m + l, each the nearest bfloat16 number to what the ones before it leave, exactly: 24 bits
 // are 8 + 8 + 8. Of the nine products of two such numbers six are taken, lh, mh, mm, hm, hl and hh; the others are
@@ -23,11 +23,12 @@ namespace tiles {
 
 constexpr int SIDE = 16, DEEP = 2 * SIDE;  // rows of a tile (or columns of a product), and inner numbers of a step
 constexpr int TILE = SIDE * DEEP;          // numbers in a tile
-constexpr int PIECES = 3;                  // of a float32 number
+constexpr int PIECES = 3;                  // of a float32 number that keeps all its bits
 constexpr int64_t CHUNK = 4;               // steps whose sums begin at zero; a panel of them is 24 KiB
 constexpr int64_t LINE = SIDE * 4;         // bytes of a tile's row
 constexpr int64_t TILE_BYTES = TILE * 2;
 
+#if defined(__AMX_TILE__)
 struct alignas(64) Config {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -40,6 +41,7 @@ static const Config CONFIG;
 // Around products of one thread; between them another library of the thread may have tiles of its own.
 static inline void enter() { _tile_loadconfig(&CONFIG); }
 static inline void leave() { _tile_release(); }
+#endif
 
 // --- laying numbers out in tiles ---
 
@@ -86,28 +88,48 @@ static inline __attribute__((always_inline)) void split(__m512i low, __m512i hig
   _mm512_store_si512(to + 2 * TILE, word(less(r0, m0), less(r1, m1)));
 }
 
+// The nearest bfloat16 numbers to two float32 numbers in each place -> their words, at `to`.
+static inline __attribute__((always_inline)) void round_words(__m512i low, __m512i high, bf16* to) {
+#if defined(__AVX512BF16__)
+  const auto rounded = [](__m512i x) {
+    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(x)));
+  };
+  _mm512_store_si512(to, _mm512_or_si512(rounded(low), _mm512_slli_epi32(rounded(high), 16)));
+#endif
+}
+
+// Numbers as float32, of either type.
+static inline __m512i numbers(__mmask16 there, const float* at) {
+  return _mm512_castps_si512(_mm512_maskz_loadu_ps(there, at));
+}
+static inline __m512i numbers(__mmask16 there, const bf16* at) {
+  return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, at)), 16);
+}
+
 // 16 rows of 16 numbers, of which `rows` and `columns` are there and the rest zeros.
+template <class T>
 struct Block {
-  const float* at;
+  const T* at;
   int64_t stride;
   int rows, columns;
 
-  __m512i row(int i) const {
+  __attribute__((always_inline)) __m512i row(int i) const {
     const __mmask16 there = __mmask16((1u << columns) - 1u);
-    return i < rows ? _mm512_castps_si512(_mm512_maskz_loadu_ps(there, at + i * stride)) : _mm512_setzero_si512();
+    return i < rows ? numbers(there, at + i * stride) : _mm512_setzero_si512();
   }
   // Asks for what lies 32 rows on, which is most often read next.
-  __m512i whole_row(int i) const {
+  __attribute__((always_inline)) __m512i whole_row(int i) const {
     _mm_prefetch(reinterpret_cast<const char*>(at + (i + DEEP) * stride), _MM_HINT_T0);
-    return _mm512_loadu_si512(at + i * stride);
+    return numbers(__mmask16(0xffff), at + i * stride);
   }
-  bool whole() const { return rows >= SIDE && columns >= SIDE; }
+  __attribute__((always_inline)) bool whole() const { return rows >= SIDE && columns >= SIDE; }
 };
 
-// Three tiles, [3][16][16][2], of the numbers `low` of 16 inner places and `high` of the next 16. On the right rows of
-// a block are inner places, on the left columns are; `turned` where they are the other way round.
-template <bool TURNED>
-static inline void lay(const Block& low, const Block& high, bf16* to) {
+// A tile of each piece, [COUNT][16][16][2], of the numbers `low` of 16 inner places and `high` of the next 16: three
+// pieces, or one that is rounded. On the right rows of a block are inner places, on the left columns are; `turned`
+// where they are the other way round.
+template <int COUNT, bool TURNED, class T>
+static inline void lay(const Block<T>& low, const Block<T>& high, bf16* to) {
   __m512i r[2][SIDE];
   if (low.whole() && high.whole())
     for (int i = 0; i < SIDE; ++i) {
@@ -123,7 +145,11 @@ static inline void lay(const Block& low, const Block& high, bf16* to) {
     turn(r[0]);
     turn(r[1]);
   }
-  for (int i = 0; i < SIDE; ++i) split(r[0][i], r[1][i], to + i * DEEP);
+  for (int i = 0; i < SIDE; ++i)
+    if (COUNT == 1)
+      round_words(r[0][i], r[1][i], to + i * DEEP);
+    else
+      split(r[0][i], r[1][i], to + i * DEEP);
 }
 
 // Members of two rows side by side: [16] words, of `low` and `high` [16].
@@ -145,10 +171,13 @@ struct Side {
   int64_t piece;   // from h to m, and from m to l
 };
 
-// Tiles of two neighbours of one step, as `lay` wrote them: [steps][2][3 pieces].
+// Tiles of two neighbours of one step, as `lay` wrote them: [steps][2][COUNT pieces].
+template <int COUNT>
 static inline Side laid(const bf16* at) {
-  return {at, LINE, PIECES * TILE_BYTES, 2 * PIECES * TILE_BYTES, TILE_BYTES};
+  return {at, LINE, COUNT * TILE_BYTES, 2 * COUNT * TILE_BYTES, TILE_BYTES};
 }
+
+#if defined(__AMX_TILE__)
 
 // Sums in tiles 0 to 3: [tall][32] of the left's `TALL` and the right's two tiles.
 template <int TALL>
@@ -271,6 +300,7 @@ static inline void sum_pieces(Side left, Side right, int64_t steps, float* c, in
       }
   }
 }
+#endif
 
 }  // namespace tiles
 }  // namespace hone

@@ -17,6 +17,10 @@ extern const Kernels kernels_avx2;
 #ifdef HONE_HAS_AVX512
 extern const Kernels kernels_avx512;
 #endif
+#ifdef HONE_HAS_AVX512_BF16
+extern const Kernels kernels_avx512_bf16;
+void product_avx512_bf16(const HoneProduct& a);
+#endif
 #ifdef HONE_HAS_AMX
 extern const Kernels kernels_amx;
 void slope_amx(const HoneSlope& a);
@@ -30,6 +34,7 @@ using Parallel = void (*)(void (*job)(void*), void* data, unsigned threads, unsi
 Parallel parallel = nullptr;
 const Kernels* kernels = &kernels_portable;
 bool has_tiles = false;
+void (*product)(const HoneProduct&) = nullptr;
 
 struct Job {
   void (*task)(const void*, int64_t);
@@ -72,8 +77,11 @@ HONE_OUT uint32_t hone_instruction_sets() {
 #ifdef HONE_HAS_AVX512
   if (hone::runs_avx512()) found |= 4;
 #endif
+#ifdef HONE_HAS_AVX512_BF16
+  if (hone::runs_avx512_bf16()) found |= 8;
+#endif
 #ifdef HONE_HAS_AMX
-  if (hone::runs_avx512_bf16() && hone::runs_amx()) found |= 8;
+  if (hone::runs_avx512_bf16() && hone::runs_amx()) found |= 16;
 #endif
   return found;
 }
@@ -82,15 +90,25 @@ HONE_OUT uint32_t hone_instruction_sets() {
 HONE_OUT void hone_use(int32_t set, void* gomp_parallel) {
   hone::parallel = reinterpret_cast<hone::Parallel>(gomp_parallel);
   hone::kernels = &hone::kernels_portable;
-  hone::has_tiles = set == 3;
+  hone::has_tiles = set == 4;
+  hone::product = nullptr;
 #ifdef HONE_HAS_AVX2
   if (set == 1) hone::kernels = &hone::kernels_avx2;
 #endif
 #ifdef HONE_HAS_AVX512
   if (set == 2) hone::kernels = &hone::kernels_avx512;
 #endif
+#ifdef HONE_HAS_AVX512_BF16
+  if (set == 3) {
+    hone::kernels = &hone::kernels_avx512_bf16;
+    hone::product = hone::product_avx512_bf16;
+  }
+#endif
 #ifdef HONE_HAS_AMX
-  if (set == 3) hone::kernels = &hone::kernels_amx;
+  if (set == 4) {
+    hone::kernels = &hone::kernels_amx;
+    hone::product = hone::product_amx;
+  }
 #endif
 }
 
@@ -103,8 +121,12 @@ HONE_OUT void hone_attend(const HoneAttention* a) { hone::kernels->attend(*a); }
 HONE_OUT void hone_attend_back(const HoneAttention* a) { hone::kernels->attend_back(*a); }
 HONE_OUT void hone_decode(const HoneBlocks* a) { hone::kernels->decode(*a); }
 
-// Whether there are hone_slope and hone_product in the set that is in use.
+// Whether there are hone_slope and a hone_product of float32 numbers in the set that is in use.
 HONE_OUT int32_t hone_has_tiles() { return hone::has_tiles; }
+// Whether there is a hone_product of rounded numbers, and it is faster than products of float32 numbers.
+HONE_OUT int32_t hone_has_product() {
+  return hone::product != nullptr && (hone::has_tiles || !hone::slow_avx512_bf16());
+}
 HONE_OUT void hone_slope(const HoneSlope* a) {
 #ifdef HONE_HAS_AMX
   hone::slope_amx(*a);
@@ -112,10 +134,4 @@ HONE_OUT void hone_slope(const HoneSlope* a) {
   (void)a;
 #endif
 }
-HONE_OUT void hone_product(const HoneProduct* a) {
-#ifdef HONE_HAS_AMX
-  hone::product_amx(*a);
-#else
-  (void)a;
-#endif
-}
+HONE_OUT void hone_product(const HoneProduct* a) { hone::product(*a); }

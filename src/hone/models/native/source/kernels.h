@@ -71,14 +71,17 @@ struct HoneSlope {
   float* out;         // [outs, ins]
 };
 
-// out = left right + bias + out, of float32 numbers. Rows of each lie `stride` numbers apart.
+// out = left right + bias + out, of numbers that are rounded to bfloat16, or of float32 numbers as they are. Rows of each
+// lie `stride` numbers apart.
 struct HoneProduct {
   int64_t rows, columns, depth;
   int64_t left_stride, right_stride, out_stride;
   int32_t left_depth_first;   // left is [depth, rows], not [rows, depth]
   int32_t right_depth_first;  // right is [depth, columns], not [columns, depth]
   int32_t add, threads;       // add: `out` has what the sums go on from, and there is no bias
-  const float *left, *right;
+  int32_t rounded;            // to bfloat16; else there have to be tiles
+  int32_t left_half, right_half;  // the factor is of bfloat16 numbers
+  const void *left, *right;
   const float* bias;  // [columns], or null
   float* out;         // [rows, columns]
 };
