@@ -50,7 +50,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "GRPO, 4 x 8 answers of 48 tokens, with generation": {
         "recipe": "grpo", "task": {"source": "sums.jsonl"}, "rewards": {"functions": [{"use": "chance.py:chance"}]},
-        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 8, "max_tokens": 48, "context": 512},
+        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 8, "max_tokens": 48},
     },
 }  # fmt: skip
 CHANCE = '''"""A reward that every answer differs in."""

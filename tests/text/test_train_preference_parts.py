@@ -26,7 +26,7 @@ from hone.sources.logged import LogSource
 from hone.text.answer_data import answer_episodes, answer_tokens
 from hone.text.preference.answer_loss import AnswerView, with_mismatched_answers
 from hone.text.preference.pair_losses import PairAlgorithm
-from hone.text.preference.preference_job import ReferenceLog, StartDistance, prompts_to_answer
+from hone.text.preference.preference_job import ReferenceLog, SamplesConfig, StartDistance, prompts_to_answer
 
 TOKENIZER = character_tokenizer(["abcdefghij"])
 
@@ -288,6 +288,44 @@ def test_the_distance_is_the_kl_by_enumeration() -> None:
     spread = math.sqrt(float((logits(policy).exp() * (gap - exact).square()).sum()) / count)
     assert exact > 0.05
     assert distance.measure(policy) == pytest.approx(exact, abs=4 * spread)
+
+
+def test_the_start_is_loaded_once_and_the_last_step_measured() -> None:
+    opened: list[TokenPolicy] = []
+    policy = policy_of(1)
+
+    def open_start() -> TokenPolicy:
+        opened.append(policy_of(2))
+        return opened[-1]
+
+    distance = StartDistance(
+        LogSource(log=log_of(["a"], ["b"]), batch_size=1, seed=0),
+        logp=lambda one, episodes: np.full(episodes.decisions, 1.0 if one is policy else 0.25),
+        open_start=open_start,
+        prompts=[TOKENIZER.encode("ab")],
+        max_tokens=1,
+        every=2,
+        steps=5,
+        seed=0,
+    )
+    distance.publish(policy)  # before the first step
+    assert not distance.measured and not opened
+    measured = []
+    for _ in range(5):
+        distance.collect()
+        distance.publish(policy)
+        measured.append(list(distance.measured.values()))
+    assert measured == [[], [0.75], [], [0.75], [0.75]]
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval"), [(0, 1), (1, 1), (10, 1), (11, 2), (14, 2), (20, 2), (21, 3), (300, 30)]
+)
+def test_a_tenth_of_the_run_is_rounded_up(steps: int, interval: int) -> None:
+    """Ten measurements at most, in a short run too."""
+    assert SamplesConfig().interval(steps) == interval
+    assert SamplesConfig(every=3).interval(steps) == 3
 
 
 def test_prompts_are_different_and_of_the_log() -> None:

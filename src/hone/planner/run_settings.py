@@ -293,7 +293,7 @@ def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference
         "reference policy": size * (recipe.writes and reads_reference and loads_reference),
         "copy of the evaluation's engine": _engine_weight_bytes(settings, "auto") * evaluates,
         "first policy": size * settings.flag("algorithm.restart"),
-        "start, while the distance from it is measured": size * (settings.number("samples.prompts") > 0),
+        "start, which the distance is measured from": size * (settings.number("samples.prompts") > 0) * loads_reference,
         **{name: size * count for name, count in networks.items()},
     }
 

@@ -57,7 +57,12 @@ class SamplesConfig(Config):
     max_tokens: int | None = Field(default=None, ge=1)
     """Largest number of tokens of an answer; unset: that of the longest answer of the data."""
     every: int | None = Field(default=None, ge=1)
-    """Steps between measurements; unset: a tenth of the run. The last step is always measured."""
+    """Steps between measurements; unset: a tenth of the run, rounded up, so that there are ten at most. The last step is
+    always measured."""
+
+    def interval(self, steps: int) -> int:
+        """Steps between measurements in a run of `steps`."""
+        return self.every or max(1, -(-steps // 10))
 
 
 @dataclass
@@ -65,7 +70,7 @@ class StartDistance(SourceWrapper[TokenPolicy]):
     """Another source that measures KL(policy || start) on answers of the policy, as `preference/kl_to_start_nats`.
 
     The estimate is the mean over answers of log pi - log pi_start in nats, unbiased for the KL of whole answers. The
-    start is loaded for a measurement and dropped again.
+    start is loaded at the first measurement and kept.
     """
 
     logp: Callable[[TokenPolicy, Episodes], NDArray[np.floating]]
@@ -82,6 +87,8 @@ class StartDistance(SourceWrapper[TokenPolicy]):
     """Steps of the run so far."""
     measured: Metrics = field(default_factory=dict[str, float])
     """The distance at an iteration that measures it; empty at the others."""
+    start: TokenPolicy | None = field(default=None, init=False)
+    """The policy as the run started; None before the first measurement."""
 
     def collect(self) -> Episodes:
         self.step += 1
@@ -108,7 +115,9 @@ class StartDistance(SourceWrapper[TokenPolicy]):
         ]
         answers = {one.request_id: one.tokens for one in generate(engine, requests, round=self.step)}
         episodes = supervised_episodes(self.prompts, [answers[request.id] for request in requests])
-        gap = self.logp(policy, episodes) - self.logp(self.open_start(), episodes)
+        if self.start is None:
+            self.start = self.open_start()
+        gap = self.logp(policy, episodes) - self.logp(self.start, episodes)
         return float(row_sums(gap, episodes.offsets).mean())
 
     def metrics(self) -> Metrics:
@@ -357,7 +366,7 @@ def _with_distance(
         open_start=partial(policies.frozen, None, key="model.path"),
         prompts=prompts,
         max_tokens=samples.max_tokens or int(log.lengths.max()),
-        every=samples.every or max(1, config.steps // 10),
+        every=samples.interval(config.steps),
         steps=config.steps,
         seed=config.seed,
     )
