@@ -22,6 +22,7 @@ from hone.decide.bandits.saving import load_policy, policy_hash, save_policy
 from hone.decide.bandits.wrappers import EpsilonFloor, Routed
 from hone.decide.gateway.log_learner import LogLearner
 from hone.decide.gateway.opening import OpenedService, open_service, pages
+from hone.decide.registry import VersionOrigin, open_registry
 from hone.run.store.codec import state_bytes
 
 NOW_S = 1_700_000_000.0
@@ -170,6 +171,16 @@ def test_traffic_goes_to_the_better_version_and_its_share_is_a_metric(tmp_path: 
         f'hone_policy_share{{tenant="default",part="{name}"}}': pytest.approx(share, rel=1e-6)
         for name, share in learning.learner.shares.items()
     }
+    shop.close()
+
+
+def test_a_version_of_the_registry_takes_part_by_its_folder(tmp_path: Path) -> None:
+    opened(tmp_path, TRAFFIC).close()
+    registry = open_registry(tmp_path / "shop" / "registry", create=True)
+    number = registry.add(tmp_path / "new", VersionOrigin(), at_s=NOW_S, made_by="a test").id
+    shop = opened(tmp_path, TRAFFIC.replace('new = "new"', f'shipped = "shop/registry/versions/{number}"'))
+    learning = shop.policies.tenants["default"].learning
+    assert learning is not None and list(learning.learner.shares) == ["old", "shipped"]
     shop.close()
 
 

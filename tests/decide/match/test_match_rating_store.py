@@ -243,6 +243,11 @@ def test_the_command_shows_fits_and_writes(tmp_path: Path, capsys: pytest.Captur
     assert "fitted 27 ratings to all games at once; the file has them now" in capsys.readouterr().out
     with closing(RatingStore.reopen(place)) as store:
         assert store.ratings(["a", "b"]) == {name: fitted[name] for name in "ab"}
+    stars = [game(200 + n, ["star"], "a", at_s=100.0) for n in range(10)]
+    with closing(RatingStore.reopen(place)) as store:
+        store.record([game(300 + n, "a", "b", at_s=100.0) for n in range(30)] + stars)
+    assert main(["ratings", str(place)]) == 0
+    assert "suspected of playing under a new name: star" in capsys.readouterr().out
     for options in (["--write"], ["--since", "9"]):
         assert main(["ratings", str(place), *options]) == 2
         assert f"{options[0]} goes with --fit" in capsys.readouterr().err

@@ -104,6 +104,8 @@ class LogLearner:
     """Version of each tenant that this learner saved."""
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
     """Number of each saved version that was loaded."""
+    _contents: list[str] = field(default_factory=list[str])
+    """Names and hashes of `versions`."""
     _fault: str = ""
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "learner"))
     _writing: Future[None] | None = None
@@ -121,7 +123,7 @@ class LogLearner:
         """A key that came later is left out where it is unset: an older hone's checkpoint is that of an equal file."""
         learns_by = (policy.model_dump_json(exclude=later), self.config.join.model_dump_json(), service.features,
                      service.actions, service.action_features, service.tenants,
-                     *(f"{name} {policy_hash(one)}" for name, one in self.versions.items()))  # fmt: skip
+                     *self._contents)  # fmt: skip
         return sha256(repr(learns_by).encode()).hexdigest()
 
     @property
@@ -151,6 +153,7 @@ class LogLearner:
         """Learn from the log as far as it goes, or load the versions of the gateway that does. Raises as the log."""
         if not self.learns:
             return
+        self._contents = [f"{name} {policy_hash(one)}" for name, one in self.versions.items()]
         self._renew(wholly=True)
         if self.lease is None:
             self._load_versions()
