@@ -59,7 +59,7 @@ def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
     hindsight = trained.sft(
         "hindsight", "base", moves, steps=HINDSIGHT_STEPS, changes={"relabel": "hone.text.games.doors:goal_of"}
     )
-    trained.sft("world", "base", moves, steps=WORLD_STEPS, changes={"learn": {"said": 0.0, "world": 1.0}})
+    trained.sft("world", "base", moves, steps=WORLD_STEPS, changes={"learn": {"policy": 0.0, "world": 1.0}})
     after_world = trained.sft("after_world", "world", {"source": files["shown"]}, steps=IMITATION_STEPS)
     alone = trained.sft("alone", "base", {"source": files["shown"]}, steps=WORLD_STEPS + IMITATION_STEPS)
     met = _met(place / "walks", held)

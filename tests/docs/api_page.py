@@ -54,18 +54,18 @@ def module_section(name: str) -> str:
     parts = [f"## {name}", paragraph(tree)]
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and public(node.name):
-            parts += [f"### {name.rpartition('.')[2]}.{node.name}", *class_section(node)]
+            parts += [f"### {name.rpartition('.')[2]}.{node.name}", *class_section(node, tree)]
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and public(node.name):
             parts += [f"### {name.rpartition('.')[2]}.{node.name}", fenced(f"{signature(node)}\n\n{docstring(node)}")]
     return "\n\n".join(part for part in parts if part)
 
 
-def class_section(node: ast.ClassDef) -> Iterator[str]:
+def class_section(node: ast.ClassDef, module: ast.Module) -> Iterator[str]:
     bases = ", ".join(ast.unparse(base) for base in node.bases)
     yield fenced(
         f"class {node.name}({bases})\n\n{docstring(node)}" if bases else f"class {node.name}\n\n{docstring(node)}"
     )
-    fields = list(fields_of(node))
+    fields = [*inherited_fields(node, module), *fields_of(node)]
     if fields:
         yield table(("field", "type", "meaning"), fields)
     methods = [
@@ -75,6 +75,17 @@ def class_section(node: ast.ClassDef) -> Iterator[str]:
     ]
     if methods:
         yield table(("method", "meaning"), methods)
+
+
+def inherited_fields(node: ast.ClassDef, module: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Fields of base classes that are imported from modules without a section on this page."""
+    bases = {ast.unparse(base) for base in node.bases} - {"Config"}  # it has none
+    for item in module.body:
+        if isinstance(item, ast.ImportFrom) and str(item.module).startswith("hone.") and item.module not in MODULES:
+            for base in bases & {alias.name for alias in item.names}:
+                text = (ROOT / "src" / (str(item.module).replace(".", "/") + ".py")).read_text(encoding="utf-8")
+                parents = (one for one in ast.parse(text).body if isinstance(one, ast.ClassDef) and one.name == base)
+                yield from fields_of(next(parents))
 
 
 def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:

@@ -107,14 +107,14 @@ def test_an_update_without_numbers_takes_what_a_real_one_does(recipe: str, shape
 def test_the_update_of_every_recipe_takes_what_the_closed_form_says(recipe: str) -> None:
     run = run_of(DENSE, recipe)
     found = recipe_step(config_of(recipe), run, clock=ManualClock())
-    assert found.found is not None, found.reason
-    assert step_memory(run.shape, run.step).peak == pytest.approx(found.found.working_bytes, rel=0.02)
+    assert found.tracked is not None, found.reason
+    assert step_memory(run.shape, run.step).peak == pytest.approx(found.tracked.working_bytes, rel=0.02)
 
 
 def test_an_update_that_cannot_be_taken_says_why() -> None:
     other = RunConfig(name="small", recipe="my_recipe", steps=1)
     found = recipe_step(other, run_of(DENSE, "sft"), clock=ManualClock())
-    assert found.found is None
+    assert found.tracked is None
     assert "my_recipe cannot be taken apart from its data" in found.reason
     gpu = run_of(DENSE, "grpo")
     gpu = replace(gpu, step=replace(gpu.step, path="fused"))

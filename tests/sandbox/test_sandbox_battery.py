@@ -32,7 +32,7 @@ if machine == "container":
     unshare = {"unshare": ((272, 97), [REFUSE]), "clone3": ((435, 435), [UNKNOWN])}
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     install_filter(assemble(os.uname().machine, unshare, otherwise=ALLOW, foreign=ALLOW))
-print(json.dumps([(one.name, one.good, one.told) for one in run_battery(rung, seconds=0.5)]))
+print(json.dumps([(one.name, one.good, one.explanation) for one in run_battery(rung, seconds=0.5)]))
 """
 LANDLOCK = landlock.abi() >= landlock.TRUNCATE_ABI
 
@@ -57,8 +57,8 @@ def test_all_hostile_programs_are_held_and_ordinary_ones_run(best_rung: str, mac
 def test_the_doctor_tells_what_was_held(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: bool, code: int
 ) -> None:
-    attack = BatteryOutcome(name="read a file", hostile=True, good=good, told="PermissionError")
-    ordinary = BatteryOutcome(name="start threads", hostile=False, good=True, told="ok")
+    attack = BatteryOutcome(name="read a file", hostile=True, good=good, explanation="PermissionError")
+    ordinary = BatteryOutcome(name="start threads", hostile=False, good=True, explanation="ok")
     monkeypatch.setattr(doctor_sandbox, "run_battery", lambda: [attack, ordinary])
     monkeypatch.setattr(
         CodeSandbox, "probe", lambda _: SandboxReport(rung="landlock", reasons=("namespaces: no",), missing=())

@@ -100,7 +100,7 @@ def test_hindsight_makes_every_dialogue_a_demonstration_of_its_own_question(sour
 
 def test_wrong_doors_are_not_imitated_and_the_world_is_learnt_from_them(source: str, tokenizer: Tokenizer) -> None:
     imitated, _ = laid_out(source, tokenizer)
-    both, (told,) = laid_out(source, tokenizer, said=1.0, world=0.3)
+    both, (told,) = laid_out(source, tokenizer, policy=1.0, world=0.3)
     right = {(one.text, one.door) for one in door_questions(0, seed=0)}
     assert 0 < len(imitated) < 60 and imitated.decisions == 2 * len(imitated)
     assert len(both) == 200 and both.decisions == 3 * 200 + imitated.decisions
@@ -170,7 +170,7 @@ def test_dialogues_with_nothing_to_learn_are_refused(tmp_path: Path, tokenizer: 
         laid_out(wrong, tokenizer)
     silent = [replace(row, tokens=list(row.tokens)[:-3]) for row in rows]
     with pytest.raises(DataError, match="the environment says nothing after the policy's first turn"):
-        laid_out(collected(tmp_path / "silent", silent, tokenizer), tokenizer, said=0.0, world=1.0)
+        laid_out(collected(tmp_path / "silent", silent, tokenizer), tokenizer, policy=0.0, world=1.0)
 
 
 def tables(source: str, **changes: Any) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def tables(source: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learn": {"said": 0.0}}, "learn.said = 0 and learn.world = 0 leave nothing to learn"),
+        ({"learn": {"policy": 0.0}}, "learn.policy = 0 and learn.world = 0 leave nothing to learn"),
         ({"learn": {"world": 0.3}, "task": {"source": "rows.jsonl"}}, "learn.world = 0.3: for collected dialogues"),
         ({"relabel": "x.py:f", "task": {"source": "rows.jsonl"}}, "relabel: for collected dialogues"),
         ({"learn": {"world": -1.0}}, "greater than or equal to 0"),

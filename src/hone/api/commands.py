@@ -164,6 +164,7 @@ def _train(
         evaluations=outcome.evaluations,
         comparisons=outcome.comparisons,
         side_by_side=outcome.side_by_side,
+        seconds=outcome.seconds,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.run.store.comparison import Comparison, ScoreInterval
-from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide, read_evaluations
+from hone.run.store.evaluations import EvaluationScore, PipelineResult, read_evaluations
 from hone.run.store.folder import RunFolder, open_run
 from hone.run.store.metrics import read_metrics
 from hone.run.store.rollouts import read_samples, rollout_files, rollout_kind
@@ -25,16 +25,8 @@ INSTALL_PANDAS = "tables come as pandas DataFrames, and pandas is not installed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TrainingResult:
+class TrainingResult(PipelineResult):
     """Result of a run or pipeline."""
-
-    folder: Path
-    evaluations: Sequence[EvaluationScore] = ()
-    """Evaluations of a pipeline's stages, or of a run, oldest first."""
-    comparisons: Sequence[PairedDifference] = ()
-    """Paired comparisons of a pipeline's stages."""
-    side_by_side: Sequence[SideBySide] = ()
-    """Ten answers of a pipeline's first and last stage."""
 
     @property
     def report(self) -> Path:

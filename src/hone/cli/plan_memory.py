@@ -274,8 +274,8 @@ def _counted_step(run: RunDimensions, config: "RunConfig") -> "tuple[TrackedStep
     if reason := why_not_tracked(run):
         return None, reason
     own = recipe_step(config, run, clock=SystemClock())
-    if own.found is not None:
-        return own.found, f"an update of {config.recipe}"
+    if own.tracked is not None:
+        return own.tracked, f"an update of {config.recipe}"
     if run.trained_parameters is not None:
         return None, own.reason
     step = tracked_step(run.shape, run.step, clock=SystemClock())

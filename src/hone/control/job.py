@@ -48,7 +48,14 @@ class ControlEvaluationConfig(Config):
     """Iterations between evaluations; 0: at the end only."""
 
 
-class RetrainableRunConfig(RunConfig):
+class ControlRunConfig(RunConfig):
+    """A run that is evaluated by episodes of its policy."""
+
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
+    """How the policy is evaluated."""
+
+
+class RetrainableRunConfig(ControlRunConfig):
     """A control run that may begin with another policy and hold the weights that this one needs."""
 
     consolidation: ConsolidationConfig | None = None

@@ -16,7 +16,7 @@ from hone.control.environments.make import describe_envs
 from hone.control.environments.ray_blocks import block_transport
 from hone.control.environments.world import GymConfig, GymWorld, open_world
 from hone.control.fleet_learner import FleetLogConfig, with_td_priorities
-from hone.control.job import ControlEvaluationConfig, control_job, updates_per_step
+from hone.control.job import ControlRunConfig, control_job, updates_per_step
 from hone.control.logs.fleet import FleetSource
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import DiscreteActions, PolicySpaces
@@ -80,7 +80,7 @@ class IterationReplayConfig(ReplayConfig):
         return self.collect
 
 
-class OffPolicyRunConfig(RunConfig):
+class OffPolicyRunConfig(ControlRunConfig):
     """Training in Gymnasium environments on samples of a replay buffer."""
 
     run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=5000))
@@ -88,8 +88,6 @@ class OffPolicyRunConfig(RunConfig):
     """The environments."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy."""
 
 
 class ReplayRunConfig(OffPolicyRunConfig):

@@ -23,7 +23,7 @@ from hone.control.environments.play import open_evaluation_envs
 from hone.control.environments.subprocess_env import reset_seeded
 from hone.control.environments.world import GymConfig, GymSpaces, inspect_world
 from hone.control.experts import require_same_spaces
-from hone.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
+from hone.control.job import ControlRunConfig, control_job, decisions_fingerprint
 from hone.control.logs.formats import LogDataConfig
 from hone.control.logs.parquet import AS_WRITTEN, BehaviourLog, describe_log, joined_logs
 from hone.control.networks.actor_critic import ControlPolicy
@@ -41,7 +41,7 @@ from hone.learner.config import ReplayLearnerConfig
 from hone.learner.gradient import OptimizerPhase
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.run.job import OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
+from hone.run.job import OpenedRun, RecipeParts, RunSettings, TrainingJob, opened_run
 from hone.run.loop import Recipe
 from hone.run.recipe_parts import recipe_parts
 from hone.sources.logged import LogSource
@@ -50,7 +50,7 @@ P = TypeVar("P", bound=ControlPolicy)
 Q = TypeVar("Q", bound=nn.Module)
 
 
-class OfflineRunConfig(RunConfig):
+class OfflineRunConfig(ControlRunConfig):
     """A policy from a log of decisions. The last checkpoint is evaluated; no best checkpoint is selected."""
 
     run = new_default(RunSettings(threads=1, log_every=100, checkpoint_every=1000))
@@ -67,8 +67,6 @@ class OfflineRunConfig(RunConfig):
     """The optimizers."""
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy."""
 
     read_log: ClassVar["LogReader"]
     """Reader of the recipe's log."""

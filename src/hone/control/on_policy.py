@@ -20,7 +20,6 @@ from hone.control.acting import DropFailedEpisodes, NetworkActor, predict_values
 from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymWorld
 from hone.control.job import (
-    ControlEvaluationConfig,
     RetrainableRunConfig,
     control_job,
     open_gym_run,
@@ -91,8 +90,6 @@ class RolloutRunConfig(RetrainableRunConfig):
     """Shape of the policy's network, and of the critic's."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is evaluated."""
 
     uses_masks: ClassVar[bool] = False
     """Whether the recipe takes legal actions only, where the environments tell masks."""

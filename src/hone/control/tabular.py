@@ -21,7 +21,7 @@ from hone.control.environments.world import GymConfig, GymSpaces, GymWorld, open
 from hone.control.evaluate.returns import evaluate_returns, exact_metrics
 from hone.control.finite.config import FiniteConfig, build_finite_mdp
 from hone.control.finite.world import FiniteWorld
-from hone.control.job import ControlEvaluationConfig, evaluation_result
+from hone.control.job import ControlEvaluationConfig, ControlRunConfig, evaluation_result
 from hone.control.off_policy import ScheduledExplorer
 from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy, Exploration
 from hone.control.tables.kernels import ACCUMULATING, DUTCH, REPLACING
@@ -76,24 +76,31 @@ class TabularAlgorithm(Config):
     """Discount factor (gamma)."""
 
 
-class TabularRunConfig(RunConfig):
-    """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
+class TableRunConfig(ControlRunConfig):
+    """Values of numbered states, learnt in a table."""
 
     run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
+    rollout_steps: int = Field(default=8, ge=1)
+    """Steps of each environment per iteration; 1 learns after every step, as the textbooks do."""
+    algorithm: TabularAlgorithm = TabularAlgorithm()
+    """Discount factor and other numbers of the algorithm."""
+    evaluation = new_default(
+        ControlEvaluationConfig(),
+        "Evaluation of the greedy policy; in a finite environment its value is computed exactly.",
+    )
+
+
+class TabularRunConfig(TableRunConfig):
+    """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
+
     env: GymConfig | None = None
     """Gymnasium environments; exactly one of `env` and `finite`."""
     finite: FiniteConfig | None = None
     """A finite environment with known transition probabilities."""
-    rollout_steps: int = Field(default=8, ge=1)
-    """Steps of each environment per iteration; 1 learns after every step, as the textbooks do."""
     table: TableConfig = TableConfig()
     """Values and step sizes."""
     exploration: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))
     """Exploration strategy."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the greedy policy; in a finite environment its value is computed exactly."""
-    algorithm: TabularAlgorithm = TabularAlgorithm()
-    """Discount factor and other numbers of the algorithm."""
 
     @model_validator(mode="after")
     def _one_world(self) -> "TabularRunConfig":
@@ -119,7 +126,7 @@ class TabularRunConfig(RunConfig):
         )  # fmt: skip
 
 
-class GymTableRunConfig(RunConfig):
+class GymTableRunConfig(ControlRunConfig):
     """A table in Gymnasium environments, with features or options of its own."""
 
     run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
@@ -127,26 +134,19 @@ class GymTableRunConfig(RunConfig):
     """The environments, with numbered actions."""
     rollout_steps: int = Field(default=4, ge=1)
     """Steps of each environment per iteration."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the greedy policy."""
+    evaluation = new_default(ControlEvaluationConfig(), "Evaluation of the greedy policy.")
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
         return _figures(self, None)
 
 
-class PredictionRunConfig(RunConfig):
+class PredictionRunConfig(TableRunConfig):
     """Values of states of a finite world under a given policy."""
 
-    run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
     finite: FiniteConfig
     """The world."""
-    rollout_steps: int = Field(default=8, ge=1)
-    """Steps of each copy per iteration."""
-    algorithm: TabularAlgorithm = TabularAlgorithm()
-    """Discount factor and other numbers of the algorithm."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Interval between computations of the value error."""
+    evaluation = new_default(ControlEvaluationConfig(), "Interval between computations of the value error.")
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""

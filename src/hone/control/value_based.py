@@ -46,7 +46,14 @@ from hone.run.job import RecipeParts, RunSettings
 # ---------------------------------------------------------------------------------------------- configs
 
 
-class LinearEpsilon(Config):
+class LinearDecay(Config):
+    """A number of the exploration that falls linearly."""
+
+    decay_env_steps: int = Field(default=8000, ge=1)
+    """Environment steps of the run, warm-up included, after which the final value is reached."""
+
+
+class LinearEpsilon(LinearDecay):
     """Epsilon-greedy exploration with an epsilon that falls linearly."""
 
     kind: Literal["epsilon_greedy"] = "epsilon_greedy"
@@ -55,11 +62,9 @@ class LinearEpsilon(Config):
     """Epsilon at the end of the warm-up; the warm-up itself acts at random."""
     end: float = Field(default=0.04, ge=0, le=1)
     """Final value."""
-    decay_env_steps: int = Field(default=8000, ge=1)
-    """Environment steps of the run, warm-up included, after which the final value is reached."""
 
 
-class LinearBoltzmann(Config):
+class LinearBoltzmann(LinearDecay):
     """Softmax of the values with a temperature that falls linearly."""
 
     kind: Literal["boltzmann"] = "boltzmann"
@@ -68,8 +73,6 @@ class LinearBoltzmann(Config):
     """Temperature after the warm-up, in units of the return."""
     end: float = Field(default=0.05, gt=0)
     """Final value."""
-    decay_env_steps: int = Field(default=8000, ge=1)
-    """Environment steps of the run, warm-up included, after which the final value is reached."""
 
 
 ValueExploration: TypeAlias = Annotated[LinearEpsilon | LinearBoltzmann, Field(discriminator="kind")]

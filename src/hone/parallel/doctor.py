@@ -27,7 +27,7 @@ class ClusterFinding:
     """A finding, and what to do about it where it is not `ok`."""
 
     subject: str
-    found: str
+    observed: str
     verdict: Verdict = "ok"
     fix: str = ""
 
@@ -82,11 +82,11 @@ def _findings_of(
     for one in there:
         fault = one.folder_fault or ("" if one.node in written else "what it wrote is not seen here")
         findings.append(
-            ClusterFinding(subject="shared folder", found=f"{one.node} reads and writes {folder}")
+            ClusterFinding(subject="shared folder", observed=f"{one.node} reads and writes {folder}")
             if not fault
             else ClusterFinding(
                 subject="shared folder",
-                found=f"{one.node}: {fault}",
+                observed=f"{one.node}: {fault}",
                 verdict="fail",
                 fix=f"mount the same volume at {folder} on every machine, or choose a folder that is (--runs)",
             )
@@ -99,11 +99,11 @@ def _version_finding(name: str, here: NodeReport, there: Sequence[NodeReport]) -
     """Whether every machine has the driver's version."""
     other = {one.node: one.versions.get(name, "none") for one in there if one.versions.get(name) != here.versions[name]}
     if not other:
-        return ClusterFinding(subject=name, found=f"{here.versions[name]} everywhere")
+        return ClusterFinding(subject=name, observed=f"{here.versions[name]} everywhere")
     differing = ", ".join(f"{text} on {node}" for node, text in other.items())
     return ClusterFinding(
         subject=name,
-        found=f"{here.versions[name]} here, {differing}",
+        observed=f"{here.versions[name]} here, {differing}",
         verdict="fail",
         fix=f"install one version everywhere: pip install {name}=={here.versions[name]}"
         if name != "python"
@@ -117,11 +117,11 @@ def _kernels_finding(here: NodeReport, there: Sequence[NodeReport], config: Clus
     for one in there or [here]:
         builds.setdefault(one.kernels, []).append(one.node)
     if len(builds) == 1:
-        return ClusterFinding(subject="kernels", found=f"one build: {next(iter(builds))}")
+        return ClusterFinding(subject="kernels", observed=f"one build: {next(iter(builds))}")
     mixed = config is not None and config.rollout.mixed
     return ClusterFinding(
         subject="kernels",
-        found="; ".join(f"{build} on {', '.join(nodes)}" for build, nodes in builds.items()),
+        observed="; ".join(f"{build} on {', '.join(nodes)}" for build, nodes in builds.items()),
         verdict="warn" if mixed else "fail",
         fix="install the same compiler everywhere, or share the folder of HONE_CACHE; cluster.rollout.mixed = true "
         "runs all the same, and gives up that the run can be repeated",
@@ -131,7 +131,7 @@ def _kernels_finding(here: NodeReport, there: Sequence[NodeReport], config: Clus
 def _room_findings(rooms: Sequence[NodeRoom], config: ClusterConfig | None, weights_bytes: int) -> list[ClusterFinding]:
     """Room of the machines, against the plan where there is one."""
     sizes = [f"{room.text}, store {room.store_bytes / 2**20:.0f} MiB" for room in rooms]
-    findings = [ClusterFinding(subject="machine", found=text) for text in sizes]
+    findings = [ClusterFinding(subject="machine", observed=text) for text in sizes]
     if config is not None:
         faults = placement_faults(rooms, config.rollout, weights_bytes)
         need = (
@@ -139,14 +139,14 @@ def _room_findings(rooms: Sequence[NodeRoom], config: ClusterConfig | None, weig
         )
         text = f"{config.rollout.replicas} replicas and {config.rollout.spares} spares have room; {need or 'a folder'}"
         if not faults:
-            return [*findings, ClusterFinding(subject="plan", found=text)]
+            return [*findings, ClusterFinding(subject="plan", observed=text)]
         parts = [fault.partition("; ") for fault in faults]
-        return [*findings, *(ClusterFinding(subject="plan", found=a, verdict="fail", fix=b) for a, _, b in parts)]
+        return [*findings, *(ClusterFinding(subject="plan", observed=a, verdict="fail", fix=b) for a, _, b in parts)]
     small = [room.name for room in rooms if room.store_bytes < _SMALL_STORE_BYTES]
     if small:
         fix = "start Ray with `--object-store-memory`, and in a container give /dev/shm the same size"
         text = f"less than {_SMALL_STORE_BYTES >> 20} MiB on {', '.join(small)}"
-        findings.append(ClusterFinding(subject="object store", found=text, verdict="warn", fix=fix))
+        findings.append(ClusterFinding(subject="object store", observed=text, verdict="warn", fix=fix))
     return findings
 
 
@@ -166,7 +166,7 @@ def inspect_cluster(
         connect(address)
     except ResourceError as error:
         text, _, fix = error.messages[0].partition(": ")
-        return [ClusterFinding(subject="Ray", found=text, verdict="fail", fix=fix)]
+        return [ClusterFinding(subject="Ray", observed=text, verdict="fail", fix=fix)]
     token = f".hone-doctor-{uuid.uuid4().hex[:12]}"
     place = folder.absolute()
     try:
@@ -184,7 +184,7 @@ def inspect_cluster(
     findings = _findings_of(
         here, reports, rooms, written=written, folder=place, config=config, weights_bytes=weights_bytes
     )
-    return [ClusterFinding(subject="Ray", found=f"{len(rooms)} machines at {address}"), *findings, *silent]
+    return [ClusterFinding(subject="Ray", observed=f"{len(rooms)} machines at {address}"), *findings, *silent]
 
 
 def _ask_nodes(place: Path, token: str) -> tuple[list[NodeRoom], list[NodeReport], list[ClusterFinding]]:
@@ -210,5 +210,5 @@ def _ask_nodes(place: Path, token: str) -> tuple[list[NodeRoom], list[NodeReport
         except (GetTimeoutError, RayError) as error:
             text = f"{names[number]} gave no report: {last_line(error)}"
             fix = "install hone there as here (one image), and look at the machine's Ray logs"
-            silent.append(ClusterFinding(subject="machine", found=text, verdict="fail", fix=fix))
+            silent.append(ClusterFinding(subject="machine", observed=text, verdict="fail", fix=fix))
     return [NodeRoom.of_node(node, names[node["NodeID"]]) for node in nodes], reports, silent

@@ -50,7 +50,7 @@ _TEMPERATURE: Final = 1.0
 class RecipeStep:
     """Memory of a recipe's own update, or the reason why it was not taken."""
 
-    found: TrackedStep | None = None
+    tracked: TrackedStep | None = None
     reason: str = ""
 
 
@@ -62,7 +62,7 @@ def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> Recip
     if not isinstance(config, _TAKEN):
         return RecipeStep(reason=f"the update of {config.recipe} cannot be taken apart from its data")
     try:
-        return RecipeStep(found=take_recipe_step(config, run, clock=clock))
+        return RecipeStep(tracked=take_recipe_step(config, run, clock=clock))
     except HoneError as fault:
         return RecipeStep(reason=str(fault))
     except RuntimeError as fault:  # torch's own, where sizes follow from numbers

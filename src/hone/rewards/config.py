@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias, cast
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from hone.core.config import Config
-from hone.rewards.judges.config import JudgeModel, PairwiseQuestion, RewardJudge
+from hone.rewards.judges.config import JudgeModel, PairwiseQuestion, RewardJudge, ServerAccess
 
 
 class RewardFunction(Config):
@@ -75,7 +75,7 @@ class RewardModel(Config):
         return [self.path, *self.members]
 
 
-class RewardServer(Config):
+class RewardServer(ServerAccess):
     """A server that scores answers: JSON over HTTP, one request for the answers to one prompt."""
 
     kind: Literal["server"]
@@ -90,10 +90,6 @@ class RewardServer(Config):
     """Seconds without a reply after which an attempt has failed."""
     attempts: int = Field(default=3, ge=1)
     """Attempts for one request; after the last its answers have no score."""
-    max_concurrent: int = Field(default=8, ge=1, le=256)
-    """Requests under way at the same time."""
-    api_key_env: str | None = None
-    """Environment variable with a key, sent as a bearer token."""
 
 
 class RewardWorld(Config):

@@ -388,15 +388,21 @@ RAISE_OF, RAISE_AT, RED_OF, RED_AT = 5, 3, 10, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmChange:
-    """An alarm that was raised, changed its level, or ended."""
+class AlarmReport:
+    """What an alarm tells a person."""
 
-    name: AlarmName
-    level: Level
+    name: str
+    level: str
     """Its level; of one that ended, the last."""
-    is_raised: bool
     evidence: str
     advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmChange(AlarmReport):
+    """An alarm that was raised, changed its level, or ended."""
+
+    is_raised: bool
     metrics: tuple[str, ...]
 
     @property
@@ -418,15 +424,11 @@ class AlarmChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaisedAlarm:
+class RaisedAlarm(AlarmReport):
     """An alarm that a run has raised and not ended."""
 
-    name: str
-    level: str
     step: int
     """Step at which it got this level."""
-    evidence: str
-    advice: str
 
     @classmethod
     def of_event(cls, step: int, data: Mapping[str, Json]) -> "RaisedAlarm":

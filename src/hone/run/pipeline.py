@@ -27,6 +27,7 @@ from hone.run.store.evaluations import (
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
+    PipelineResult,
     SideBySide,
     latest_answers,
     write_evaluations,
@@ -44,17 +45,6 @@ class PipelineStage:
 
     name: str
     make_request: Callable[[], RunRequest]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineResult:
-    """Where a pipeline ended, and how its stages compare."""
-
-    folder: Path
-    evaluations: Sequence[EvaluationScore]
-    comparisons: Sequence[PairedDifference]
-    side_by_side: Sequence[SideBySide]
-    seconds: float
 
 
 def run_pipeline(

@@ -101,7 +101,7 @@ class BatteryOutcome:
     hostile: bool
     good: bool
     """A hostile program was held, an ordinary one ran."""
-    told: str
+    explanation: str
     """Last line of the error, or the verdict."""
 
 
@@ -130,12 +130,12 @@ def _attack(sandbox: CodeSandbox, name: str, targets: Mapping[str, object]) -> B
     if name == _LEAVES:
         passed = bool(sandbox.run(_LOOKS.format(**targets)).value) or _left(str(targets["left"]))
     held = not passed and result.verdict != "refused"
-    return BatteryOutcome(name=name, hostile=True, good=held, told=_told(result))
+    return BatteryOutcome(name=name, hostile=True, good=held, explanation=_told(result))
 
 
 def _ordinary(sandbox: CodeSandbox, name: str) -> BatteryOutcome:
     result = sandbox.run(ORDINARY[name])
-    return BatteryOutcome(name=name, hostile=False, good=result.value is True, told=_told(result))
+    return BatteryOutcome(name=name, hostile=False, good=result.value is True, explanation=_told(result))
 
 
 def _told(result: SandboxResult) -> str:

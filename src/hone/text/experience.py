@@ -32,7 +32,7 @@ _RELABEL: Final = "relabelling function"
 class TokenWeights(Config):
     """Weights of the tokens of a dialogue in the loss, by who said them; tokens that weigh 0 are only seen."""
 
-    said: float = Field(default=1.0, ge=0)
+    policy: float = Field(default=1.0, ge=0)
     """Weight of the policy's tokens, in dialogues that were relabelled or have a score of `task.answers.min_score`."""
     world: float = Field(default=0.0, ge=0)
     """Weight of the environment's tokens after the policy's first turn, in all dialogues: the policy becomes a model
@@ -40,8 +40,8 @@ class TokenWeights(Config):
 
     @model_validator(mode="after")
     def _one_is_learnt(self) -> "TokenWeights":
-        if self.said == self.world == 0:
-            raise ValueError("learn.said = 0 and learn.world = 0 leave nothing to learn; raise one of them")
+        if self.policy == self.world == 0:
+            raise ValueError("learn.policy = 0 and learn.world = 0 leave nothing to learn; raise one of them")
         return self
 
 
@@ -97,7 +97,7 @@ def experience_episodes(
             "relabel the dialogues, or set learn.world"
         )
     worth = right[log.episodes.owner].astype(np.float32)
-    learnt = with_learned_tokens(replace(log.episodes, reward=worth), said=learn.said, world=learn.world)
+    learnt = with_learned_tokens(replace(log.episodes, reward=worth), said=learn.policy, world=learn.world)
     if not learnt.decisions:
         raise DataError(
             f"{examples.source}: the environment says nothing after the policy's first turn in any of {len(right)} "

@@ -69,13 +69,22 @@ class TextDataConfig(Protocol):
 
 
 class DataRunConfig(RunConfig):
-    """A run on rows of data: as many steps, or passes over the rows."""
+    """A run of a language model on rows of data: as many steps, or passes over the rows."""
 
     steps: int = Field(default=0, ge=1)  # 0 is never given: it stands for epochs
     """Iterations of the training loop: collect, score, learn, publish. Either `steps` or `epochs` is given."""
     epochs: float | None = Field(default=None, gt=0)
     """Passes over the training rows, in place of `steps`. Steps are whole: the last one is filled up from the
     next pass. Where a recipe asks further prompts within a step, passes are over earlier."""
+    model: ModelSource
+    """The network to start from."""
+    user_code: UserCodeConfig = UserCodeConfig()
+    """Processes and limits of reward functions and worlds, in training and in evaluation."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out prompts, evaluated during training and at the end."""
+
+    labels: ClassVar[LabelCredit | None] = None
+    """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 
     @model_validator(mode="after")
     def _has_a_length(self) -> "DataRunConfig":
@@ -83,6 +92,12 @@ class DataRunConfig(RunConfig):
             both = f"steps = {self.steps} and epochs = {self.epochs:g}" if self.epochs else "neither"
             raise ValueError(f"give either steps (at least 1) or epochs (passes over the rows), got {both}")
         return self
+
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        return self.evaluation
+
+    def has_search(self) -> bool:
+        return self.evaluation is not None and self.evaluation.search is not None
 
     @property
     def rows_per_step(self) -> int:
@@ -111,23 +126,8 @@ class DataRunConfig(RunConfig):
 class LanguageRunConfig(DataRunConfig):
     """A language model, or a scorer on one, to train on a dataset."""
 
-    model: ModelSource
-    """The network to start from."""
     task: TaskConfig
     """The data."""
-    user_code: UserCodeConfig = UserCodeConfig()
-    """Processes and limits of the evaluation's reward functions and worlds."""
-    evaluation: EvaluationConfig | None = None
-    """Held-out prompts, evaluated during training and at the end."""
-
-    labels: ClassVar[LabelCredit | None] = None
-    """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
-
-    def answers_evaluation(self) -> EvaluationConfig | None:
-        return self.evaluation
-
-    def has_search(self) -> bool:
-        return self.evaluation is not None and self.evaluation.search is not None
 
     @classmethod
     def planned(cls) -> PlannedRecipe:
@@ -186,16 +186,16 @@ class TextInputs(Generic[T]):
     @cached_property
     def held_out(self) -> ExampleDataset | None:
         """The examples of the evaluation."""
-        found = self.config.answers_evaluation()
-        if found is None:
+        evaluation = self.config.answers_evaluation()
+        if evaluation is None:
             return None
-        return found.task.examples() if self.evaluation_dialogue is None else self.evaluation_dialogue.examples()
+        return evaluation.task.examples() if self.evaluation_dialogue is None else self.evaluation_dialogue.examples()
 
     @cached_property
     def evaluation_dialogue(self) -> OpenedDialogue | None:
         """The world of held-out dialogues, in processes of its own."""
-        found = self.config.answers_evaluation()
-        return None if found is None else open_dialogue(found.task, self.config.user_code)
+        evaluation = self.config.answers_evaluation()
+        return None if evaluation is None else open_dialogue(evaluation.task, self.config.user_code)
 
     @cached_property
     def examples(self) -> ExampleDataset:
@@ -243,10 +243,10 @@ class TextInputs(Generic[T]):
     @cached_property
     def evaluation_scorer(self) -> RewardScorer:
         """The scorer of held-out answers, with its worker processes."""
-        found = self.config.answers_evaluation()
-        assert found is not None
+        evaluation = self.config.answers_evaluation()
+        assert evaluation is not None
         return reward_scorer(
-            found.rewards, limits=self.config.user_code, load=self.reward_model, device=self.config.run.device
+            evaluation.rewards, limits=self.config.user_code, load=self.reward_model, device=self.config.run.device
         )
 
     @cached_property
@@ -260,12 +260,12 @@ class TextInputs(Generic[T]):
     @cached_property
     def evaluation(self) -> TextEvaluation | None:
         """The evaluation on the held-out examples."""
-        found = self.config.answers_evaluation()
-        if found is None or self.held_out is None:
+        evaluation = self.config.answers_evaluation()
+        if evaluation is None or self.held_out is None:
             return None
         tokenizer, context = self.tokenizer
         return prepare_evaluation(
-            found,
+            evaluation,
             tokenizer,
             context=context,
             examples=self.held_out,
@@ -307,9 +307,9 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     """
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(inputs.close)
-        found = run_all_checks({**_data_checks(inputs), **_evaluation_checks(inputs), **_training_checks(inputs)})
+        warnings = run_all_checks({**_data_checks(inputs), **_evaluation_checks(inputs), **_training_checks(inputs)})
         on_fault.pop_all()
-    return list(dict.fromkeys(warning for warnings in found.values() for warning in warnings))
+    return list(dict.fromkeys(warning for lines in warnings.values() for warning in lines))
 
 
 def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:

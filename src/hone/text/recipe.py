@@ -23,7 +23,7 @@ from hone.planner.run_settings import PlannedRecipe
 from hone.run.job import RecipeSpec
 from hone.run.loop import SourceWrapper
 from hone.run.recipe_parts import LIVE_SOURCE
-from hone.sources.dynamic_sampling import DynamicSampling
+from hone.sources.live import DynamicSampling
 from hone.text.advantages import (
     AdvantageConfig,
     Ddof,

@@ -16,7 +16,6 @@ from hone.core.config import with_values
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, concatenate
 from hone.core.state import Stateful
-from hone.credit.grouping import LabelCredit
 from hone.credit.turns import dialogues_as_one
 from hone.engine.clients.http import ServerEngine
 from hone.learner.config import require_master_weights, require_whole_minibatches
@@ -26,7 +25,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.planner.run_settings import PlannedRecipe
-from hone.rewards.config import RewardsConfig, UserCodeConfig
+from hone.rewards.config import RewardsConfig
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob, no_notices
 from hone.run.loop import Learner, Recipe, Source, SourceWrapper, WithState
 from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
@@ -38,8 +37,6 @@ from hone.text.balance import missing_routes
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.evaluate.dialogues import SecondAnswer, dialogue_faults, with_world_reward
 from hone.text.evaluate.engine_actor import EngineActor
-from hone.text.evaluate.open_policy import ModelSource
-from hone.text.evaluate.text_eval import EvaluationConfig
 from hone.text.fleet import generating_cluster, require_own_engine
 from hone.text.interleaving import (
     RecordedSource,
@@ -81,23 +78,14 @@ class TextRunConfig(DataRunConfig):
     """The loss has an importance ratio, which can correct for answers of another policy."""
     learns_as_it_answers: ClassVar[bool] = True
     """The policy changes between rollouts; False: answers are gathered first."""
-    labels: ClassVar[LabelCredit | None] = None
-    """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
-
-    model: ModelSource
-    """The policy to start from."""
     task: DialogueTaskConfig
     """The prompts, or the world of dialogues."""
     rewards: RewardsConfig
     """Reward functions; a world's own rewards count without being named."""
-    user_code: UserCodeConfig = UserCodeConfig()
-    """Processes and limits of reward functions and worlds, in training and in evaluation."""
     rollout: RolloutConfig
     """Generation of the answers."""
     cluster: ClusterConfig | None = None
     """Replicas on several processes or machines that generate the answers; absent: the embedded engine."""
-    evaluation: EvaluationConfig | None = None
-    """Held-out prompts, evaluated during training and at the end."""
 
     @model_validator(mode="before")
     @classmethod
@@ -184,12 +172,6 @@ class TextRunConfig(DataRunConfig):
     @classmethod
     def parts(cls) -> RecipeParts:
         return text_parts(cls)
-
-    def answers_evaluation(self) -> EvaluationConfig | None:
-        return self.evaluation
-
-    def has_search(self) -> bool:
-        return self.evaluation is not None and self.evaluation.search is not None
 
     @classmethod
     def planned(cls) -> PlannedRecipe:

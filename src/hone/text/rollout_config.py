@@ -126,14 +126,14 @@ class RolloutConfig(Config):
     @property
     def asynchrony(self) -> AsyncRolloutConfig:
         """`max_staleness` as a table."""
-        found = self.max_staleness
-        return found if isinstance(found, AsyncRolloutConfig) else AsyncRolloutConfig(steps=found)
+        allowed = self.max_staleness
+        return allowed if isinstance(allowed, AsyncRolloutConfig) else AsyncRolloutConfig(steps=allowed)
 
     @property
     def mid_rollout_publish(self) -> OnPublish | None:
         """Treatment of unfinished answers at a publication; None if there are none."""
-        found = self.asynchrony
-        return None if found.steps == 0 or found.on_publish == "wait" else found.on_publish
+        rules = self.asynchrony
+        return None if rules.steps == 0 or rules.on_publish == "wait" else rules.on_publish
 
     def warnings(self) -> list[str]:
         """Warnings before a run."""

@@ -128,12 +128,12 @@ def _commands() -> list[str]:
 
 def test_the_doctor_asks_both_nodes(tmp_path: Path) -> None:
     found = inspect_cluster("local", tmp_path)
-    told = [f"{one.subject}: {one.found}" for one in found]
+    told = [f"{one.subject}: {one.observed}" for one in found]
     assert sum("reads and writes" in text for text in told) == 2 and sum("2 CPUs" in text for text in told) == 2, told
     assert all(one.verdict == "ok" for one in found), found
     assert list(tmp_path.iterdir()) == []
     config = ClusterConfig.model_validate({"rollout": {"replicas": 9}})
     (full, store, *_) = [one for one in inspect_cluster("local", tmp_path, config=config, weights_bytes=10**9)
                          if one.verdict == "fail"]  # fmt: skip
-    assert "9 replicas of 1 CPUs" in full.found and "there is room for 4" in full.fix
-    assert "holds 128 MiB" in store.found and "--object-store-memory" in store.fix
+    assert "9 replicas of 1 CPUs" in full.observed and "there is room for 4" in full.fix
+    assert "holds 128 MiB" in store.observed and "--object-store-memory" in store.fix

@@ -27,8 +27,8 @@ def findings(*reports: NodeReport, config: ClusterConfig | None = None, weights_
 def test_equal_machines_are_fine_but_for_a_small_store() -> None:
     found = findings(replace(HERE, node="a"), replace(HERE, node="b"))
     assert [(one.subject, one.verdict) for one in found if one.verdict != "ok"] == [("object store", "warn")]
-    assert "less than 75 MiB on b" in found[-1].found and "/dev/shm" in found[-1].fix
-    assert "one build: runner-abc" in [one.found for one in found]
+    assert "less than 75 MiB on b" in found[-1].observed and "/dev/shm" in found[-1].fix
+    assert "one build: runner-abc" in [one.observed for one in found]
 
 
 def test_each_difference_is_named_with_its_machine_and_a_fix() -> None:
@@ -36,10 +36,10 @@ def test_each_difference_is_named_with_its_machine_and_a_fix() -> None:
         HERE, node="b", versions={"python": "3.12", "torch": "2.12"}, kernels="runner-xyz", folder_fault="no"
     )
     found = {one.subject: one for one in findings(replace(HERE, node="a"), other) if one.verdict == "fail"}
-    assert found["torch"].found == "2.13 here, 2.12 on b" and "pip install torch==2.13" in found["torch"].fix
-    assert found["python"].found == "3.11 here, 3.12 on b"
-    assert found["shared folder"].found == "b: no" and "mount the same volume at /runs" in found["shared folder"].fix
-    assert found["kernels"].found == "runner-abc on a; runner-xyz on b"
+    assert found["torch"].observed == "2.13 here, 2.12 on b" and "pip install torch==2.13" in found["torch"].fix
+    assert found["python"].observed == "3.11 here, 3.12 on b"
+    assert found["shared folder"].observed == "b: no" and "mount the same volume at /runs" in found["shared folder"].fix
+    assert found["kernels"].observed == "runner-abc on a; runner-xyz on b"
     mixed = ClusterConfig.model_validate({"rollout": {"mixed": True}})
     kernels = next(one for one in findings(replace(HERE, node="a"), other, config=mixed) if one.subject == "kernels")
     assert kernels.verdict == "warn"
@@ -47,7 +47,7 @@ def test_each_difference_is_named_with_its_machine_and_a_fix() -> None:
 
 def test_a_machine_whose_token_is_not_seen_here_shares_no_folder() -> None:
     found = _findings_of(HERE, [replace(HERE, node="a")], ROOMS, written=[], folder=Path("/runs"))
-    assert any(one.found == "a: what it wrote is not seen here" and one.verdict == "fail" for one in found)
+    assert any(one.observed == "a: what it wrote is not seen here" and one.verdict == "fail" for one in found)
 
 
 def test_the_plan_must_have_room() -> None:
@@ -55,7 +55,7 @@ def test_the_plan_must_have_room() -> None:
     fits = findings(replace(HERE, node="a"), config=config)
     assert [one.verdict for one in fits if one.subject == "plan"] == ["fail"]  # the store of b
     large = [one for one in findings(HERE, config=config, weights_bytes=1 << 30) if one.subject == "plan"]
-    assert [one.found[:29] for one in large] == ["the object store of a holds 1", "the object store of b holds 5"]
+    assert [one.observed[:29] for one in large] == ["the object store of a holds 1", "the object store of b holds 5"]
     assert all("--object-store-memory" in one.fix for one in large)
     small = [NodeRoom(name="a", cpus=1, gpus=0, store_bytes=1 << 30)]
     (full,) = [one for one in _findings_of(HERE, [], small, written=[], folder=Path("/r"), config=config)

@@ -178,7 +178,7 @@ def test_a_run_that_learnt_rows_is_sampled_and_served_as_it_was_asked(monkeypatc
     source = ServedSource(policy=policy_folder(run), run=run, name="talk", device="cpu", slots=2, context=0, seed=1)
     served = open_served(source).served
     fields = {"model": "talk", "messages": [{"role": "user", "content": "1+1="}], "max_tokens": 2}
-    asked = asked_chat(ChatFields.model_validate(fields), served, CallIdentity(id="x", given=""))
+    asked = asked_chat(ChatFields.model_validate(fields), served, CallIdentity(id="x", client_id=""))
     text = served.tokenizer.decode(asked.prompts[0].tokens, special=True)
     assert text == "glad<|system|>Add.<eos><|user|>1+1=<eos><|assistant|>"
     assert served.tool_format.name == "bracket" and served.describes_tools

@@ -51,7 +51,7 @@ def writer_of(model, **fields) -> ReplyWriter:
         "max_tokens": 60,
         **fields,
     }
-    asked = asked_chat(ChatFields.model_validate(body), model.served, CallIdentity(id="x", given=""))
+    asked = asked_chat(ChatFields.model_validate(body), model.served, CallIdentity(id="x", client_id=""))
     return ReplyWriter(served=model.served, asked=asked, created=0)
 
 

@@ -96,7 +96,7 @@ def test_a_rows_prompt_has_the_same_tokens_in_training_rollout_evaluation_and_se
         "model": "m", "messages": [{"role": "system", "content": "Be brief."}, USER], "tools": [TOOL],
         "chat_template_kwargs": ROW["chat_template_kwargs"],
     }  # fmt: skip
-    asked = asked_chat(ChatFields.model_validate(body), served, CallIdentity(id="x", given=""))
+    asked = asked_chat(ChatFields.model_validate(body), served, CallIdentity(id="x", client_id=""))
     tokens = asked.prompts[0].tokens
     assert '{"name": "add"' in MOODY.decode(tokens) and MOODY.decode(tokens).startswith("<|im_end|>:")
     assert np.sum(tokens == MOODY.eos_id) == 2, "variables name no special token"

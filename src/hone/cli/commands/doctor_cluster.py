@@ -23,7 +23,7 @@ def check_cluster(call: CommandCall, screen: TerminalScreen) -> int:
     address = os.environ.get(ADDRESS_VARIABLE) or ("auto" if config is None else config.address)
     findings = inspect_cluster(address, Path(call.text("runs")), config=config, weights_bytes=weights_bytes)
     screen.title("cluster")
-    screen.rows([(one.subject, one.found, "" if one.verdict == "ok" else one.verdict) for one in findings])
+    screen.rows([(one.subject, one.observed, "" if one.verdict == "ok" else one.verdict) for one in findings])
     screen.line()
     for one in findings:
         if one.fix and one.verdict != "ok":

@@ -24,7 +24,7 @@ def check_sandbox(screen: TerminalScreen) -> int:
     outcomes = run_battery()
     for one in outcomes:
         what = ("held" if one.good else "got through") if one.hostile else ("ran" if one.good else "did not run")
-        rows.append((one.name, f"{what}: {one.told}", "" if one.good else "fail"))
+        rows.append((one.name, f"{what}: {one.explanation}", "" if one.good else "fail"))
     screen.rows(rows)
     hostile = [one for one in outcomes if one.hostile]
     ordinary = [one for one in outcomes if not one.hostile]

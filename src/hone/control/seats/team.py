@@ -5,8 +5,7 @@ the mean of the seats'. A seat that has ended sees zeros and has one action. Act
 """
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -26,10 +25,10 @@ from hone.control.replay.ring import RingBuffer
 from hone.control.rows import TransitionRows, transition_rows
 from hone.control.seats.evaluation import SeatsEvaluationConfig
 from hone.control.seats.game import Array, SeatsConfig
-from hone.control.seats.matches import Bools, Floats, RunningMatch, SeatLayout, next_turn, run_game_code
+from hone.control.seats.matches import Bools, Floats, RunningMatch, next_turn, run_game_code
 from hone.control.seats.players import RandomPlayer
 from hone.control.seats.training import NamedPlayers, seats_scorer, with_state
-from hone.control.seats.world import NoiseBlocks, match_state, open_matches, replay_matches
+from hone.control.seats.world import MatchWorld, NoiseBlocks, match_state, open_matches, replay_matches
 from hone.control.value_based import LinearEpsilon, exploration_level
 from hone.control.value_rows import with_recency
 from hone.core.config import new_default
@@ -51,21 +50,11 @@ from hone.sources.live import LiveSource
 
 
 @dataclass(kw_only=True)
-class TeamWorld:
+class TeamWorld(MatchWorld):
     """Many matches of a cooperative game at a time, `steps` of each per rollout."""
 
-    name: str
-    matches: Sequence[RunningMatch]
-    layout: SeatLayout
     steps: int
-    seed: int
     with_state: bool
-    inexact_reason: str | None = None
-    warnings: list[str] = field(default_factory=list[str])
-    rollouts: int = 0
-    begun: int = 0
-    started: bool = False
-    pending_notices: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self.group = np.zeros(len(self.matches), np.int64)
@@ -152,15 +141,6 @@ class TeamWorld:
             columns[name].append(values)
         if over:
             self._begin(match)
-
-    def pop_notices(self) -> list[str]:
-        """Notices for the user since the last call, one line each."""
-        notices, self.pending_notices = self.pending_notices, []
-        return notices
-
-    def close(self) -> None:
-        for match in self.matches:
-            match.game.close()
 
     def state(self) -> State:
         exact = self.started and self.inexact_reason is None

@@ -152,27 +152,43 @@ class _Rows:
 
 
 @dataclass(kw_only=True)
-class SeatWorld:
-    """Many matches of one game at a time. Make it with `open_seat_world`."""
+class MatchWorld:
+    """Many matches of one game at a time."""
 
     name: str
     matches: Sequence[RunningMatch]
     layout: SeatLayout
-    decisions: int
-    """Rows of the learner per rollout, at least."""
     seed: int
-    seating: Seating
-    whole_state: bool = False
-    """Whether the state of the whole match is recorded, for a critic that sees everything."""
     inexact_reason: str | None = None
     """Reason why a resumed run begins new matches; None where it replays those that were running."""
     warnings: list[str] = field(default_factory=list[str])
     rollouts: int = 0
     begun: int = 0
     """Matches begun."""
+    started: bool = False
+    pending_notices: list[str] = field(default_factory=list[str])
+
+    def pop_notices(self) -> list[str]:
+        """Notices for the user since the last call, one line each."""
+        notices, self.pending_notices = self.pending_notices, []
+        return notices
+
+    def close(self) -> None:
+        for match in self.matches:
+            match.game.close()
+
+
+@dataclass(kw_only=True)
+class SeatWorld(MatchWorld):
+    """Matches of a game whose seats are filled by `seating`. Make it with `open_seat_world`."""
+
+    decisions: int
+    """Rows of the learner per rollout, at least."""
+    seating: Seating
+    whole_state: bool = False
+    """Whether the state of the whole match is recorded, for a critic that sees everything."""
     episodes: int = 0
     """Episodes begun."""
-    pending_notices: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self.seat_count = len(self.layout.seats)
@@ -188,7 +204,6 @@ class SeatWorld:
         self.tick = 0
         self.match_steps: list[int] = []
         """Lengths of the matches that ended."""
-        self.started = False
 
     def rollout(self, actor: VectorActor) -> Episodes:
         """Pieces of episodes of all seats with at least `decisions` rows of the learner; `played_by` tells its episodes
@@ -377,15 +392,6 @@ class SeatWorld:
         steps, self.match_steps = self.match_steps, []
         lengths = {"match/steps": float(np.mean(steps))} if steps else {}
         return {"match/ended": float(len(steps)), **lengths, **self.seating.metrics()}
-
-    def pop_notices(self) -> list[str]:
-        """Notices for the user since the last call, one line each."""
-        notices, self.pending_notices = self.pending_notices, []
-        return notices
-
-    def close(self) -> None:
-        for match in self.matches:
-            match.game.close()
 
     # --------------------------------------------------------------------------------------------------------- state
 

@@ -19,7 +19,7 @@ from hone.control.acting import DropFailedEpisodes
 from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymWorld, open_world
 from hone.control.evaluate.returns import score_metrics, task_scores
-from hone.control.job import ControlEvaluationConfig, control_job, updates_per_step
+from hone.control.job import ControlEvaluationConfig, ControlRunConfig, control_job, updates_per_step
 from hone.control.multitask import MultitaskSource, TaskActor, standardised_by_task
 from hone.control.networks.mlp import GaussianMlpConfig, ObservationInputs, PolicySpaces
 from hone.control.networks.multitask import MultitaskActorCritic
@@ -41,7 +41,6 @@ from hone.run.job import (
     OpenedRun,
     RecipeParts,
     RecipeSpec,
-    RunConfig,
     RunSettings,
     TrainingJob,
     opened_run,
@@ -59,7 +58,7 @@ class MultitaskAlgorithm(on_policy.ClippedAlgorithm):
     """Give the task's number to the trunk as an input; heads always belong to one task."""
 
 
-class MultitaskConfig(RunConfig):
+class MultitaskConfig(ControlRunConfig):
     """One policy on several Gymnasium environments."""
 
     run = new_default(RunSettings(threads=1))
@@ -73,8 +72,7 @@ class MultitaskConfig(RunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: MultitaskAlgorithm = MultitaskAlgorithm()
     """Credit and loss."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy, in each task."""
+    evaluation = new_default(ControlEvaluationConfig(), "Evaluation of the policy, in each task.")
 
     @property
     def iteration_steps(self) -> int:

@@ -27,19 +27,24 @@ from hone.recipes.decision_logs import read_decisions
 from hone.run.job import RecipeSpec
 
 
-class BcqAlgorithm(TdAlgorithm):
+class GeneratedActionsAlgorithm(TdAlgorithm):
+    """Numbers of algorithms that choose among drawn actions."""
+
+    pessimism: float = Field(default=0.75, ge=0, le=1)
+    """Weight of the minimum of the two critics, in boxes of actions; the maximum has the rest."""
+    proposals: int = Field(default=10, ge=1)
+    """Actions drawn per target, in boxes; the best is taken."""
+    samples: int = Field(default=100, ge=1)
+    """Actions drawn per decision, in boxes; the best is taken."""
+
+
+class BcqAlgorithm(GeneratedActionsAlgorithm):
     """The numbers of the papers."""
 
     threshold: float = Field(default=0.3, ge=0, le=1)
     """Finite actions: least probability of an action under the log, as a share of the most likely action's."""
     reach: float = Field(default=0.05, ge=0, le=2)
     """Boxes: largest perturbation of a generated action, for actions scaled to [-1, 1]."""
-    pessimism: float = Field(default=0.75, ge=0, le=1)
-    """Boxes: weight of the minimum of the two critics; the maximum has the rest."""
-    proposals: int = Field(default=10, ge=1)
-    """Boxes: generated actions per target; the best is taken."""
-    samples: int = Field(default=100, ge=1)
-    """Boxes: generated actions per decision; the best is taken."""
 
 
 class BcqConfig(OfflineRunConfig):

@@ -15,19 +15,19 @@ from torch import Tensor
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.networks.offline import BearPolicy, twin_q_values
 from hone.control.offline import OfflineRunConfig, logged_method
-from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.control.phases import LearningMethod, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.objectives.constraint import bcq_target, bear_actor_loss, bear_multiplier_loss, gaussian, laplacian, mmd
 from hone.objectives.td import twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.recipes.decision_logs import read_decisions
-from hone.recipes.offline.bcq import generator_objective
+from hone.recipes.offline.bcq import GeneratedActionsAlgorithm, generator_objective
 from hone.run.job import RecipeSpec
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
 
-class BearAlgorithm(TdAlgorithm):
+class BearAlgorithm(GeneratedActionsAlgorithm):
     """The numbers of the paper."""
 
     threshold: float = Field(default=0.05, gt=0)
@@ -38,12 +38,6 @@ class BearAlgorithm(TdAlgorithm):
     """Bandwidth of the kernel."""
     matched: int = Field(default=4, ge=2)
     """Samples of the policy and of the generator that are compared."""
-    pessimism: float = Field(default=0.75, ge=0, le=1)
-    """Weight of the minimum of the two critics; the maximum has the rest."""
-    proposals: int = Field(default=10, ge=1)
-    """Samples of the policy per target; the best is taken."""
-    samples: int = Field(default=100, ge=1)
-    """Samples of the policy per decision; the best is taken."""
 
 
 class BearConfig(OfflineRunConfig):

@@ -7,7 +7,16 @@ from pydantic import Field, model_validator
 from hone.core.config import Config
 
 
-class JudgeServer(Config):
+class ServerAccess(Config):
+    """How a server that judges answers is asked."""
+
+    api_key_env: str | None = None
+    """Environment variable with a key, sent as a bearer token."""
+    max_concurrent: int = Field(default=8, ge=1, le=256)
+    """Requests under way at the same time."""
+
+
+class JudgeServer(ServerAccess):
     """A model behind a server that speaks OpenAI's protocol."""
 
     kind: Literal["server"]
@@ -16,16 +25,12 @@ class JudgeServer(Config):
     """`http://host:port`; a path before `/v1/chat/completions` may follow."""
     model: str = Field(min_length=1)
     """Name of the model, as the server lists it."""
-    api_key_env: str | None = None
-    """Environment variable with a key, sent as a bearer token."""
     deadline_s: float = Field(default=120.0, gt=0)
     """Seconds after which an attempt has failed, however slowly its reply drips in."""
     attempts: int = Field(default=5, ge=1)
     """Attempts for one verdict; after the last it is missing."""
     max_wait_s: float = Field(default=60.0, gt=0)
     """Longest wait between two attempts. A server that asks for a longer one (`Retry-After`) is not asked again."""
-    max_concurrent: int = Field(default=8, ge=1, le=256)
-    """Requests under way at the same time."""
     response_format: Literal["auto", "never"] = "auto"
     """`auto`: ask for JSON of the verdict's schema, but not after a refusal (status 400 or 422)."""
 

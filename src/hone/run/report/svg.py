@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.run.report.html import EMPTY, Html, element, format_number, join, styled, text, with_minus_sign
+from hone.run.store.comparison import RunCurveBand
 
 _WIDTH, _HEIGHT = 300.0, 128.0
 _WIDE = 960.0
@@ -291,15 +292,11 @@ _COLOURS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurveSeries:
-    """A curve with its interval: `[S]` each, NaN for missing values."""
+class CurveSeries(RunCurveBand):
+    """A curve with its interval, as it is drawn."""
 
     name: str
     colour: int
-    x: Floats
-    middle: Floats
-    low: Floats
-    high: Floats
 
 
 def band_plot(series: Sequence[CurveSeries], *, x_label: str, floor: float | None = None) -> Html:

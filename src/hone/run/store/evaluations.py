@@ -73,6 +73,21 @@ class PipelineRecord:
 PIPELINE = RecordFile("pipeline.json", PipelineRecord, indent=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineResult:
+    """Where a pipeline ended, and how its stages compare."""
+
+    folder: Path
+    evaluations: Sequence[EvaluationScore] = ()
+    """Evaluations of a pipeline's stages, or of a run, oldest first."""
+    comparisons: Sequence[PairedDifference] = ()
+    """Paired comparisons of a pipeline's stages."""
+    side_by_side: Sequence[SideBySide] = ()
+    """Ten answers of a pipeline's first and last stage."""
+    seconds: float = 0.0
+    """Time that the training took; 0 of a result that is read again."""
+
+
 def write_evaluations(
     folder: Path, evaluations: Sequence[EvaluationScore], paired: Sequence[PairedDifference] = ()
 ) -> None:

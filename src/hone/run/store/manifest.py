@@ -139,6 +139,7 @@ MOVED: Final = (
     (r"model\.experts\.(weight|bias_rate)", "model.experts.strength"),
     (r"rollout\.max_staleness\.replay_interleaving", "rollout.max_staleness.interleaving"),
     (r"run\.samples_every", "run.rollouts_every"),
+    (r"learn\.said", "learn.policy"),
 )
 """Pattern of a whole key, and the key that says the same now."""
 

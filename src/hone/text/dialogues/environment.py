@@ -277,7 +277,7 @@ class DialogueEnvironment:
         record.calls.update(f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True)}" for call in calls)
         record.invalid += fault is not None
         record.invalid_in_a_row = 0 if fault is None else record.invalid_in_a_row + 1
-        said = PolicyTurn(
+        turn = PolicyTurn(
             text=text,
             calls=calls,
             fault=fault,
@@ -288,10 +288,10 @@ class DialogueEnvironment:
         )
         if record.invalid_in_a_row >= INVALID_IN_A_ROW:
             return _ready(EnvironmentReply(done=True, stop="invalid_calls"))
-        if not self._rules.begins and not said.calls and said.fault is None:
+        if not self._rules.begins and not turn.calls and turn.fault is None:
             return _ready(EnvironmentReply(done=True))  # nobody but tools, and none was called
-        asked = self._host.answer(record.number, said)
-        return self._when_answered(asked, record, lambda turn: self._heard(conversation, record, turn))
+        asked = self._host.answer(record.number, turn)
+        return self._when_answered(asked, record, lambda reply: self._heard(conversation, record, reply))
 
     def end(self, conversation: Conversation) -> None:
         """Close the dialogue's world, and count the dialogue if it ended."""

@@ -135,13 +135,13 @@ def prompts_to_answer(log: Episodes, count: int, *, seed: int) -> list[NDArray[n
     """Up to `count` different prompts of a log, drawn without repeats; a prompt has at least one token."""
     seen = log.transcript
     begins, ends = seen.offsets[:-1], seen.at[log.offsets[:-1]]
-    found: dict[bytes, NDArray[np.int32]] = {}
+    prompts: dict[bytes, NDArray[np.int32]] = {}
     for row in permutation(seed, "start distance", 0, count=len(log)).tolist():
-        if len(found) == count:
+        if len(prompts) == count:
             break
         prompt = seen.tokens[begins[row] : ends[row]]
-        found.setdefault(prompt.tobytes(), prompt)
-    return list(found.values())
+        prompts.setdefault(prompt.tobytes(), prompt)
+    return list(prompts.values())
 
 
 # -------------------------------------------------------------------------------------------------------- reference log

@@ -240,8 +240,8 @@ class CompletionRoutes:
 
     def _headers(self, call: Request, fields: SamplingFields) -> tuple[dict[str, str], CallIdentity]:
         """Headers of the response, and what identifies the call. Raises ApiError for unknown fields under `strict`."""
-        identity = CallIdentity(id=uuid.uuid4().hex, given=call.headers.get(REQUEST_ID, ""))
-        headers = {REQUEST_ID: identity.given or identity.id}
+        identity = CallIdentity(id=uuid.uuid4().hex, client_id=call.headers.get(REQUEST_ID, ""))
+        headers = {REQUEST_ID: identity.client_id or identity.id}
         if unknown := fields.unknown:
             if self.rules.strict:
                 message = f"unknown fields: {named_fields(unknown)}; this server was started with --strict"

@@ -166,7 +166,7 @@ class CallIdentity:
 
     id: str
     """A fresh id."""
-    given: str
+    client_id: str
     """The client's own id, of the header `X-Request-Id`; empty without."""
 
 
@@ -311,10 +311,10 @@ def _sampling(fields: SamplingFields, most: int, top: int | None) -> SamplingPar
 def _request(
     fields: SamplingFields, call: CallIdentity, place: int, tokens: NDArray[np.int32], sampling: SamplingParams
 ) -> Request:
-    draw_id = f"{call.given or call.id}/{place}"
+    draw_id = f"{call.client_id or call.id}/{place}"
     if fields.seed is not None:
         content = hashlib.sha256(tokens.tobytes()).hexdigest()[:32]
-        draw_id = f"seed {fields.seed} of {content}" + (f" for {draw_id}" if call.given else "")
+        draw_id = f"seed {fields.seed} of {content}" + (f" for {draw_id}" if call.client_id else "")
     return Request(id=f"{call.id}/{place}", prompt=tokens, samples=fields.n or 1, sampling=sampling, draw_id=draw_id)
 
 
