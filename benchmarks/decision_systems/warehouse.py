@@ -5,15 +5,21 @@ not. The dispatcher sees all requests (`privileged`), but for the figure of the 
 requests that a robot has seen within one cell. The negative control assigns at random.
 """
 
+import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decision_systems import AcceptanceLine, cpu_seconds, slack
+from hone.api import warehouse
 from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.checkpoint import save_policy
 from hone.control.warehouse.dispatcher import (
     Chooser,
     Dispatcher,
@@ -26,9 +32,11 @@ from hone.control.warehouse.dispatcher import (
 )
 from hone.control.warehouse.envs import FlatWarehouseVectorEnv
 from hone.control.warehouse.floor import SKILLS, Floor, FloorSpec, floor_spec
+from hone.control.warehouse.skills import write_skill
 from hone.core.random import generator
 from hone.estimators.means import paired_difference
 from hone.recipes.on_policy.dispatch import ENTRY as DISPATCH
+from hone.recipes.on_policy.ppo import ENTRY as PPO
 from hone.recipes.tabular.q_learning import ENTRY as Q_LEARNING
 from hone.run.loop import train
 
@@ -203,6 +211,134 @@ def partial_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
                          "robot was within a cell of them")  # fmt: skip
 
 
+# --------------------------------------------------------------------------------------------------- versions of skills
+
+
+@dataclass(slots=True)
+class CountedClock:
+    """A clock that goes on by a hundredth of a second at each look."""
+
+    at_s: float = 1000.0
+
+    def now_s(self) -> float:
+        self.at_s += 0.01
+        return self.at_s
+
+    def monotonic_s(self) -> float:
+        return self.now_s()
+
+
+def train_skill(folder: Path, *, steps: int, seed: int) -> Path:
+    """Folder of a version of `fetch`, trained by PPO for `steps` iterations of 512 moves."""
+    config = PPO.config.model_validate({
+        "recipe": "ppo", "name": "fetch", "steps": steps, "seed": seed, "rollout_steps": 64,
+        "env": {"id": "hone/WarehouseSkill-v0", "num_envs": 8, "check": False,
+                "kwargs": {"skill": "fetch", "floor": "small", "robots": 4}},
+        "network": {"hidden": [32]}, "learner": {"lr": 3e-3}, "algorithm": {"discount": 0.97},
+    })  # fmt: skip
+    job = config.open().build(config)
+    try:
+        train(job.recipe, steps=steps, callback=lambda *_: None)
+    finally:
+        job.close()
+    save_policy(job.recipe.learner.policy, folder / "policy")
+    write_skill(folder / "skill", "fetch", folder / "policy")
+    return folder / "skill"
+
+
+def tried_skill(hall: Path, versions: tuple[Path, Path], seed: int) -> tuple[str, int, float, int]:
+    """A version on trial beside the champion, from the first episode on -> how the trial ended, executions of the new
+    version until then, deliveries an episode meanwhile, and collisions."""
+    clock = CountedClock()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "hall.toml"
+        file.write_text(hall.read_text())
+        with warehouse.open_library(Path(folder) / "skills", clock=clock) as library:
+            first, second = (library.add("fetch", version).id for version in versions)
+            library.publish("fetch", first, "the first")
+            library.begin_trial("fetch", second)
+        used = collisions = 0
+        totals: list[int] = []
+        for episode in range(60):
+            played_one = warehouse.play(file, seed=SEED + 100 * seed + episode, clock=clock)
+            used += played_one.versions["fetch"].get(second, 0)
+            collisions += played_one.collisions
+            totals.append(played_one.deliveries)
+            ends = [one.after for one in played_one.transitions if one.after in ("100%", "rolled_back")]
+            if ends:
+                return ends[0], used, float(np.mean(totals)), collisions
+    return "none", used, float(np.mean(totals)), collisions
+
+
+def untried_skill(hall: Path, version: Path, episodes: range) -> tuple[int, float]:
+    """A version that replaces the champion at once -> its executions, and deliveries an episode."""
+    clock = CountedClock()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "hall.toml"
+        file.write_text(hall.read_text())
+        with warehouse.open_library(Path(folder) / "skills", clock=clock) as library:
+            number = library.add("fetch", version).id
+            library.publish("fetch", number, "without a trial")
+        ran = [warehouse.play(file, seed=seed, clock=clock) for seed in episodes]
+        assert all(not one.transitions for one in ran)
+    return sum(one.versions["fetch"].get(number, 0) for one in ran), float(np.mean([one.deliveries for one in ran]))
+
+
+def skill_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
+    """Trials of versions of a skill: bad ones go back, one as good does not, and without a trial a bad one stays."""
+    logging.getLogger("hone.warehouse").setLevel(logging.ERROR)
+    seeds = range(3 if fast else 10)
+    with TemporaryDirectory() as folder, cpu_seconds() as spent:
+        root = Path(folder)
+        hall = root / "hall.toml"
+        hall.write_text('floor = "small"\nrobots = 4\nrequests = 4\n[skills]\nlibrary = "skills"\n')
+        write_skill(root / "planned", "fetch")
+        bad = [train_skill(root / f"bad{seed}", steps=4, seed=SEED + seed) for seed in seeds]
+        trials = [
+            tried_skill(hall, (root / "planned", version), seed) for seed, version in zip(seeds, bad, strict=True)
+        ]
+        champion = untried_skill(hall, root / "planned", range(SEED, SEED + 10))[1]
+        untried = [untried_skill(hall, version, range(SEED, SEED + 10)) for version in bad[: 1 if fast else 3]]
+    back = [one for one in trials if one[0] == "rolled_back"]
+    harmed = max(one[1] for one in trials)
+    yield AcceptanceLine(figure="bad versions of a skill that were rolled back, share", value=len(back) / len(trials),
+                         at_least=1.0, seeds=len(trials), cpu_s=spent.spent,
+                         words="fetch after 2,048 moves of training, on trial beside the planned way")  # fmt: skip
+    yield AcceptanceLine(
+        figure="executions of a bad version until it was rolled back, at most", value=float(harmed), at_most=200.0,
+        seeds=len(trials),
+        words=f"of each: {', '.join(str(one[1]) for one in trials)}; {np.mean([one[2] for one in trials]):.1f} "
+        f"deliveries an episode meanwhile, {champion:.1f} under the champion alone",
+    )  # fmt: skip
+    yield AcceptanceLine(figure="collisions while bad versions were tried", value=float(sum(one[3] for one in trials)),
+                         at_most=0.0, seeds=len(trials))  # fmt: skip
+    count = min(one[0] for one in untried)
+    share = float(np.mean([one[1] for one in untried])) / champion
+    yield AcceptanceLine(
+        figure="executions of a bad version that is published without a trial, at least", value=float(count),
+        at_least=201.0, negative=True, seeds=len(untried),
+        words=f"10 episodes, and it stays; deliveries {share:.0%} of the champion's",
+    )  # fmt: skip
+    if fast:
+        return
+    with TemporaryDirectory() as folder, cpu_seconds() as spent:
+        root = Path(folder)
+        hall = root / "hall.toml"
+        hall.write_text('floor = "small"\nrobots = 4\nrequests = 4\n[skills]\nlibrary = "skills"\n')
+        pairs = [
+            (train_skill(root / f"a{seed}", steps=30, seed=SEED + seed),
+             train_skill(root / f"b{seed}", steps=30, seed=SEED + 50 + seed))
+            for seed in range(5)
+        ]  # fmt: skip
+        trials = [tried_skill(hall, pair, seed) for seed, pair in enumerate(pairs)]
+    promoted = [one for one in trials if one[0] == "100%"]
+    yield AcceptanceLine(
+        figure="trained versions that replaced another trained one, share", value=len(promoted) / len(trials),
+        at_least=0.6, seeds=len(trials), cpu_s=spent.spent,
+        words=f"15,360 moves of training each, on seeds of their own; ends: {', '.join(one[0] for one in trials)}",
+    )  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------------- failures
 
 
@@ -300,3 +436,4 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield from latency_lines(fast=fast)
     yield from learnt_lines(fast=fast)
     yield from partial_lines(fast=fast)
+    yield from skill_lines(fast=fast)

@@ -25,6 +25,7 @@ MODULES: dict[str, str] = {
     "hone.api.decisions": "off-policy estimates and decisions in production; import them from `hone.api`",
     "hone.api.fleet": "fleets of robots: `from hone.api import fleet`",
     "hone.api.match": "matchmaking and difficulty; `from hone.api import match`",
+    "hone.api.warehouse": "dispatchers, skills and their versions; `from hone.api import warehouse`",
     "hone.api.results": "results of the commands, in `hone.api`",
     "hone.run.callbacks": "events of callbacks, in `hone.api`",
     "hone.core.episodes": "trajectories",

@@ -7,7 +7,7 @@
 `serve_decisions(file)` opens the service of a service file in this process, `ship(policy, to=file)`
 rolls a policy out there in stages.
 `fleet` is the library of robots, and `match` pairs players, keeps their ratings and chooses their levels;
-`from hone.api import fleet, match` loads no torch.
+`from hone.api import fleet, match` loads no torch. `warehouse` opens dispatchers and versions of skills.
 
 Names are imported at their first use.
 """

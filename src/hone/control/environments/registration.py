@@ -75,6 +75,9 @@ _BUILTIN_ENVS = {
         max_episode_steps=100_000,
         vector_entry_point="hone.control.warehouse.envs:FlatWarehouseVectorEnv",
     ),
+    "hone/WarehouseSkill-v0": _BuiltinEnv(
+        entry_point="hone.control.warehouse.skills:WarehouseSkillEnv", max_episode_steps=500
+    ),
     "hone/CarFollowing-v0": _BuiltinEnv(
         entry_point="hone.decide.simulators.car_following:CarFollowingEnv", max_episode_steps=200
     ),

@@ -1,6 +1,6 @@
 """Who does what: policies over assignments, an episode under one, and the dispatcher of a file for programs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -12,7 +12,8 @@ from hone.config.resolve import load
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.checkpoint import load_policy
 from hone.control.networks.mlp import DiscreteActions
-from hone.control.warehouse.floor import HEADINGS, NOBODY, SKILLS, Floor, FloorSpec, floor_spec, skill_versions
+from hone.control.warehouse.floor import ACTIONS, HEADINGS, NOBODY, SKILLS, Floor, FloorSpec, floor_spec
+from hone.control.warehouse.skills import SkillPolicy, begun_execution, planned_skill, skill_rows
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.core.random import generator
@@ -57,8 +58,15 @@ def policy_chooser(policy: ControlPolicy, spec: FloorSpec) -> Chooser:
     return choose
 
 
-def play_floor(floor: Floor, choose: Chooser, *, seed: int, watch: Callable[[Floor], None] | None = None) -> Floor:
-    """An episode from its seed to its limit; `watch` sees the floor before each step."""
+def play_floor(
+    floor: Floor,
+    choose: Chooser,
+    *,
+    seed: int,
+    watch: Callable[[Floor], None] | None = None,
+    step: Callable[[Floor], int] = Floor.tick,
+) -> Floor:
+    """An episode from its seed to its limit; `watch` sees the floor before each step, and `step` makes it."""
     floor.begin(seed)
     while floor.state["time"] < floor.spec.limit:
         pairs = floor.choices()
@@ -67,11 +75,20 @@ def play_floor(floor: Floor, choose: Chooser, *, seed: int, watch: Callable[[Flo
         else:
             if watch is not None:
                 watch(floor)
-            floor.tick()
+            step(floor)
     return floor
 
 
 # -------------------------------------------------------------------------------------------------------- for programs
+
+
+class SkillsConfig(Config):
+    """Versions of skills: those of a library, or the planned way that is built in."""
+
+    library: str = ""
+    """Folder of a library; empty: every skill follows its planned way."""
+    versions: dict[str, str] = {}
+    """Skill -> version that is used whatever the library's champion is."""
 
 
 class DispatcherConfig(Config):
@@ -86,6 +103,18 @@ class DispatcherConfig(Config):
     """Tasks at a time, at most."""
     policy: str = GREEDY
     """`greedy` (the nearest pair), or the folder of a policy that `recipe = "dispatch"` trained."""
+    limit: int = Field(default=500, ge=1)
+    """Steps of an episode, where episodes are played."""
+    skills: SkillsConfig = SkillsConfig()
+    """Versions of skills."""
+
+    def spec(self) -> FloorSpec:
+        """The floor. Raises ConfigError with all faults of the map."""
+        return floor_spec(self.floor, robots=self.robots, requests=self.requests, limit=self.limit)
+
+    def chooser(self) -> Chooser:
+        """The policy over pairs. Raises DataError for a damaged folder, ConfigError for another number of pairs."""
+        return choose_nearest if self.policy == GREEDY else policy_chooser(load_policy(Path(self.policy)), self.spec())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +136,8 @@ class Assignment:
     """`fetch`, `deliver`, `store`, or `wait`."""
     version: str
     """Version of the skill, for the record."""
+    move: str
+    """The next move by that version, behind the shield: `stand`, `forward`, `left`, `right` or `load`."""
     cell: tuple[int, int]
     """Cell that it goes to."""
     plan: tuple[tuple[int, int], ...]
@@ -116,39 +147,56 @@ class Assignment:
 class Dispatcher:
     """Assignments and reserved ways for robots and tasks, by the policy of a file."""
 
-    def __init__(self, config: DispatcherConfig) -> None:
-        spec = floor_spec(config.floor, robots=config.robots, requests=config.requests)
-        self.floor = Floor(spec)
-        self.choose = (
-            choose_nearest if config.policy == GREEDY else policy_chooser(load_policy(Path(config.policy)), spec)
-        )
+    def __init__(self, config: DispatcherConfig, skills: Mapping[str, SkillPolicy] | None = None) -> None:
+        self.floor = Floor(config.spec())
+        self.choose = config.chooser()
+        self.skills = {skill: planned_skill(skill) for skill in SKILLS[1:]} | dict(skills or {})
+        """Version of each skill."""
 
     @classmethod
     def open(cls, file: str | Path) -> "Dispatcher":
-        """The dispatcher of a TOML file. Raises ConfigError with all faults, DataError for another policy."""
-        return cls(load(DispatcherConfig, file).config)
+        """The dispatcher of a TOML file. Raises ConfigError with all faults, and for a file with versions of skills,
+        which `hone.api.warehouse.load` opens; DataError for another policy."""
+        config = load(DispatcherConfig, file).config
+        if config.skills.library or config.skills.versions:
+            raise ConfigError(f"{file} names versions of skills: open it with hone.api.warehouse.load({str(file)!r})")
+        return cls(config)
 
     def assign(self, robots: Sequence[RobotReport], tasks: Sequence[tuple[int, int]]) -> list[Assignment]:
         """A skill and a plan for each robot; `tasks` are the homes of requested shelves. Plans of all robots are made
         anew, so the world may have changed in any way. Raises ConfigError naming every robot and task that does not
         fit the floor."""
         self._place(robots, tasks)
-        floor, width, versions = self.floor, self.floor.spec.width, skill_versions()
+        floor, width = self.floor, self.floor.spec.width
         floor.settle()
         while len(pairs := floor.choices()):
             floor.assign(pairs[self.choose(floor, pairs)])
 
-        def as_cell(number: int) -> tuple[int, int]:
-            return divmod(number, width)
-
+        plans = [robot["plan"][robot["at"] : robot["steps"]].tolist() for robot in floor.robots]
+        targets, names = floor.robots["target"].tolist(), [SKILLS[skill] for skill in floor.robots["skill"]]
+        moves = self._moves(names)
         return [
             Assignment(
-                robot=number, skill=skill, version=versions[skill], cell=as_cell(int(robot["target"])),
-                plan=tuple(as_cell(int(pose) // 4) for pose in robot["plan"][robot["at"] : robot["steps"]]),
+                robot=number, skill=skill, version=self.skills[skill].version, move=ACTIONS[move],
+                cell=divmod(target, width), plan=tuple(divmod(pose // 4, width) for pose in plan),
             )
-            for number, robot in enumerate(floor.robots)
-            for skill in (SKILLS[robot["skill"]],)
+            for number, (skill, move, target, plan) in enumerate(zip(names, moves, targets, plans, strict=True))
         ]  # fmt: skip
+
+    def _moves(self, names: Sequence[str]) -> list[int]:
+        """The next move of each robot by the version of its skill."""
+        floor = self.floor
+        asked = floor.planned_actions()[0]
+        learnt = [
+            (begun_execution(floor, number, 0, policy), policy.moves)
+            for number, policy in enumerate(map(self.skills.__getitem__, names))
+            if policy.moves is not None
+        ]
+        rows = skill_rows(floor, [execution for execution, _ in learnt], asked)
+        chosen = [int(moves(row[None])[0]) for (_, moves), row in zip(learnt, rows, strict=True)]
+        for (execution, _), move in zip(learnt, chosen, strict=True):
+            asked[execution.robot] = move
+        return floor.move(asked, shielded=True)[0].tolist()  # plans are made anew at the next call
 
     def _place(self, robots: Sequence[RobotReport], tasks: Sequence[tuple[int, int]]) -> None:
         floor = self.floor

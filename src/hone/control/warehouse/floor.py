@@ -303,6 +303,14 @@ class Floor:
         self.robots["skill"][number] = SKILLS.index("none")
         self.settle()
 
+    def give_up(self, number: int) -> None:
+        """End a robot's skill as failed: it is free for the dispatcher, and all plans are made anew."""
+        robots = self.robots
+        robots["skill"][number], robots["target"][number] = SKILLS.index("none"), robots["cell"][number]
+        robots["steps"][number] = robots["at"][number] = 0
+        self.state["failures"] += 1
+        self.settle()
+
     def lose_shelf(self, shelf: int) -> None:
         """A shelf vanishes: skills that need it fail, and a request of it is replaced by the next one."""
         if (self.robots["carrying"] == shelf).any():

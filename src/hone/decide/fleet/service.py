@@ -13,7 +13,6 @@ A robot is exposed to a rollout if its bucket lies in the canary's or the contro
 robots are, and the new version runs half of their episodes.
 """
 
-import math
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from hone.core.clock import Clock
-from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome
+from hone.core.decisions import DecisionRecord
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.robot_steps import RobotSchema
 from hone.decide.bandits.saving import open_decision_policy
@@ -46,12 +45,11 @@ from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
 from hone.decide.registry import VersionRegistry, open_registry
 from hone.decide.rollout.driver import running_rollouts
-from hone.decide.rollout.router import RolloutRouter, split_label
+from hone.decide.rollout.router import ARMS, RolloutRouter, TrialUnit
 from hone.run.store.folder import RunLock
 
 SOURCE: Final = "fleet"
 """Name of the fleet as a writer of the decision log."""
-ARMS: Final = ("control", "canary")
 _PAGE: Final = 500
 
 
@@ -145,22 +143,12 @@ class FleetService:
 
     def _records(self, one: StoredEpisode) -> tuple[DecisionRecord, DecisionRecord]:
         end = one.end
-        _, arm, _ = split_label(end.route)
-        on_trial = arm in ARMS
-        executed = ARMS.index(arm) if on_trial else 0
-        logp = -math.log(2.0) if on_trial else 0.0
-        tenant, name = self.config.service.tenants[0], f"{one.source}/{end.episode}"
-        decision = Decision(
-            id=name, tenant=tenant, unit=name, at_s=end.at_s, context=np.array(end.first, np.float64),
-            actions=ActionSet(names=ARMS if on_trial else (end.version or "none",)),
-            choice=Choice(action=executed, logp=logp), executed=executed, executed_logp=logp, version=end.version,
-            route=end.route, source=SOURCE, seq=2 * one.number,
+        unit = TrialUnit(
+            tenant=self.config.service.tenants[0], name=f"{one.source}/{end.episode}", version=end.version,
+            route=end.route, value=end.total, kind=self.config.join.kind, context=np.array(end.first, np.float64),
+            at_s=end.at_s,
         )  # fmt: skip
-        outcome = Outcome(
-            decision_id=name, tenant=tenant, kind=self.config.join.kind, value=end.total, at_s=end.at_s, source=SOURCE,
-            seq=2 * one.number + 1,
-        )  # fmt: skip
-        return decision, outcome
+        return unit.records(SOURCE, one.number)
 
     def manifest(self, robot: str) -> tuple[str, str]:
         """The manifest of a robot, and its signature. Raises DataError and ResourceError of the registry."""

@@ -37,8 +37,8 @@ from hone.decide.registry import (
     version_id,
 )
 from hone.decide.rollout.driver import RolloutDriver, RolloutTools
-from hone.decide.rollout.plan import GuardrailConfig, GuardrailHistory, RolloutGuardrail, RolloutPlan
-from hone.decide.rollout.router import BUCKETS, end_position
+from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan
+from hone.decide.rollout.router import end_position
 from hone.decide.rollout.watcher import RolloutWatcher
 from hone.run.saved_config import policy_folder
 
@@ -117,22 +117,10 @@ class ServiceRollouts:
 
     def plan(self, version: str, name: str = "") -> RolloutPlan:
         """Plan of a rollout, by the service file."""
-        rollout = self.config.rollout
-        first, last = (round(end * BUCKETS) for end in rollout.range)
-        return RolloutPlan(
-            name=name or self.next_name(),
-            service=self.service,
-            version=version,
-            control=self.registry.live(self.service),
-            stages=tuple(rollout.stages),
-            requests=rollout.requests,
-            shadow_requests=0 if self.config.fleet else rollout.shadow_requests,  # robots' policies score nothing
-            alpha=rollout.alpha,
-            guardrails=tuple(_guardrail(one) for one in rollout.guardrails),
-            needs=tuple(rollout.evidence),
-            first=first,
-            last=last,
-        )
+        return self.config.rollout.plan(
+            name=name or self.next_name(), service=self.service, version=version,
+            control=self.registry.live(self.service), shadow=self.config.fleet is None,  # robots score no requests
+        )  # fmt: skip
 
     def next_name(self) -> str:
         """Name of the next rollout: r1, r2, ..."""
@@ -187,17 +175,6 @@ def _latest(log: DecisionLog, tenant: str) -> Iterator[DecisionRecord]:
     while page := log.read(position, _PAGE, tenant=tenant):
         yield from (one.record for one in page)
         position = page[-1].position
-
-
-def _guardrail(one: GuardrailConfig) -> RolloutGuardrail:
-    return RolloutGuardrail(
-        kind=one.kind,
-        low=one.low,
-        high=one.high,
-        higher_is_better=one.better == "higher",
-        tolerance=one.tolerance,
-        default=one.default,
-    )
 
 
 @contextmanager

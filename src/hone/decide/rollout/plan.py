@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from hone.core.config import Config
 from hone.decide.estimators.sequential import detectable_fall, detection_power, events_to_detect
 
+BUCKETS: Final = 1_000_000
+"""Buckets of a layer: a share is exact to a millionth."""
 SAMPLE_RATIO_PART: Final = 0.1
 """Part of alpha that the sample-ratio test spends; the guardrails share the rest."""
 POWER: Final = 0.8
@@ -53,7 +55,7 @@ class RolloutPlan:
     needs: tuple[str, ...] = ()
     """Kinds of evidence that the version needs before it answers requests."""
     first: int = 0
-    last: int = 1_000_000
+    last: int = BUCKETS
     """Buckets of the layer, `first` to `last` exclusive."""
 
     @property
@@ -195,6 +197,13 @@ class GuardrailConfig(Config):
     worth: float | None = Field(default=None, gt=0, le=1)
     """Relative loss that must not be missed, 0.1 for 10%; the plan says whether the stages can find it."""
 
+    def guardrail(self) -> RolloutGuardrail:
+        """The guardrail of a plan."""
+        return RolloutGuardrail(
+            kind=self.kind, low=self.low, high=self.high, higher_is_better=self.better == "higher",
+            tolerance=self.tolerance, default=self.default,
+        )  # fmt: skip
+
     @model_validator(mode="after")
     def _bounded(self) -> "GuardrailConfig":
         if not self.low < self.high:
@@ -231,6 +240,16 @@ class StagedRolloutConfig(Config):
     """Let the service itself look, so that a rollout goes on, or back, when no `hone ship` follows it."""
     slack_s: float = Field(default=0.0, ge=0)
     """Seconds that a look stays behind, for gateways that write late or whose clocks differ."""
+
+    def plan(self, *, name: str, service: str, version: str, control: str, shadow: bool = True) -> RolloutPlan:
+        """The plan of a version's rollout; without `shadow` the version scores no requests before its stages."""
+        first, last = (round(end * BUCKETS) for end in self.range)
+        return RolloutPlan(
+            name=name, service=service, version=version, control=control, stages=tuple(self.stages),
+            requests=self.requests, shadow_requests=self.shadow_requests if shadow else 0, alpha=self.alpha,
+            guardrails=tuple(one.guardrail() for one in self.guardrails), needs=tuple(self.evidence), first=first,
+            last=last,
+        )  # fmt: skip
 
     @model_validator(mode="after")
     def _rising(self) -> "StagedRolloutConfig":

@@ -25,14 +25,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.decisions import Decision, Outcome, is_shadow_kind
+from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome, is_shadow_kind
 from hone.core.errors import ConfigError
 from hone.decide.joins.view import JoinConfig
 from hone.decide.log.protocol import DecisionLog, LoggedRecord
-from hone.decide.rollout.plan import RolloutGuardrail, RolloutPlan
+from hone.decide.rollout.plan import BUCKETS, RolloutGuardrail, RolloutPlan
 
-BUCKETS: Final = 1_000_000
-"""Buckets of a layer: a share is exact to a millionth."""
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 RouteArm = Literal["live", "control", "canary"]
@@ -171,6 +169,45 @@ def split_label(label: str) -> tuple[str, str, str]:
     """Rollout, arm and stage of a logged route; three empty texts for a route of no rollout."""
     parts = label.split(":")
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else ("", "", "")
+
+
+ARMS: Final = ("control", "canary")
+"""Arms of a trial, in the order of its actions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialUnit:
+    """Something that ran under one version, with its result: an episode of a robot, an execution of a skill."""
+
+    tenant: str
+    name: str
+    """Its unit and the id of its decision."""
+    version: str
+    route: str
+    """Label of its route; empty: it was on no trial."""
+    value: float
+    kind: str
+    """Kind of the outcome."""
+    context: Floats
+    at_s: float
+
+    def records(self, source: str, number: int) -> tuple[DecisionRecord, DecisionRecord]:
+        """A decision between the arms, with probability 1/2 each, and its outcome: units `2 number` and `2 number + 1`
+        of the source. On no trial the version is the only action."""
+        on_trial = split_label(self.route)[1] in ARMS
+        executed = ARMS.index(split_label(self.route)[1]) if on_trial else 0
+        logp = -math.log(2.0) if on_trial else 0.0
+        decision = Decision(
+            id=self.name, tenant=self.tenant, unit=self.name, at_s=self.at_s, context=self.context,
+            actions=ActionSet(names=ARMS if on_trial else (self.version or "none",)),
+            choice=Choice(action=executed, logp=logp), executed=executed, executed_logp=logp, version=self.version,
+            route=self.route, source=source, seq=2 * number,
+        )  # fmt: skip
+        outcome = Outcome(
+            decision_id=self.name, tenant=self.tenant, kind=self.kind, value=self.value, at_s=self.at_s, source=source,
+            seq=2 * number + 1,
+        )  # fmt: skip
+        return decision, outcome
 
 
 # ------------------------------------------------------------------------------------------------------------ exposures
