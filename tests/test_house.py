@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hone"
 
 MEASURES: dict[str, float] = {
-    "files under 60 lines": 94,
+    "files under 60 lines": 95,
     "files under 70 lines with one importer": 1,
-    "functions used once, of at most 8 lines": 483,
+    "functions used once, of at most 8 lines": 476,
     "protocols with at most one implementer": 15,
     "pairs of classes that share half of their fields": 20,
     "names in docstrings that exist nowhere": 0,
@@ -71,7 +71,7 @@ TORCH_FREE = (
 
 # path -> (lines allowed, reason)
 LONG_FILES: dict[str, tuple[int, str]] = {
-    "src/hone/cli/options.py": (743, "one table of all commands and their options"),
+    "src/hone/cli/options.py": (750, "one table of all commands and their options"),
 }
 # path::name -> (lines allowed, at most 80, reason)
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}

@@ -31,10 +31,10 @@ from hone.certify.check import (
     batch_splits,
     build_certificate,
     compare_gradients,
-    job_gradient_probes,
     run_gradient_checks,
     summed_gradient,
 )
+from hone.certify.job import job_gradient_probes
 from hone.certify.token_probes import AnswerShape, shrunken_copy, synthetic_token_episodes, without_shared_prefixes
 from hone.core.episodes import ScoreStatus
 from hone.core.ragged import ranges

@@ -16,11 +16,11 @@ from hone.certify.check import (
     build_certificate,
     compare_gradients,
     gradient_in_rank_order,
-    job_gradient_probes,
     rank_shares,
     run_gradient_checks,
     summed_gradient,
 )
+from hone.certify.job import job_gradient_probes
 from hone.core.reduction import ONE_PROCESS
 from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy

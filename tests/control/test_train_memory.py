@@ -15,7 +15,7 @@ from pixel_envs import Lengths
 from torch import nn
 
 from hone import api
-from hone.certify.check import certify_job
+from hone.certify.job import certify_job
 from hone.control.acting import NetworkActor
 from hone.control.environments.make import GymConfig, sync_vector_env
 from hone.control.environments.world import GymWorld, world_from_envs

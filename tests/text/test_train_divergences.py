@@ -9,7 +9,8 @@ import torch
 from recipe_runs import job_of, lay_out, scores_of, settings
 from torch import Tensor
 
-from hone.certify.check import build_certificate, job_gradient_probes
+from hone.certify.check import build_certificate
+from hone.certify.job import job_gradient_probes
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.ragged import owner_of

@@ -12,13 +12,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from hone.certify.check import (
-    build_certificate,
-    check_prefix,
-    compare_gradients,
-    gradient_in_rank_order,
-    job_gradient_probes,
-)
+from hone.certify.check import build_certificate, check_prefix, compare_gradients, gradient_in_rank_order
+from hone.certify.job import job_gradient_probes
 from hone.certify.token_probes import shrunken_model_config, shrunken_new_model
 from hone.core.config import STAGE_PREFIX, Config
 from hone.core.errors import DataError

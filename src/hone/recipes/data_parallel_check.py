@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from hone.certify.check import job_gradient_probes, rank_gradient
+from hone.certify.check import rank_gradient
+from hone.certify.job import job_gradient_probes
 from hone.core.clock import SystemClock
 from hone.core.errors import HoneError, ResourceError
 from hone.core.state import State, array

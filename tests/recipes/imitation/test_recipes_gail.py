@@ -15,8 +15,9 @@ from control_runs import StepRecorder
 from gymnasium import spaces
 from recipe_runs import files, restored, saved
 
-from hone.certify.check import build_certificate, job_gradient_probes
+from hone.certify.check import build_certificate
 from hone.certify.control_probes import synthetic_control_episodes
+from hone.certify.job import job_gradient_probes
 from hone.cli.main import main
 from hone.control.environments.world import GymConfig, open_world
 from hone.control.experts import require_same_spaces

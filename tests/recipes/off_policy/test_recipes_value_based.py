@@ -10,7 +10,8 @@ from certificate_worlds import CONTROL, built, checked
 from control_runs import StepRecorder
 from recipe_runs import restored, saved
 
-from hone.certify.check import build_certificate, job_gradient_probes
+from hone.certify.check import build_certificate
+from hone.certify.job import job_gradient_probes
 from hone.cli.main import main
 from hone.control.environments.world import GymConfig
 from hone.control.networks.checkpoint import load_policy

@@ -9,7 +9,8 @@ import torch
 from control_runs import StepRecorder, write_short_log
 from recipe_runs import files, restored, saved
 
-from hone.certify.check import build_certificate, job_gradient_probes
+from hone.certify.check import build_certificate
+from hone.certify.job import job_gradient_probes
 from hone.control.logs.parquet import read_log
 from hone.control.networks.checkpoint import load_policy
 from hone.control.offline import encode_transitions

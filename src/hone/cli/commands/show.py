@@ -17,6 +17,7 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
 from hone.run.alarms import read_alarms, read_diagnosis
 from hone.run.report.policy_map import text_rows, value_range
+from hone.run.saved_config import config_tree, is_control
 from hone.run.store.folder import RunFolder, list_runs, open_run
 from hone.run.store.metrics import depends_on_clock, read_metrics
 
@@ -78,9 +79,12 @@ def _show(screen: TerminalScreen, call: CommandCall, runs: Path) -> int:
 
 def _show_map(screen: TerminalScreen, folder: RunFolder) -> None:
     """Print the newest policy's action in each grid cell; on a terminal the background shows the value."""
-    from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
+    newest = open_run(folder.path, clock=SystemClock()).checkpoints().newest_policy()
+    if not is_control(newest.policy_folder):
+        raise DataError(f"{folder.path}: its policy is a language model; a map needs a control policy on a grid")
+    from hone.control.evaluate.policy_maps import policy_map  # noqa: PLC0415 - the wing of the run
 
-    grid = newest_map(folder.path)
+    grid = policy_map(newest.policy_folder, config_tree(folder.path), step=newest.step)
     low, high = value_range(grid)
     screen.title(f"{folder.name}, step {grid.step}")
     for one in grid.slices:

@@ -583,7 +583,7 @@ def _run_request(
 
 def _certify(job: TrainingJob[Any], config: RunConfig, config_hash: str) -> GradientCertificate | None:
     """The certificate of a job: only a run that makes one loads the code."""
-    from hone.certify.check import certify_job  # noqa: PLC0415 - as above
+    from hone.certify.job import certify_job  # noqa: PLC0415 - as above
 
     return certify_job(job, config, config_hash)
 

@@ -57,8 +57,8 @@ class SamplesConfig(Config):
     max_tokens: int | None = Field(default=None, ge=1)
     """Largest number of tokens of an answer; unset: that of the longest answer of the data."""
     every: int | None = Field(default=None, ge=1)
-    """Steps between measurements; unset: a tenth of the run, rounded up, so that there are ten at most. The last step is
-    always measured."""
+    """Steps between measurements; unset: a tenth of the run, rounded up, so that there are ten at most. The last step
+    is always measured."""
 
     def interval(self, steps: int) -> int:
         """Steps between measurements in a run of `steps`."""
