@@ -1,10 +1,14 @@
 """State helpers, config base, clock and errors: what fits is handed over, what does not is named."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from manual_clock import ManualClock
 from pydantic import Field, ValidationError
+from safetensors.numpy import save_file
 
+import hone
 from hone.core.clock import SystemClock
 from hone.core.config import Config
 from hone.core.errors import (
@@ -19,7 +23,7 @@ from hone.core.errors import (
     did_you_mean,
     run_all_checks,
 )
-from hone.core.state import State, array, integer, number, substate
+from hone.core.state import State, array, integer, number, share_arrays, substate
 
 STATE: State = {"inner": {"x": 1}, "column": np.arange(3), "count": 4, "flag": True, "text": "a", "rate": 0.5}
 
@@ -144,3 +148,32 @@ def test_a_clock_of_ones_own() -> None:
     system = SystemClock()
     assert system.monotonic_s() <= system.monotonic_s()
     assert system.now_s() > 1.7e9
+
+
+@pytest.mark.parametrize(("folder", "file"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600), (0o777, 0o644)])
+def test_a_file_of_arrays_is_read_by_those_who_read_its_folder(tmp_path: Path, folder: int, file: int) -> None:
+    """And written by its owner alone, wherever it lies."""
+    place = tmp_path / "run"
+    place.mkdir()
+    place.chmod(folder)
+    save_file({"a": np.zeros(2)}, place / "arrays.safetensors")
+    share_arrays(place / "arrays.safetensors")
+    assert (place / "arrays.safetensors").stat().st_mode & 0o777 == file
+
+
+def test_a_mount_without_permissions_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path, _mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    (tmp_path / "arrays.safetensors").write_bytes(b"")
+    monkeypatch.setattr(Path, "chmod", refuse)
+    share_arrays(tmp_path / "arrays.safetensors")
+
+
+def test_every_file_of_arrays_that_hone_writes_is_shared() -> None:
+    writes = 0
+    for path in Path(hone.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        writes += text.count("    save_file(")
+        assert text.count("    save_file(") == text.count("    share_arrays("), path
+    assert writes >= 8

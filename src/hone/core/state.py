@@ -4,6 +4,8 @@ A `State` is a tree of string keys; its leaves are numpy arrays and JSON scalars
 arrays as safetensors and the rest as JSON, and no pickle ever touches the disk.
 """
 
+import contextlib
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -59,3 +61,10 @@ def number(state: State, name: str) -> float:
     if not isinstance(value, float):
         raise DataError(f"the saved state has no number {name!r} (it holds {', '.join(sorted(state))})")
     return value
+
+
+def share_arrays(file: Path) -> None:
+    """Let those who may read a folder read a file of arrays in it: safetensors makes files for their owner alone, and
+    a model is often served by another user than the one that trained it."""
+    with contextlib.suppress(PermissionError):  # a mount without permissions: its own rules hold
+        file.chmod(file.parent.stat().st_mode & 0o644)

@@ -47,6 +47,7 @@ from hone.control.networks.recurrent import RecurrentActorCritic
 from hone.control.networks.seats import CentralActorCritic, InformationSetPolicy, PolicyValueNetwork, SeatPolicies
 from hone.control.networks.team import TeamValues
 from hone.core.errors import DataError, one_line
+from hone.core.state import share_arrays
 from hone.core.strict_json import strict_json
 
 FORMAT = 3
@@ -92,6 +93,7 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / "model.safetensors")
+    share_arrays(folder / "model.safetensors")
     fields = asdict(policy.spaces.inputs)
     description = {
         "format": FORMAT,

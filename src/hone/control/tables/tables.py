@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from hone.control.tables.explore import EpsilonGreedy, Exploration, action_probabilities, sample_actions
 from hone.control.tables.kernels import Floats, Ints
 from hone.core.errors import ConfigError, DataError
+from hone.core.state import share_arrays
 from hone.core.strict_json import strict_json
 
 # ---------------------------------------------------------------------------------------------------------------- tiles
@@ -288,6 +289,7 @@ def save_table(table: Table, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(numbers) for name, numbers in table.arrays().items()}
     save_file(arrays, folder / "table.safetensors")
+    share_arrays(folder / "table.safetensors")
     text = json.dumps({"format": FORMAT, "kind": table.kind, **table.description()}, indent=2)
     (folder / "policy.json").write_text(text + "\n", encoding="utf-8")
 

@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 
 from hone.core.decisions import Floats
 from hone.core.errors import DataError, HoneError, did_you_mean
-from hone.core.state import State, substate
+from hone.core.state import State, share_arrays, substate
 from hone.core.strict_json import strict_json
 from hone.decide.bandits.greedy import (
     BetaThompsonPolicy,
@@ -82,6 +82,7 @@ def save_policy(policy: BanditPolicy, folder: Path) -> str:
     digest = _digest(tree, arrays)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(arrays, folder / ARRAYS)
+    share_arrays(folder / ARRAYS)
     description = {"format": FORMAT, "family": FAMILY, "sha256": digest, "policy": tree}
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     return digest

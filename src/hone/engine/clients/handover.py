@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from hone.core.errors import DataError, DivergedError
 from hone.core.generation import SamplingParams, ScoreRequest
+from hone.core.state import share_arrays
 from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.clients.http import ServerError
 from hone.engine.clients.wire import GenerateResponse, ServerFeatures, ServerProtocol
@@ -88,6 +89,7 @@ def untie(folder: Path) -> bool:
     with safe_open(folder / places[_EMBEDDING], framework="pt") as tensors:
         weight = tensors.get_tensor(_EMBEDDING)
     save_file({_HEAD: weight}, folder / head, metadata={"format": "pt"})
+    share_arrays(folder / head)
     total = sum((folder / name).stat().st_size for name in {*places.values(), head})
     _write(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": {**places, _HEAD: head}})
     _write(folder / "config.json", {**config, "tie_word_embeddings": False})

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean, one_line
+from hone.core.state import share_arrays
 from hone.models.language.config import Json, ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder, torch_dtype
 from hone.models.language.lora import OUTPUT_LAYER, LoraAdapter, LoraConfig, new_adapter, weights_sha256
@@ -245,6 +246,7 @@ def save_pieces(
         name = WEIGHTS_FILE if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
         tensors = {piece.checkpoint_name: piece.to_checkpoint(_rows(parameters, piece)).cpu() for piece in part}
         save_file(tensors, folder / name, metadata={"format": "pt"})
+        share_arrays(folder / name)
         places.update((piece.checkpoint_name, name) for piece in part)
     if len(parts) > 1:
         total = sum(_bytes(parameters, piece) for part in parts for piece in part)
@@ -270,6 +272,7 @@ def round_weights(folder: Path, dtype: str) -> None:
         }
         total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         save_file(tensors, file, metadata={"format": "pt"})
+        share_arrays(file)
     _write_json(folder / "config.json", {**read_json(folder / "config.json"), "dtype": dtype})
     if (folder / INDEX_FILE).is_file():
         _write_json(folder / INDEX_FILE, {**read_json(folder / INDEX_FILE), "metadata": {"total_size": total}})

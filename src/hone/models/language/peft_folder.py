@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean, one_line
+from hone.core.state import share_arrays
 from hone.models.language.config import Json, ModelConfig
 from hone.models.language.lora import LoraAdapter, LoraSettings, adaptable_layers, linear_sizes
 from hone.models.language.tokenizers import read_json
@@ -195,6 +196,7 @@ def save_adapter(adapter: LoraAdapter, folder: Path) -> None:
         for name, factor in adapter.factors()
     }
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    share_arrays(folder / ADAPTER_WEIGHTS)
     base = {
         _FINGERPRINT: adapter.base_sha256,
         _PLACE: os.path.relpath(adapter.base_folder, folder.resolve()),

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, load_file, save, save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 
 from hone.core.errors import DataError
-from hone.core.state import State, StateLeaf
+from hone.core.state import State, StateLeaf, share_arrays
 from hone.core.strict_json import Json
 from hone.run.store.durable import failpoint, read_json_object, sync_path, to_json, write_file, writing_tensors
 
@@ -40,6 +40,7 @@ def write_state(folder: Path, state: State) -> None:
     size = sum(array.nbytes for array in arrays.values())
     with writing_tensors(path, size):
         save_file(arrays, path)
+        share_arrays(path)
     sync_path(path)
     failpoint("codec.after_arrays")
     write_file(folder / TREE, to_json({"format": STATE_FORMAT, "tree": tree}))
