@@ -19,6 +19,7 @@ from typing import get_args
 
 import pytest
 from house_measures import House, file_facts, read_house
+from syntax_nodes import nodes, statements
 
 import hone
 from hone.core.config import Config
@@ -139,15 +140,6 @@ def functions() -> tuple[FunctionFacts, ...]:
         for node in statements(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
-
-
-def statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """Every statement below a node; expressions, which hold no definition, are not visited."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr):
-            if isinstance(child, ast.stmt):
-                yield child
-            yield from statements(child)
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -283,7 +275,7 @@ def forbidden_calls(tree: ast.AST) -> list[tuple[str, int]]:
     """Names that guess at an object's shape, run text, or read a format that can run code, with their lines."""
     return [
         (name, node.lineno)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.stmt | ast.expr)
         for name in forbidden_in(node)
     ]

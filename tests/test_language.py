@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from syntax_nodes import statements
+
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hone"
 
 CLASSES = {
@@ -72,7 +74,7 @@ def definitions() -> tuple[Definition, ...]:
                 file, node.lineno, node.name, isinstance(node, ast.ClassDef), id(node) in top,
                 ast.get_docstring(node) or "",
             )
-            for node in ast.walk(tree)
+            for node in statements(tree)
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         )  # fmt: skip
     return tuple(found)

@@ -5,11 +5,15 @@ The catalogue holds each metric's unit and meaning. The modules that write it ar
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 
 from metric_names import catalogue, variable_parts
 from pages import ROOT, made_by, table, write
+
+sys.path.append(str(ROOT / "tests" / "support"))  # as a script
+from syntax_nodes import nodes
 
 PAGE = "reference/metrics.md"
 SOURCE = ROOT / "src" / "hone"
@@ -69,9 +73,9 @@ def written_by() -> dict[str, set[str]]:
 
 def names_in(tree: ast.AST) -> Iterator[str]:
     """Strings that look like a metric, and f-strings with `{}` for what is put in."""
-    nodes = list(ast.walk(tree))
-    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in nodes:
+    every = list(nodes(tree))
+    inside = {id(part) for node in every if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in every:
         match node:
             case ast.Constant(value=str(text)) if id(node) not in inside and NAME.fullmatch(text):
                 yield text

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from syntax_nodes import nodes
 
 from hone.cli.options import COMMANDS
 from hone.recipes.registry import recipe_names
@@ -106,7 +107,7 @@ FOREIGN = {"mpmath", "scipy", "jaxtyping", "ns", "file", "my_recipe", "episodes_
 def _names_and_docstrings(tree: ast.Module) -> tuple[set[str], list[str]]:
     """Definitions, attributes, arguments and short strings of a module; its docstrings."""
     names, docstrings = set[str](), list[str]()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Name():
                 names.add(node.id)
@@ -125,10 +126,10 @@ def _names_and_docstrings(tree: ast.Module) -> tuple[set[str], list[str]]:
     return names, docstrings
 
 
-def names_that_are_gone(trees: dict[str, ast.Module]) -> list[str]:
+def names_that_are_gone(sources: dict[str, str]) -> list[str]:
     """Dotted names and files in docstrings, and classes in their examples, that the source does not have."""
-    read = {module: _names_and_docstrings(tree) for module, tree in trees.items()}
-    known = {"hone", *(part for module in trees for part in module.split("."))}.union(
+    read = {module: _names_and_docstrings(ast.parse(text)) for module, text in sources.items()}
+    known = {"hone", *(part for module in sources for part in module.split("."))}.union(
         *(names for names, _ in read.values())
     )
     gone: list[str] = []
@@ -144,8 +145,6 @@ def names_that_are_gone(trees: dict[str, ast.Module]) -> list[str]:
 
 def test_docstrings_name_nothing_that_is_gone() -> None:
     paths = sorted(SOURCE.rglob("*.py"))
-    trees = {
-        ".".join(path.relative_to(SOURCE).with_suffix("").parts): ast.parse(path.read_text("utf-8")) for path in paths
-    }
-    planted = ast.parse('"""Reads what `run_curves.read_runs` left.\n\n>>> Faulty()\n"""')
-    assert names_that_are_gone({**trees, "planted": planted}) == ["planted: run_curves.read_runs", "planted: Faulty"]
+    sources = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path.read_text("utf-8") for path in paths}
+    planted = '"""Reads what `run_curves.read_runs` left.\n\n>>> Faulty()\n"""'
+    assert names_that_are_gone({**sources, "planted": planted}) == ["planted: run_curves.read_runs", "planted: Faulty"]

@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 
+from syntax_nodes import nodes
+
 SAYS_NOTHING = ("found", "told", "said", "given")
 """Names of local variables that say nothing about the value."""
 SMALL_FILE, LONELY_FILE, SMALL_HELPER = 60, 70, 8
@@ -66,7 +68,7 @@ def file_facts(name: str, text: str, package: str) -> FileFacts:
             facts.helpers.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
         if isinstance(node, Function | ast.ClassDef):
             facts.public += not node.name.startswith("_")
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Name(id=word):
                 facts.uses[word] += 1
@@ -110,7 +112,7 @@ def _own_members(node: ast.ClassDef) -> Iterator[str]:
                 yield name
             case ast.Assign(targets=targets):
                 yield from (target.id for target in targets if isinstance(target, ast.Name))
-    for one in ast.walk(node):
+    for one in nodes(node):
         match one:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 yield name
