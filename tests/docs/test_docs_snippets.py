@@ -72,6 +72,10 @@ SMALLER = {
     r"^steps = .*": "steps = 2",
     r"^batch = .*": "batch = 8",
     r"\bsize = \d{3,}": "size = 24",
+    r"^hidden_size = .*": "hidden_size = 32",
+    r"^layers = .*": "layers = 1",
+    r"^head_dim = .*": "head_dim = 8",
+    r"^intermediate_size = .*": "intermediate_size = 64",
     r"\bprompts_per_step = \d+": "prompts_per_step = 4",
     # The task's own scorer takes each worker process two seconds to import.
     r'"reasoning_gym"': '"exact_match"',
