@@ -109,14 +109,19 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the comments at the heads of offline/*.toml say to do first, on a small scale."""
-    monkeypatch.setattr(sys, "argv", ["record.py", "cartpole.parquet"])
-    runpy.run_path("examples/offline/record.py", run_name="__main__")
-    monkeypatch.setattr(sys, "argv", ["logs.py", "pendulum", "--only", "random", "--decisions", "400"])
-    runpy.run_path("examples/offline/logs.py", run_name="__main__")
-    shutil.copy("cartpole.parquet", "cartpole_mixed.parquet")
-    shutil.copy("pendulum_random.parquet", "pendulum_mixed.parquet")
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the logs that the comments at the heads of offline/*.toml say to make first, on a small scale."""
+    place = tmp_path_factory.mktemp("logs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "argv", ["record.py", "cartpole.parquet"])
+        runpy.run_path(str(EXAMPLES / "offline" / "record.py"), run_name="__main__")
+        patch.setattr(sys, "argv", ["logs.py", "pendulum", "--only", "random", "--decisions", "400"])
+        runpy.run_path(str(EXAMPLES / "offline" / "logs.py"), run_name="__main__")
+    shutil.copy(place / "cartpole.parquet", place / "cartpole_mixed.parquet")
+    shutil.copy(place / "pendulum_random.parquet", place / "pendulum_mixed.parquet")
+    return place
 
 
 def test_every_example_is_run() -> None:
@@ -144,10 +149,10 @@ SLOW = ("dialogues/calculator.toml", "search/collect.toml", "search/expert_itera
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in sorted(SHORTER)]
 )
 def test_an_example_is_valid_and_runs(
-    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, workplace: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name.startswith("offline/"):
-        record(monkeypatch)
+        shutil.copytree(request.getfixturevalue("logs"), workplace, dirs_exist_ok=True)
     if name == "dialogues/lake_gigpo.toml":
         runpy.run_path("examples/dialogues/lake.py", run_name="__main__")
     if name in ("dialogues/guess.toml", "dialogues/calculator.toml"):
@@ -165,11 +170,10 @@ def test_the_main_job_is_valid_as_it_is_written(workplace: Path, capsys: pytest.
     assert "warning" not in capsys.readouterr().out
 
 
-def test_the_recorded_log_has_two_halves(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorded_log_has_two_halves(logs: Path) -> None:
     from hone.control.logs.parquet import read_log
 
-    record(monkeypatch)
-    episodes = read_log(Path("cartpole.parquet")).episodes
+    episodes = read_log(logs / "cartpole.parquet").episodes
     half = episodes.decisions // 2
     # A fair coin has one log-probability; the rule, obeyed 3 times in 5 and in half of the rest, has two.
     values = sorted({round(float(value), 4) for value in episodes.logp})
