@@ -127,8 +127,11 @@ def downscale(frame: Frames, *, width: int) -> Frames:
     if size < 2:
         return frame
     rows, columns = frame.shape[0] // size, frame.shape[1] // size
-    blocks = frame[: rows * size, : columns * size].reshape(rows, size, columns, size, 3)
-    return blocks.mean(axis=(1, 3)).astype(np.uint8)
+    whole = frame[: rows * size, : columns * size]
+    total = np.zeros((rows, columns, 3), np.uint32)
+    for place in np.ndindex(size, size):  # many times faster than a mean over two axes of a view
+        total += whole[place[0] :: size, place[1] :: size]
+    return (total // size**2).astype(np.uint8)
 
 
 def subsample_frames(frames: Sequence[Frames], most: int) -> list[Frames]:
