@@ -6,7 +6,6 @@ balance poles (MuJoCo's where it is installed), and service and learner are kill
 less. Settings were chosen on seeds below 100; every figure is of seeds from 100.
 """
 
-import importlib.util
 import json
 import os
 import random
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ from hone.decide.fleet.device import HttpCall, Uploader
 from hone.decide.fleet.service import FleetService, open_fleet, publish_policy
 from hone.decide.fleet.store import open_fleet_store, read_batch
 from hone.decide.gateway.shipping import open_rollouts
+from hone.run.callbacks import CheckpointEvent
+from hone.run.store.metrics import read_metrics
 
 TITLE = "Fleet of robots"
 SEED = 100
@@ -73,7 +75,11 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
         yield from rollback_lines(folder / "rollbacks", runs=1 if fast else 10)
         yield learner_line(folder / "learner", steps=12 if fast else 200, stops=2 if fast else 5)
         if not fast:
-            yield from process_lines(folder / "processes")
+            yield from process_lines(folder / "processes", POLES, episodes=40)
+            yield from latency_lines(folder / "processes")
+            if find_spec("Box2D"):
+                yield from process_lines(folder / "landers", "LunarLander-v3", episodes=20)
+            yield from live_lines(folder / "live")
 
 
 # ----------------------------------------------------------------------------------------------------------- in process
@@ -422,10 +428,21 @@ class ServerProcess:
         self.process.wait()
 
 
-def process_lines(folder: Path) -> Iterator[AcceptanceLine]:
-    """Four processes of robots on poles, a service killed five times, and a learner killed five times on their log."""
-    env = "InvertedPendulum-v5" if importlib.util.find_spec("mujoco") else "CartPole-v1"
-    episodes = 40
+def started_server(file: Path) -> ServerProcess:
+    """A service at a port that was free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        server = ServerProcess(file, free.getsockname()[1])
+    server.start()
+    return server
+
+
+POLES = "InvertedPendulum-v5" if find_spec("mujoco") else "CartPole-v1"
+LANDERS = "LunarLander-v3" if find_spec("Box2D") else "CartPole-v1"
+
+
+def process_lines(folder: Path, env: str, *, episodes: int) -> Iterator[AcceptanceLine]:
+    """Four processes of robots, a service killed five times, and a learner killed five times on their log."""
     server, reports = _life(folder, env, episodes)
     database = folder / "fleet" / "fleet.db"
     stored = _stored(database)
@@ -436,25 +453,43 @@ def process_lines(folder: Path) -> Iterator[AcceptanceLine]:
             "select count(*) from (select 1 from records group by source, seq having count(*) > 1)"
         ).fetchone()[0]
     yield AcceptanceLine(
-        figure="processes: records acknowledged and not stored, or stored twice", value=wrong + twice, at_most=0,
-        words=f"{ROBOTS} robots in 4 processes on {env}, {OFFLINE:.0%} offline, {sum(stored.values())} records, "
+        figure=f"processes, {env}: records acknowledged and not stored, or stored twice", value=wrong + twice,
+        at_most=0, words=f"{ROBOTS} robots in 4 processes, {OFFLINE:.0%} offline, {sum(stored.values())} records, "
         f"service killed {server.kills} times",
     )  # fmt: skip
     yield from _learners(folder, database, env)
-    yield from _acknowledgements(folder, database)
+
+
+def write_fleet_file(folder: Path, env: str) -> None:
+    """The example's service, with the numbers of an environment."""
+    folder.mkdir()
+    command = [sys.executable, str(EXAMPLE / "robots.py"), "--fleet", "--env", env]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = (EXAMPLE / "fleet.toml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("observation", "action", "choices"))]
+    kept.insert(kept.index("[fleet]") + 1, table)
+    (folder / "fleet.toml").write_text("\n".join(kept) + "\n")
+
+
+def start_robots(url: str, folder: Path, env: str, episodes: int, *options: str) -> list[subprocess.Popen[bytes]]:
+    """Robots in four processes."""
+    share = -(-ROBOTS // 4)
+    return [
+        subprocess.Popen(
+            [
+                sys.executable, str(EXAMPLE / "robots.py"), url, str(folder / "spools"), "--first", str(first),
+                "--count", str(min(share, ROBOTS - first)), "--episodes", str(episodes), "--env", env, *options,
+            ],
+            stdout=subprocess.PIPE,
+        )
+        for first in range(0, ROBOTS, share)
+    ]  # fmt: skip
 
 
 def _life(folder: Path, env: str, episodes: int) -> tuple[ServerProcess, list[dict[str, int]]]:
     """Let the robots live while the service is killed -> what they did."""
-    folder.mkdir()
-    names = ["place", "angle", "speed", "turn"] if env.startswith("Inverted") else ["place", "speed", "angle", "turn"]
-    text = (EXAMPLE / "fleet.toml").read_text().replace('["place", "speed", "angle", "turn"]', json.dumps(names))
-    choices = "choices = 0" if env.startswith("Inverted") else "choices = 2"
-    (folder / "fleet.toml").write_text(text.replace("choices = 2", choices))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        server = ServerProcess(folder / "fleet.toml", free.getsockname()[1])
-    server.start()
+    write_fleet_file(folder, env)
+    server = started_server(folder / "fleet.toml")
     try:
         return server, _killed_while_they_live(folder, env, episodes, server)
     finally:
@@ -463,34 +498,23 @@ def _life(folder: Path, env: str, episodes: int) -> tuple[ServerProcess, list[di
 
 def _killed_while_they_live(folder: Path, env: str, episodes: int, server: ServerProcess) -> list[dict[str, int]]:
     """Robots in four processes, while the service is killed five times -> what they did."""
-    url, share = f"http://127.0.0.1:{server.port}", -(-ROBOTS // 4)
-    robots = [
-        subprocess.Popen(
-            [
-                sys.executable, str(EXAMPLE / "robots.py"), url, str(folder / "spools"), "--first", str(first),
-                "--count", str(min(share, ROBOTS - first)), "--episodes", str(episodes), "--env", env,
-                "--pause-s", "0.2",
-            ],
-            stdout=subprocess.PIPE,
-        )
-        for first in range(0, ROBOTS, share)
-    ]  # fmt: skip
+    robots = start_robots(f"http://127.0.0.1:{server.port}", folder, env, episodes, "--pause-s", "0.2")
     database, chance = folder / "fleet" / "fleet.db", random.Random(SEED)
-    each = (100 if env.startswith("Inverted") else 250) * episodes
-    marks = [each * number for number in range(1, 6)]
+    marks = [ROBOTS * episodes * number // 7 for number in range(1, 6)]
     while any(one.poll() is None for one in robots):
         time.sleep(0.05 + 0.1 * chance.random())
-        if marks and sum(_stored(database).values()) >= marks[0]:
+        if marks and sum(_stored(database, kind=1).values()) >= marks[0]:
             marks.pop(0)
             server.kill()
     return [robot for one in robots for robot in json.loads(one.communicate()[0])]
 
 
-def _stored(database: Path) -> dict[str, int]:
-    """Records by robot."""
+def _stored(database: Path, *, kind: int | None = None) -> dict[str, int]:
+    """Records by robot; of one kind (1: ends of episodes)."""
     if not database.is_file():
         return {}
-    statement = "select s.robot, count(*) from records r join sources s on s.id = r.source group by s.robot"
+    where = "" if kind is None else f"where r.kind = {kind} "
+    statement = f"select s.robot, count(*) from records r join sources s on s.id = r.source {where}group by s.robot"
     try:
         with sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True) as connection:
             return dict(connection.execute(statement))
@@ -500,7 +524,7 @@ def _stored(database: Path) -> dict[str, int]:
 
 def _learners(folder: Path, database: Path, env: str) -> Iterator[AcceptanceLine]:
     """The learner, undisturbed and killed five times."""
-    recipe = "sac" if env.startswith("Inverted") else "double_dqn"
+    recipe = "double_dqn" if env in ("CartPole-v1", "LunarLander-v3") else "sac"
     tables = f'''
 recipe = "{recipe}"
 steps = 60
@@ -531,19 +555,15 @@ patience_s = 5
                 print(ended.stderr[-2000:])
         weights.append((folder / f"runs/{name}/checkpoints/step_00000060/policy/model.safetensors").read_bytes())
     yield AcceptanceLine(
-        figure="processes: learners that end bit for bit as an undisturbed one", value=float(weights[0] == weights[1]),
-        at_least=1.0, words=f"{recipe} on the log of the robots, 60 iterations, killed 5 times",
+        figure=f"processes, {env}: learners that end bit for bit as an undisturbed one",
+        value=float(weights[0] == weights[1]), at_least=1.0,
+        words=f"{recipe} on the log of the robots, 60 iterations, killed 5 times",
     )  # fmt: skip
 
 
-def _acknowledgements(folder: Path, database: Path) -> Iterator[AcceptanceLine]:
+def latency_lines(folder: Path) -> Iterator[AcceptanceLine]:
     """Time of an acknowledgement of 100 steps over HTTP, and until all robots that are online have a new policy."""
-    server = ServerProcess(folder / "fleet.toml", 0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        server.port = free.getsockname()[1]
-    server.start()
-    del database
+    server = started_server(folder / "fleet.toml")
     names = json.loads((folder / "fleet.toml").read_text().split("observation = ")[1].split("\n")[0])
     is_box = "choices = 0" in (folder / "fleet.toml").read_text()
     new = partial(Uploader, to=f"http://127.0.0.1:{server.port}", observation=tuple(names), action=("push",),
@@ -582,3 +602,75 @@ def _acknowledgements(folder: Path, database: Path) -> Iterator[AcceptanceLine]:
         figure="a new policy on all online robots, in time by the clock, s", value=waited_s, at_most=5.0,
         words="10 robots that ask once a second",
     )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------- while they live
+
+
+LIVE_BOUND, LIVE_RATIO = 40, 2.0
+
+
+def live_lines(folder: Path) -> Iterator[AcceptanceLine]:
+    """A learner that publishes every 8 iterations while robots send, some of them late: the age of the steps that it
+    draws, how often it draws them, and by how many of its versions they were made."""
+    write_fleet_file(folder, LANDERS)
+    file, database = folder / "fleet.toml", folder / "fleet" / "fleet.db"
+    (folder / "wild").mkdir()
+    (folder / "wild" / "note.json").write_text("{}")  # no weights: robots act at random
+    publish_policy(file, folder / "wild", number=0, clock=SystemClock())
+    server = started_server(file)
+    published: list[int] = []
+
+    def publish(event: CheckpointEvent) -> None:
+        publish_policy(file, event.checkpoint / "policy", number=event.step, clock=SystemClock())
+        published.append(event.step)
+
+    options = ("--limit", "20", "--pause-s", "0.5")
+    robots = start_robots(f"http://127.0.0.1:{server.port}", folder, LANDERS, 60, *options)
+    try:
+        while sum(_stored(database, kind=1).values()) < ROBOTS:
+            time.sleep(0.1)
+        with cpu_seconds() as spent:
+            live = train(live_learner(database, "live", LIVE_BOUND), runs=folder / "runs", on_checkpoint=publish)
+    finally:
+        for one in robots:
+            one.communicate()
+        server.stop()
+    figures = live_figures(live.folder)
+    with sqlite3.connect(database) as connection:
+        numbers = connection.execute("select count(distinct version) from episodes").fetchone()[0]
+    words = f"{LANDERS}, {ROBOTS} robots in 4 processes, {len(figures)} iterations, {len(published)} versions published"
+    yield AcceptanceLine(
+        figure=f"live: share of iterations whose oldest drawn step was at most {LIVE_BOUND} iterations old",
+        value=float(np.mean(figures[:, 0] <= LIVE_BOUND)), at_least=0.999, cpu_s=spent.spent,
+        words=f"{words}; {int(figures[-1, 2]):,} steps grew too old; mean age {figures[:, 3].mean():.1f}",
+    )  # fmt: skip
+    yield AcceptanceLine(
+        figure="live: times that a step was drawn, on average, at most", value=float(figures[:, 1].max()),
+        at_most=LIVE_RATIO,
+    )  # fmt: skip
+    yield AcceptanceLine(figure="live: versions that ran episodes of the log", value=numbers, at_least=10)
+    free = live_figures(train(live_learner(database, "free", 0), runs=folder / "runs").folder)
+    yield AcceptanceLine(
+        figure=f"live, without the bound: share of iterations whose oldest drawn step was at most {LIVE_BOUND} "
+        "iterations old", value=float(np.mean(free[:, 0] <= LIVE_BOUND)), at_most=0.999, negative=True,
+        words=f"another learner on the same log, oldest step {int(free[:, 0].max())} iterations",
+    )  # fmt: skip
+
+
+def live_learner(database: Path, name: str, bound: int) -> dict[str, object]:
+    """Double DQN with 128 draws and 64 new steps an iteration."""
+    return {
+        "recipe": "double_dqn", "name": name, "steps": 240, "env": {"id": LANDERS, "num_envs": 1},
+        "network": {"hidden": [32, 32]}, "evaluation": {"episodes": 1}, "run": {"log_every": 1, "checkpoint_every": 8},
+        "learner": {"updates_per_iteration": 2}, "replay": {"batch": 64, "warmup": 64, "capacity": 20000},
+        "fleet": {"log": str(database), "samples_per_insert": LIVE_RATIO, "max_staleness": bound, "patience_s": 60},
+    }  # fmt: skip
+
+
+def live_figures(run: Path) -> np.ndarray:
+    """By iteration `[n, 4]`: age of the oldest drawn step, draws of a step so far, steps grown too old, mean age."""
+    columns = read_metrics(run / "metrics.jsonl").values
+    names = ("staleness_max", "samples_per_insert", "too_stale", "staleness_mean")
+    figures = np.stack([np.array(columns[f"robots/{name}"], np.float64) for name in names], axis=1)
+    return figures[np.isfinite(figures[:, 0])]

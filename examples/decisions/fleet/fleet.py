@@ -23,14 +23,16 @@ from hone.decide.fleet.service import publish_policy
 from hone.decide.gateway.shipping import open_rollouts
 
 HERE = Path(__file__).resolve().parent
-GOOD, BAD = {"gains": [0.1, 0.3, 1.0, 0.8], "slip": 0.05}, {"gains": [0.1, 0.3, 1.0, 0.8], "slip": 0.35}
+WEIGHTS = [[-0.1, -0.3, -1.0, -0.8], [0.1, 0.3, 1.0, 0.8]]
+"""To the right where the pole leans to the right."""
+GOOD, BAD = {"weights": WEIGHTS, "slip": 0.1}, {"weights": WEIGHTS, "slip": 0.7}
 ROBOTS, PROCESSES = 50, 4
 
 
-def policy(folder: Path, gains: dict[str, object]) -> Path:
+def policy(folder: Path, linear: dict[str, object]) -> Path:
     """A policy's folder."""
     folder.mkdir(parents=True)
-    (folder / "gains.json").write_text(json.dumps(gains))
+    (folder / "linear.json").write_text(json.dumps(linear))
     return folder
 
 
