@@ -22,6 +22,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -486,7 +487,7 @@ def start_robots(url: str, folder: Path, env: str, episodes: int, *options: str)
     ]  # fmt: skip
 
 
-def _life(folder: Path, env: str, episodes: int) -> tuple[ServerProcess, list[dict[str, int]]]:
+def _life(folder: Path, env: str, episodes: int) -> tuple[ServerProcess, list[dict[str, Any]]]:
     """Let the robots live while the service is killed -> what they did."""
     write_fleet_file(folder, env)
     server = started_server(folder / "fleet.toml")
@@ -496,7 +497,7 @@ def _life(folder: Path, env: str, episodes: int) -> tuple[ServerProcess, list[di
         server.stop()
 
 
-def _killed_while_they_live(folder: Path, env: str, episodes: int, server: ServerProcess) -> list[dict[str, int]]:
+def _killed_while_they_live(folder: Path, env: str, episodes: int, server: ServerProcess) -> list[dict[str, Any]]:
     """Robots in four processes, while the service is killed five times -> what they did."""
     robots = start_robots(f"http://127.0.0.1:{server.port}", folder, env, episodes, "--pause-s", "0.2")
     database, chance = folder / "fleet" / "fleet.db", random.Random(SEED)

@@ -56,6 +56,9 @@ def fleet_table(schema: RobotSchema) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in names.items())
 
 
+ActionSpace = gymnasium.spaces.Box | gymnasium.spaces.Discrete
+
+
 @dataclass
 class BadNetwork:
     """A network that is away, and that repeats and delays what it carries."""
@@ -84,7 +87,7 @@ class Linear:
     """A linear policy, and anything at random with probability `slip`: the policies of this example. Without a file all
     is random. Weights have a row for each choice, of which the best one is taken, or for each number of the action."""
 
-    def __init__(self, policy: EpisodePolicy, space: gymnasium.Space) -> None:
+    def __init__(self, policy: EpisodePolicy, space: ActionSpace) -> None:
         self.space, self.weights, self.slip = space, None, 1.0
         if policy.folder is not None and (policy.folder / "linear.json").is_file():
             content = json.loads((policy.folder / "linear.json").read_text())
@@ -99,14 +102,16 @@ class Linear:
 
     def act(self, seen: np.ndarray, chance: random.Random) -> tuple[int | np.ndarray, float]:
         """An action, counted from 0 where it is a number, and its log-probability in nats: NaN in a box."""
-        best = None if self.weights is None else self.best(seen)
-        slips = best is None or chance.random() < self.slip
-        if isinstance(self.space, gymnasium.spaces.Box):
-            drawn = np.array([chance.uniform(-1.0, 1.0) for _ in range(self.space.low.size)])
-            low, high = np.maximum(self.space.low, -10.0), np.minimum(self.space.high, 10.0)
-            wild = (low + (drawn.reshape(self.space.shape) + 1.0) / 2.0 * (high - low)).astype(self.space.dtype)
-            return (wild if slips else best), float("nan")
-        count = int(self.space.n)
+        slips = self.weights is None or chance.random() < self.slip
+        space = self.space
+        if isinstance(space, gymnasium.spaces.Box):
+            if not slips:
+                return self.best(seen), float("nan")
+            drawn = np.array([chance.random() for _ in range(space.low.size)]).reshape(space.low.shape)
+            low, high = np.maximum(space.low, -10.0), np.minimum(space.high, 10.0)
+            return (low + drawn * (high - low)).astype(space.dtype), float("nan")
+        count = int(space.n)
+        best = -1 if self.weights is None else int(self.best(seen))
         action = chance.randrange(count) if slips else best
         return action, float(np.log((1.0 - self.slip) * (action == best) + self.slip / count))
 
@@ -114,7 +119,7 @@ class Linear:
 class Learnt(Linear):
     """A policy of the learner, run by hone: its mode, and anything at random in one step of twenty."""
 
-    def __init__(self, policy: EpisodePolicy, space: gymnasium.Space) -> None:
+    def __init__(self, policy: EpisodePolicy, space: ActionSpace) -> None:
         from hone.control.predict import open_saved_policy  # noqa: PLC0415 - torch takes seconds
 
         super().__init__(policy, space)
@@ -134,7 +139,7 @@ class Robot:
     number: int
     uploader: Uploader
     network: BadNetwork
-    world: gymnasium.Env
+    world: gymnasium.Env[Any, Any]
     chance: random.Random
     steps: int = 0
     total: float = 0.0
@@ -143,14 +148,13 @@ class Robot:
 
     def live(self, episode: int) -> None:
         """One episode, and a look at the network."""
-        policy = self.uploader.begin()
+        policy, space = self.uploader.begin(), self.world.action_space
+        assert isinstance(space, ActionSpace)
         if self.held[1] is None or self.held[0] != policy.version:
             learnt = policy.folder is not None and (policy.folder / "policy.json").is_file()
-            self.held = policy.version, (Learnt if learnt else Linear)(policy, self.world.action_space)
+            self.held = policy.version, (Learnt if learnt else Linear)(policy, space)
         seen, _ = self.world.reset(seed=1000 * self.number + episode)
-        first = (
-            int(self.world.action_space.start) if isinstance(self.world.action_space, gymnasium.spaces.Discrete) else 0
-        )
+        first = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
         ended, score = False, 0.0
         while not ended:
             action, logp = self.held[1].act(seen, self.chance)
