@@ -326,6 +326,7 @@ def test_tensorboard_reads_back_what_was_written(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 def test_mlflow_reads_back_what_was_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(folder.parent)  # it puts artifacts into the working directory
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     config = TrackConfig(to="mlflow", project="sums")
     RunFollower(folder=folder, config=config).send(3)

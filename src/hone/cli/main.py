@@ -8,6 +8,7 @@ Exit codes: 0 success, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 
 
 import argparse
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -16,11 +17,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, NoReturn, TextIO, cast
 
 import hone
 from hone.cli.options import COMMANDS, CommandCall, CommandSpec, overview
 from hone.config.toml import split_overrides
+from hone.core.clock import SystemClock, listening
 from hone.core.errors import (
     CheckpointWarning,
     ConfigError,
@@ -31,6 +33,9 @@ from hone.core.errors import (
     did_you_mean,
 )
 from hone.core.out_of_memory import out_of_memory
+
+if TYPE_CHECKING:
+    from hone.cli.terminal.progress import WorkDisplay
 
 # Threads of the tensor library spin for a long time by default while they wait for each other, which made rollouts with
 # reward workers on the same cores many times slower. A short spin costs nothing on an idle machine. Torch reads it.
@@ -90,7 +95,15 @@ def _dispatch(arguments: list[str]) -> int:
         )
     call = _call(command, arguments[1:])
     module = importlib.import_module(command.module)
-    with _own_warnings_on_stderr():
+
+    @functools.cache
+    def display() -> "WorkDisplay":
+        from hone.cli.terminal.progress import WorkDisplay  # noqa: PLC0415 - rich: most commands are short
+        from hone.cli.terminal.screen import is_plain, make_console  # noqa: PLC0415
+
+        return WorkDisplay(console=make_console(sys.stderr), clock=SystemClock(), live=not is_plain(sys.stderr))
+
+    with _own_warnings_on_stderr(), listening(lambda work: display().show(work)):
         return cast("Callable[[CommandCall], int]", vars(module)["run"])(call)
 
 

@@ -19,6 +19,7 @@ from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActio
 from hone.control.networks.numpy_policies import Array, DiscreteNetworkPolicy, Flags
 from hone.control.networks.q_networks import NumpyNoisyPolicy
 from hone.control.predict import SavedPolicy
+from hone.core.clock import counted
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import key
 from hone.estimators.means import Estimate, PairedDifferenceEstimate, bootstrap_mean, paired_difference
@@ -209,7 +210,7 @@ def distill_tree(
     grown: list[DecisionTree] = []
     rounds: list[TreeRound] = []
     data: list[tuple[Array, Flags | None]] = []
-    for number in range(config.rounds):
+    for number in counted(range(config.rounds), "rounds of the tree"):
         acting = teacher.acting if tree is None else tree.numpy_policy()
         seed = key(config.seed, "distill", number) & 0x3FFFFFFF
         data.append(_play(env, acting.best, episodes=config.episodes, seed=seed)[1].states())

@@ -7,10 +7,11 @@ Belongs here: the interface of what runs commands, the local one, and the loop o
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from hone.core.clock import Clock
+from hone.core.clock import Clock, long_work
 from hone.process.child import ChildLostError, ChildProcess, LineParser, pump_children
 
 CHILD = "hone.process.command_child"
@@ -110,7 +111,7 @@ def run_commands(
     """
     waiting, running, ends = deque(commands), set[str](), dict[str, CommandEnd]()
     requested = False
-    try:
+    with long_work("runs ended", len(commands)) as work, closing(runner):
         while running or (waiting and not stopping()):
             while waiting and len(running) < runner.slots and not stopping():
                 command = waiting.popleft()
@@ -124,6 +125,5 @@ def run_commands(
                 running.discard(end.name)
                 ends[end.name] = end
                 ended(end)
-    finally:
-        runner.close()
+            work.advance(len(ends) - work.done)
     return ends

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from manual_clock import ManualClock
 from rich.console import Console
 
-from hone.cli.terminal.progress import RunProgress, compact_duration, compact_number
+from hone.cli.main import main
+from hone.cli.terminal.progress import RunProgress, WorkDisplay, compact_duration, compact_number
 from hone.cli.terminal.screen import TerminalScreen, make_console, printable
+from hone.core.clock import counted, listening, long_work
 
 
 def plain(clock: ManualClock) -> tuple[RunProgress, io.StringIO]:
@@ -107,3 +109,101 @@ def test_screens_show_text_as_it_is() -> None:
     assert out.getvalue().splitlines()[0] == "a [bold]title[/nothing]"
     assert r"value\x1b[31m" in out.getvalue() and "\x1b" not in out.getvalue()
     assert printable("tab\tline\nbell\x07 \u202e") == "tab\tline\nbell\\x07 \\u202e"
+
+
+# ------------------------------------------------------------------------------------------------------ other long work
+
+
+def work_lines(total: int | None, items: int, seconds: float) -> list[str]:
+    """Plain lines of work with items of some seconds each."""
+    clock, out = ManualClock(), io.StringIO()
+    display = WorkDisplay(console=make_console(out, {}), clock=clock, live=False)
+    with listening(display.show):
+        for _ in counted(range(items), "answers", total):
+            clock.advance(seconds)
+        clock.advance(100)
+        list(counted("a", "letters"))
+    return out.getvalue().splitlines()
+
+
+def test_work_appears_after_two_seconds_and_then_every_five() -> None:
+    assert work_lines(100, 100, 0.019) == [], "1.9 seconds are not worth a line"
+    lines = work_lines(40, 40, 0.5)
+    assert lines[0] == "answers 4/40  18s left", "at two seconds, not before"
+    assert lines[1] == "answers 14/40  13s left"
+    assert lines[-1] == "answers 40/40  20s in all"
+    assert len(lines) == 5
+    unknown = work_lines(None, 2, 3.0)
+    assert unknown == ["answers 1/2  3s left", "answers 2/2  6s in all"]
+
+
+def test_work_without_a_number_of_all_has_no_time_left() -> None:
+    clock, out = ManualClock(), io.StringIO()
+    display = WorkDisplay(console=make_console(out, {}), clock=clock, live=False)
+    with listening(display.show), long_work("iterations") as work:
+        clock.advance(2)
+        work.advance(0)
+        clock.advance(5)
+        work.advance(7_000)
+    assert out.getvalue().splitlines() == ["iterations 0", "iterations 7,000", "iterations 7,000  7s in all"]
+
+
+def test_live_work_goes_away_and_an_error_ends_it() -> None:
+    clock, out = ManualClock(), io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    display = WorkDisplay(console=console, clock=clock, live=True)
+    with pytest.raises(ZeroDivisionError), listening(display.show):
+        for _ in counted(range(3), "an[swers]"):
+            clock.advance(3)
+            if clock.monotonic_s() > 5:
+                1 / 0  # noqa: B018
+    shown = out.getvalue()
+    assert "an[swers] 1/3" in shown
+    assert "6s left" in shown
+    assert shown.endswith("\x1b[2K"), "the line is gone before the error is printed"
+    assert display == WorkDisplay(console=console, clock=clock, live=True), "as before"
+
+
+def test_a_live_run_shows_the_work_of_a_step_in_its_own_line() -> None:
+    clock, out = ManualClock(), io.StringIO()
+    progress = RunProgress(console=Console(file=out, force_terminal=True, width=200), clock=clock, live=True)
+    others: list[str] = []
+    with listening(lambda work: others.append(work.title)):
+        progress.start(3, "run")
+        progress.update(1, {"reward/mean": 0.5})
+        with long_work("prompts answered", 4) as work:
+            clock.advance(3)
+            work.advance(2)
+            assert progress._bar is not None
+            assert progress._bar.tasks[0].fields["figures"].endswith("reward  0.500  prompts answered 2/4  3s left")
+        assert progress._bar.tasks[0].fields["figures"].endswith("reward  0.500")
+        progress.close()
+        list(counted("a", "letters"))
+    assert others == ["letters"] * 3
+
+
+def test_a_run_without_a_terminal_tells_of_long_work_where_no_line_came_for_ten_seconds() -> None:
+    clock = ManualClock()
+    progress, out = plain(clock)
+    progress.start(3, "run")
+    for step in (1, 2, 3):
+        for _ in counted(range(4), "prompts answered"):
+            clock.advance(9.9 / 4 if step < 3 else 6.0)
+        progress.update(step, {})
+    assert [line for line in out.getvalue().splitlines() if "prompts" in line] == [
+        "prompts answered 2/4  12s left", "prompts answered 4/4",
+    ]  # fmt: skip
+
+
+def test_a_command_shows_its_long_work_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hone.cli.terminal.progress.WORK_AFTER_S", 0.0)
+    monkeypatch.setattr(
+        "hone.cli.commands.show.run", lambda call: len(list(counted(call.text("run"), "letters"))) and 0
+    )
+    assert main(["show", "ab"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[0] == "letters 0/2"
+    assert captured.err.splitlines()[-1].startswith("letters 2/2  ")

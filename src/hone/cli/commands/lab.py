@@ -8,7 +8,7 @@ from pathlib import Path
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_duration, compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.core.clock import Clock, SystemClock
+from hone.core.clock import Clock, SystemClock, counted
 from hone.core.errors import ConfigError, did_you_mean
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult
 from hone.lab.registry import experiment_names, load_experiment, save_result
@@ -81,7 +81,7 @@ def _run_all(screen: TerminalScreen, *, seed: int, folder: Path, quick: bool) ->
     """
     clock, names = SystemClock(), experiment_names()
     began_s, failed = clock.monotonic_s(), list[str]()
-    for position, name in enumerate(names, start=1):
+    for position, name in enumerate(counted(names, "experiments"), start=1):
         experiment = load_experiment(name)
         result, seconds = _run_timed(experiment, seed=seed, quick=quick, clock=clock)
         save_result(result, name=name, title=experiment.title, seed=seed, folder=folder)

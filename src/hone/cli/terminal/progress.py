@@ -1,10 +1,12 @@
-"""Progress of a run: one live line on a terminal, otherwise a plain line every few seconds.
+"""Progress of a run, and of other long work: a live line on a terminal, otherwise a plain line every few seconds.
 
-Belongs here: the choice of metrics that fit on a line. Implements `hone.run.callbacks.ProgressDisplay`.
+Belongs here: what fits on a line, such as the choice of metrics. `RunProgress` implements
+`hone.run.callbacks.ProgressDisplay`, and shows long work of the run's steps in its own line.
 """
 
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -12,9 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from hone.cli.terminal.screen import printable
-from hone.core.clock import Clock
+from hone.core.clock import Clock, LongWork, listening
 
 PLAIN_EVERY_S = 5.0
+WORK_AFTER_S = 2.0
+"""Seconds after which long work is shown: what is done before needs no line."""
 
 # Column -> metrics for it, in order of preference.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -48,12 +52,17 @@ class RunProgress:
     _columns: list[str] = field(default_factory=list[str])
     _bar: Progress | None = None
     _task: TaskID | None = None
+    _figures_shown: str = ""
+    _listening: ExitStack = field(default_factory=ExitStack)
+    _work_began_s: float | None = None
+    """When the long work of a step that goes on began."""
 
     def start(self, total: int, title: str) -> None:
         """Begin a run of `total` steps; closes the previous one."""
         self.close()
         self._total, self._title, self._first, self._step = total, title, None, 0
         self._began_s, self._shown_s, self._columns = self.clock.monotonic_s(), -math.inf, []
+        self._listening.enter_context(listening(self._show_work))
         if not self.live:
             self._say(f"{title}: {total} steps")
             return
@@ -75,6 +84,7 @@ class RunProgress:
         figures = self._figures(metrics, step - max(self._step, self._first))
         self._step = step
         if self._bar is not None and self._task is not None:
+            self._figures_shown = figures
             self._bar.update(self._task, completed=step, figures=figures)
             return
         now_s = self.clock.monotonic_s()
@@ -93,12 +103,28 @@ class RunProgress:
 
     def close(self) -> None:
         """End the display; its last line stays on the screen."""
+        self._listening.close()
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
         if self._pending:
             self._say(self._pending)
             self._pending = ""
+
+    def _show_work(self, work: LongWork) -> None:
+        """Show work of a step beside the figures of the step before; without a bar, where no line came for long."""
+        now_s = self.clock.monotonic_s()
+        if self._work_began_s is None:
+            self._work_began_s = now_s
+        taken_s = now_s - self._work_began_s
+        if self._bar is not None and self._task is not None:
+            more = "" if work.is_over else f"  {work_line(work, taken_s)}"
+            self._bar.update(self._task, figures=f"{self._figures_shown}{more}")
+        elif not work.is_over and min(taken_s, now_s - self._shown_s) >= 2 * self.plain_every_s:
+            self._shown_s = now_s
+            self._say(f"{work_line(work, taken_s)}")
+        if work.is_over:
+            self._work_began_s = None
 
     def _say(self, text: str) -> None:
         self.console.print(Text(printable(text)), soft_wrap=True)
@@ -121,6 +147,81 @@ class RunProgress:
         if self._step >= self._total or done < 1:
             return f"  {compact_duration(now_s - self._began_s)} in all" if self._step >= self._total else ""
         return f"  {compact_duration((now_s - self._began_s) / done * (self._total - self._step))} left"
+
+
+# ------------------------------------------------------------------------------------------------------ other long work
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkDisplay:
+    """Display of long work that is no run: evaluations, sweeps, estimates, proofs, exports. It appears after
+    `WORK_AFTER_S`; a live line goes away with the work, plain ones stay."""
+
+    console: Console
+    """Of standard error: what a command prints stays alone on its standard output."""
+    clock: Clock
+    live: bool
+    _began_s: float | None = None
+    """When the work began; None between two."""
+    _shown_s: float | None = None
+    """When the last line was shown; None: not yet."""
+    _bar: Progress | None = None
+    _task: TaskID | None = None
+
+    def show(self, work: LongWork) -> None:
+        """Show how far the work is."""
+        now_s = self.clock.monotonic_s()
+        if self._began_s is None:
+            self._began_s = now_s
+        if work.is_over:
+            self._end(work, now_s)
+        elif self._shown_s is None:
+            if self._taken_s(now_s) >= WORK_AFTER_S:
+                self._show(work, now_s)
+        elif self._bar is not None or now_s - self._shown_s >= PLAIN_EVERY_S:
+            self._show(work, now_s)
+
+    def _show(self, work: LongWork, now_s: float) -> None:
+        self._shown_s = now_s
+        if not self.live:
+            self._say(work_line(work, self._taken_s(now_s)))
+            return
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[left]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=work.total, left="")
+            self._bar.start()
+        assert self._task is not None
+        words, _, left = work_line(work, self._taken_s(now_s)).partition("  ")
+        self._bar.update(self._task, description=printable(words), completed=work.done, left=left)
+
+    def _end(self, work: LongWork, now_s: float) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._shown_s is not None:
+            self._say(work_line(work, self._taken_s(now_s)))
+        self._bar = self._task = self._shown_s = self._began_s = None
+
+    def _taken_s(self, now_s: float) -> float:
+        return 0.0 if self._began_s is None else now_s - self._began_s
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(printable(text)), soft_wrap=True)
+
+
+def work_line(work: LongWork, taken_s: float) -> str:
+    """How far work is that has taken `taken_s` seconds, as `answers 12/64  9s left`."""
+    words = f"{work.title} {work.done:,}" + ("" if work.total is None else f"/{work.total:,}")
+    if work.is_over:
+        return f"{words}  {compact_duration(taken_s)} in all"
+    if work.total is None or not 0 < work.done < work.total:
+        return words
+    return f"{words}  {compact_duration(taken_s / work.done * (work.total - work.done))} left"
 
 
 def compact_number(value: float) -> str:

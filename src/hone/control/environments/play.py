@@ -25,6 +25,7 @@ from hone.control.environments.make import (
 from hone.control.environments.masks import with_choices
 from hone.control.environments.rollout import env_actions, not_finite
 from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
+from hone.core.clock import LongWork, long_work
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError, UserCodeError
 from hone.core.out_of_memory import out_of_memory
@@ -57,7 +58,8 @@ def play_episodes(
     fails or gives numbers that are not finite, ResourceError where environments are lost too often.
     """
     try:
-        return _play(envs, best, seed=seed, step_limit=step_limit)
+        with long_work("episodes played", envs.num_envs) as work:
+            return _play(envs, best, work, seed=seed, step_limit=step_limit)
     except HoneError:
         raise
     except Exception as fault:
@@ -68,7 +70,7 @@ def play_episodes(
         ) from fault
 
 
-def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int) -> EpisodeReturns:
+def _play(envs: GymVectorEnv, best: ActionFn, work: LongWork, *, seed: int, step_limit: int) -> EpisodeReturns:
     disabled = autoreset_mode(envs) is AutoresetMode.DISABLED
     (seen, masks), space = reset_seeded(envs, seed), envs.single_action_space
     total, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=np.bool_)
@@ -94,6 +96,7 @@ def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int) -> 
             masks.after_reset(info, done, where=f"the reset after step {step} of an evaluation")
             lost |= running & _lost(envs, info)
             running &= ~lost
+        work.advance(envs.num_envs - int(running.sum()) - work.done)
         if not running.any():
             break
         _require_finite("observation", np.asarray(seen), running, recent, seed=seed, step=step)

@@ -20,6 +20,7 @@ from hone.control.evaluate.perturbations import (
 )
 from hone.control.evaluate.returns import ignore_warning, load_policy_and_env
 from hone.control.networks.numpy_policies import HasNumpyPolicy
+from hone.core.clock import counted
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import key
 from hone.core.strict_json import Json
@@ -70,7 +71,7 @@ def compare_with_unperturbed(
     spread = ObservationSpread(policy.numpy_policy().best)
     before = _returns(usual, spread, UNPERTURBED, episodes=episodes, seed=seed, step_limit=limit, warn=warn)
     rows = [_row(UNPERTURBED, before, before)]
-    for change in changes:
+    for change in counted(changes, "perturbations"):
         arena = open_perturbed_envs(env, episodes=episodes, physics=change.physics, single_envs=alone)
         best = PerturbedPolicy(
             greedy_action=policy.numpy_policy().best,

@@ -31,6 +31,7 @@ from typing import Literal
 
 import numpy as np
 
+from hone.core.clock import counted
 from hone.core.decisions import Bools, Floats, Ints
 from hone.core.random import generator
 
@@ -294,7 +295,7 @@ def bootstrap_interval(
         return ValueInterval(low=math.nan, high=math.nan)
     random, most = generator(seed, "off-policy bootstrap", units), max(1, _PICKS // units)
     values: list[Floats] = []
-    for done in range(0, draws, most):
+    for done in counted(range(0, draws, most), "parts of the bootstrap"):
         picks = random.integers(0, units, size=(min(most, draws - done), units))
         counts = np.stack([np.bincount(row, minlength=units) for row in picks]).astype(np.float64)
         drawn = counts @ sums

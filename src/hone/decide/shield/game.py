@@ -15,12 +15,13 @@ is less dangerous than one of it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.clock import counted
 from hone.core.errors import ConfigError
 from hone.decide.shield.bounds import Interval, RangeFinder, zero_division
 from hone.decide.shield.formulas import divisions, next_trees, safe_tree
@@ -54,10 +55,8 @@ class SafetyGame:
         """
         rank = np.where(self.safe, NEVER, 0).astype(np.int64)
         inside = np.append(self.safe, False)
-        alive = np.flatnonzero(self.safe)
-        iterations = 0
-        while True:
-            iterations += 1
+        alive, iterations = np.flatnonzero(self.safe), 0
+        for iterations in counted(count(1), "iterations of the safe region"):
             stays = inside[self.successors[:, :, alive]].all(axis=1).any(axis=0)
             if stays.all():
                 break
@@ -308,7 +307,7 @@ def _successors(
     pieces = math.prod(sizes)
     successors = np.empty((len(trees), pieces, math.prod(grid.shape)), np.int32)
     no_better = np.ones((pieces, pieces), np.bool_)
-    for action, tree in enumerate(trees):
+    for action, tree in enumerate(counted(trees, "actions of the game")):
         cells = list[Places]()
         for name, axis in zip(grid.names, grid.axes, strict=True):
             places = axis.next_cells(finder, tree[name])

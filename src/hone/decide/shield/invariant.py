@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, TypeAlias
 
+from hone.core.clock import counted
 from hone.core.errors import ConfigError, ErrorCollector, ResourceError
 from hone.decide.shield.formulas import divisions, next_trees, safe_tree
 from hone.decide.shield.game import describe_values
@@ -55,13 +56,15 @@ class InvariantModel:
         """Prove the claims one after another, up to the first that fails. Raises ResourceError without z3."""
         z3 = _z3()
         results: list[ClaimResult] = []
-        for claim in (*_claims_of_divisors(z3, self), *_claims_of_fallback(z3, self), *_claims_of_order(z3, self)):
+        first = (*_claims_of_divisors(z3, self), *_claims_of_fallback(z3, self), *_claims_of_order(z3, self))
+        for claim in counted(first, "claims proved"):
             results.append(_prove(z3, self, claim, timeout_s))
             if not results[-1].proved:
                 return _InvariantProof(claims=tuple(results))
         failed = list[ClaimResult]()
         for corner in self.model.corners():
-            tried = [_prove(z3, self, claim, timeout_s) for claim in _claims_of_corner(z3, self, corner)]
+            claims = list(_claims_of_corner(z3, self, corner))
+            tried = [_prove(z3, self, claim, timeout_s) for claim in counted(claims, "claims of a corner proved")]
             if all(result.proved for result in tried):
                 return _InvariantProof(claims=(*results, *tried), worst=corner)
             failed += [result for result in tried if not result.proved][:1]

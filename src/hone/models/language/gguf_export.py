@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hone.core.clock import counted
 from hone.core.errors import DataError, ErrorCollector, one_line
 from hone.models.language.config import Json, ModelConfig
 from hone.models.language.decoder import Decoder
@@ -95,7 +96,7 @@ def write_gguf(model: Decoder, tokenizer: Tokenizer, file: Path, weights: GgufWe
     writer.write_ti_data_to_file()
     if factors is not None:
         writer.write_tensor_data(factors)
-    for name, parts in stored.items():
+    for name, parts in counted(stored.items(), "tensors written"):
         numbers = _numbers(parts, parameters, ARCHITECTURES[config.family] in PAIRED)
         writer.write_tensor_data(library.quantize(numbers, library.GGMLQuantizationType[kinds[name]]))
     writer.close()

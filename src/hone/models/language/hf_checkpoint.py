@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hone.core.clock import counted
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean, one_line
 from hone.core.state import share_arrays
 from hone.models.language.config import Json, ModelConfig, model_config_from_hf
@@ -242,7 +243,7 @@ def save_pieces(
     for stale in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX_FILE, folder / WEIGHTS_FILE):
         stale.unlink(missing_ok=True)
     places: dict[str, str] = {}
-    for number, part in enumerate(parts, start=1):
+    for number, part in enumerate(counted(parts, "files of weights"), start=1):
         name = WEIGHTS_FILE if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
         tensors = {piece.checkpoint_name: piece.to_checkpoint(_rows(parameters, piece)).cpu() for piece in part}
         save_file(tensors, folder / name, metadata={"format": "pt"})
@@ -263,7 +264,7 @@ def round_weights(folder: Path, dtype: str) -> None:
     """Round the weights of a folder to `bfloat16` or `float16` in place, but not the head of a scorer."""
     wanted = {"bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     total = 0
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in counted(sorted(folder.glob("*.safetensors")), "files rounded"):
         with safe_open(file, framework="pt") as stored:
             tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         tensors = {

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.clock import counted
 from hone.core.errors import DataError
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams, generate
 from hone.core.judging import Scorer
@@ -245,7 +246,7 @@ def _draw_pool(
     asked = _requests(prompts, settings, samples=settings.pool)
     began = time.perf_counter()
     drawn: dict[str, list[Completion]] = {request.id: [] for request in asked}
-    for completion in generate(session, asked):
+    for completion in counted(generate(session, asked), "answers drawn", settings.pool * len(asked)):
         drawn[completion.request_id].append(completion)
     drawn_s = time.perf_counter() - began
     whole = [[_candidate(one) for one in sorted(some, key=lambda one: one.sample_index)] for some in drawn.values()]

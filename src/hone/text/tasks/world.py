@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.clock import Clock, SystemClock
+from hone.core.clock import Clock, SystemClock, counted
 from hone.core.conversation import ConversationColumns, build_columns
 from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
@@ -102,7 +102,7 @@ class TextWorld:
             session, requests, self.decode, environment=self.environment, limits=self.limits, clock=self.clock
         )
         tickets: list[object] = [None] * len(requests)
-        for place in loop.finished_groups():
+        for place in counted(loop.finished_groups(), "prompts answered", len(requests)):
             prompt = chosen[place % len(chosen)]
             tickets[place] = self.scorer.submit(_scorer_inputs(prompt, loop.groups[place], self.step_end))
         began = self.clock.monotonic_s()
