@@ -10,6 +10,7 @@ from hone.core.conversation import text_after_prompt
 from hone.core.credit import Metrics
 from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.ragged import row_sums
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.rewards.judges.questions import shown_template
@@ -49,10 +50,13 @@ def answer_table(
     rewards: Sequence[str] = (),
     reference: Callable[[int], str | None] | None = None,
     efforts: Callable[[int], Sequence[AnswerEffort]] | None = None,
+    compares: bool = False,
 ) -> AnswerRollouts:
     """The answers of a step with their tokens. `rewards` names the columns of `Episodes.components`; `reference` is
-    given the group of an answer and returns the reference answer of its prompt, `efforts` what each answer took."""
+    given the group of an answer and returns the reference answer of its prompt, `efforts` what each answer took. With
+    `compares` each row has the log-ratio of its answer."""
     episodes = record.episodes
+    log_ratios = _log_ratios(record) if compares else [None] * len(record.episodes)
     seen = episodes.transcript
     starts = episodes.offsets[:-1]
     prompt_ends = seen.at[starts]
@@ -91,6 +95,7 @@ def answer_table(
                 version=versions[place],
                 reference=references.get(group),
                 tool_calls=None if (own := took[place]) is None else own.tool_calls,
+                log_ratio=log_ratios[place],
                 components={}
                 if parts is None
                 else {
@@ -101,6 +106,17 @@ def answer_table(
         )
         asked[group] += 1
     return AnswerRollouts(rows=rows, tokens=_token_columns(record), times=times)
+
+
+def _log_ratios(record: StepRecord) -> list[float | None]:
+    """log pi / pi_ref of each whole answer in nats, or log pi without a reference; None where the learner did not look.
+    pi is the policy before the step's first update where that is known, otherwise that of the last pass."""
+    trace, episodes = record.trace, record.episodes
+    if trace is None:
+        return [None] * len(episodes)
+    logp = np.where(np.isnan(trace.logp_now), trace.logp_last, trace.logp_now).astype(np.float64)
+    sums = row_sums(logp if episodes.ref_logp is None else logp - episodes.ref_logp, episodes.offsets)
+    return [float(one) if np.isfinite(one) else None for one in sums]
 
 
 def _efforts(

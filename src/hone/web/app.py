@@ -142,6 +142,9 @@ class WatchRoutes:
             "rollouts": self._table,
             "answer": lambda call: self._rollouts.answer(self._folder(call), _whole(call, "step"), _whole(call, "row")),
             "prompt": self._prompt,
+            "pairs": lambda call: self._rollouts.pairs(
+                self._folder(call), _whole(call, "step"), max(0, _whole(call, "page", 0))
+            ),
             "episodes": lambda call: self._rollouts.episodes(self._folder(call), _whole(call, "step")),
             "trace": lambda call: self._rollouts.trace(self._folder(call), _whole(call, "step"), _whole(call, "row")),
             "lanes": self._lanes,

@@ -52,7 +52,7 @@ class StepAnswers:
     def __init__(self, path: Path) -> None:
         self.path = path
         file = _parquet(path)
-        names = [name for name in (*_FIGURES, "tool_calls") if name in file.schema_arrow.names]
+        names = [name for name in (*_FIGURES, "tool_calls", "log_ratio") if name in file.schema_arrow.names]
         table = file.read(columns=names)
         self.has_tokens = "ids" in file.schema_arrow.names
         self.row_groups = np.cumsum([0, *(file.metadata.row_group(n).num_rows for n in range(file.num_row_groups))])
@@ -66,6 +66,11 @@ class StepAnswers:
         self.status: list[str] = table.column("status").to_pylist()
         nothing: list[Any] = [None] * len(self.group)
         self.calls: list[int | None] = table.column("tool_calls").to_pylist() if "tool_calls" in names else nothing
+        unknown = np.full(len(self.group), np.nan)
+        self.log_ratio: Floats = (
+            table.column("log_ratio").to_numpy().astype(np.float64) if "log_ratio" in names else unknown
+        )
+        """`[E]` nats; NaN where it is not known."""
         self.times = read_times(path, len(self.group))
 
     def __len__(self) -> int:
@@ -197,6 +202,16 @@ class StepAnswers:
             ):
                 result[row] = (prompt, completion)
         return result
+
+    def pairs(self) -> NDArray[np.int64]:
+        """Rows of the chosen and of the rejected answer of each group `[P, 2]`, the smallest margin first: best and
+        worst score of groups whose scores differ."""
+        groups, known = self.groups, np.isfinite(self.score)
+        best, worst = (np.lexsort((np.where(known, sign * self.score, np.inf), groups.place)) for sign in (-1, 1))
+        ends = np.cumsum(groups.count)
+        begins = ends - groups.count
+        made = np.stack([best[begins], worst[begins]], axis=1)[groups.spread > 0]
+        return made[np.argsort(self.log_ratio[made[:, 0]] - self.log_ratio[made[:, 1]], kind="stable")]
 
     def page(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Rows for the table."""
@@ -331,6 +346,39 @@ class RolloutReader:
             "groups": len(groups.ids),
             "flat_groups": int(flat.sum()),
             "earlier": earlier[-1] if earlier else None,
+        }
+
+    def pairs(self, run: Path, step: int, page: int) -> dict[str, Any]:
+        """A page of a step's pairs of a chosen and a rejected answer, with their margins. Raises DataError."""
+        answers = self._answers(_file_of(rollout_files(run), step))
+        pairs, ratio = answers.pairs(), answers.log_ratio
+        margin = ratio[pairs[:, 0]] - ratio[pairs[:, 1]]
+        known = np.isfinite(margin)
+        shown = slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS)
+        texts = answers.texts(pairs[shown].reshape(-1).tolist())
+        return {
+            "step": step,
+            "selected": len(pairs),
+            "page_rows": PAGE_ROWS,
+            "known": int(known.sum()),
+            "wrong": int((margin[known] < 0).sum()),
+            "mean": _number(margin[known].mean()) if known.any() else None,
+            "rows": [
+                {
+                    "prompt": texts[chosen][0],
+                    "margin": _number(gap),
+                    "answers": [
+                        {
+                            "row": row,
+                            "text": texts[row][1],
+                            "tokens": int(answers.tokens[row]),
+                            "log_ratio": _number(ratio[row]),
+                        }
+                        for row in (chosen, rejected)
+                    ],
+                }
+                for (chosen, rejected), gap in zip(pairs[shown].tolist(), margin[shown].tolist(), strict=True)
+            ],
         }
 
     def answer(self, run: Path, step: int, row: int) -> dict[str, Any]:

@@ -54,6 +54,7 @@ ROWS = st.builds(
     reference=st.none() | TEXT,
     components=st.dictionaries(TEXT, NUMBERS, max_size=3),
     tool_calls=st.none() | INTS,
+    log_ratio=NUMBERS,
 )
 
 
@@ -110,7 +111,7 @@ def test_answers_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[
 
 def test_columns_are_those_of_the_contract() -> None:
     text = "step group sample prompt completion score status advantage tokens finish version turns"
-    assert list(COLUMNS) == [*text.split(), "reference", "components", "tool_calls"]
+    assert list(COLUMNS) == [*text.split(), "reference", "components", "tool_calls", "log_ratio"]
 
 
 def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
         write_rollouts(path, AnswerRollouts(rows=[row()] * 2, tokens=replace(written, entropy=entropy)))
         names = pq.read_schema(path).names
         assert ("entropy" in names) is known
-        assert not {"turns", "reference", "components", "tool_calls", "values"} & {*names}
+        assert not {"turns", "reference", "components", "tool_calls", "log_ratio", "values"} & {*names}
         read = read_tokens(path)
         assert read is not None
         np.testing.assert_array_equal(read.entropy, entropy)

@@ -18,8 +18,9 @@ Answers of a language model, a row each, in row groups of 250:
 | `finish` | string | why it ended: `stop`, `length`, or the stop reason of a dialogue |
 | `version` | int64 | version of the policy that sampled the first token |
 | `tool_calls` | int64 | calls that could be read; null for answers that are no dialogues with tools |
+| `log_ratio` | double | preference data: log pi / pi_ref of the answer in nats, log pi without a reference |
 
-`turns`, `reference`, `components` and `tool_calls` are absent where no answer has them. The following
+`turns`, `reference`, `components`, `tool_calls` and `log_ratio` are absent where no answer has them. The following
 lists have an entry for each token of prompt, answer and environment; `entropy`, `advantages` and `values` are absent
 where no token has them:
 
@@ -109,6 +110,8 @@ class SampleRow:
     components: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """Score of each of several reward functions, before its weight."""
     tool_calls: int | None = None
+    log_ratio: float | None = None
+    """log pi / pi_ref of the whole answer in nats, log pi without a reference: of data that are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +183,7 @@ class EpisodeTable:
 
 RolloutTable = AnswerRollouts | EpisodeTable
 COLUMNS: Final = tuple(one.name for one in fields(SampleRow))
-_YOUNGER: Final = frozenset({"turns", "reference", "components", "tool_calls"})
+_YOUNGER: Final = frozenset({"turns", "reference", "components", "tool_calls", "log_ratio"})
 """Columns that files of earlier versions lack, and those of which no answer has anything."""
 _OFTEN_UNKNOWN: Final = ("entropy", "advantages", "values")
 """Columns of tokens that a file lacks where nothing is known of them."""
@@ -259,6 +262,8 @@ def _known_columns(rows: Sequence[SampleRow]) -> dict[str, Any]:
         columns["components"] = pa.array(scores, pa.map_(pa.string(), pa.float64()))
     if any(row.tool_calls is not None for row in rows):
         columns["tool_calls"] = pa.array([row.tool_calls for row in rows], pa.int64())
+    if any(row.log_ratio is not None for row in rows):
+        columns["log_ratio"] = pa.array([row.log_ratio for row in rows], pa.float64())
     return columns
 
 

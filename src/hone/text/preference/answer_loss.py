@@ -29,6 +29,7 @@ from hone.text.answer_data import answer_episodes
 from hone.text.loss import chosen_logp, collision_probability
 from hone.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
 from hone.text.tasks.scored_rows import AnswerTokens, row_answer
+from hone.text.update_trace import UpdateTrace
 
 Floats: TypeAlias = NDArray[np.floating]
 AnswerScore: TypeAlias = "Callable[[AnswerView], Tensor]"
@@ -135,6 +136,8 @@ class AnswerLoss:
     micro_batch_tokens: int
     reference: TokenPolicy | None = None
     """Asked at every step, where the episodes bring no column of it."""
+    trace: UpdateTrace | None = None
+    """Takes in the log-probabilities of each token as they are computed."""
 
     def layout(self, layout: TokenLayout) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, of which a group is never split, with the reference's log-probabilities."""
@@ -143,10 +146,13 @@ class AnswerLoss:
         own = replace(layout, scheme=sequence_sum, unit="group", term_weights=weights, skip_zero_advantage=False)
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
-            advantage = credits.advantage
+            advantage, decisions, places = credits.advantage, episodes.decisions, None
             if not self.loss.needs_unlabelled:
                 kept = np.flatnonzero(np.bincount(episodes.owner, weights=np.abs(advantage), minlength=len(episodes)))
-                episodes, advantage = episodes.take(kept), advantage[np.isin(episodes.owner, kept)]
+                places = np.flatnonzero(np.isin(episodes.owner, kept))
+                episodes, advantage = episodes.take(kept), advantage[places]
+            if self.trace is not None:
+                self.trace.begin(decisions, places)
             # As if nothing had been cut off in sampling: answers are compared under whole distributions.
             episodes = replace(episodes, seen=replace(episodes.transcript, kept=None))
             rows = own(episodes, replace(credits, advantage=advantage))
@@ -166,6 +172,9 @@ class AnswerLoss:
         """Answers of a micro-batch: one pass of the policy, summed per answer."""
         logp = policy.token_logprobs(batch.packed, batch.at, batch.chosen).logp
         assert batch.group is not None
+        if self.trace is not None:
+            compared = logp if batch.ref_logp is None else batch.ref_logp
+            self.trace.see(batch.place, logp, compared, old_logp=None, entropy=None)
         view = self._summed(logp, batch.ref_logp, batch.sequence, batch.advantage, batch.group)
         if batch.token_factor is not None:
             view = replace(view, statistic=_first_of_each(batch.token_factor, batch.sequence, len(view.length)))
@@ -233,7 +242,7 @@ class AnswerLoss:
         return logp.astype(np.promote_types(logp.dtype, np.float32))
 
     def _precompute(self, rows: TokenRows) -> PrecomputedColumns:
-        known = PrecomputedColumns(counted=rows.advantage != 0)
+        known = PrecomputedColumns(counted=rows.advantage != 0, place=rows.precomputed.place)
         if not self.loss.needs_reference:
             return known
         if self.reference is not None:

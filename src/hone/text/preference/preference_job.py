@@ -41,7 +41,9 @@ from hone.text.preference.answer_loss import AnswerLoss, AnswerLossSpec
 from hone.text.preference.data_checks import data_warnings
 from hone.text.reference_policies import REFERENCE_NAME, TextPolicies, require_same_tokens, text_policies
 from hone.text.rows import TokenBatch, TokenLayout
+from hone.text.samples import answer_table
 from hone.text.tasks.world import supervised_episodes
+from hone.text.update_trace import UpdateTrace
 
 # ------------------------------------------------------------------------------------------------------- start distance
 
@@ -297,8 +299,11 @@ def preference_job(config: PreferenceRunConfig, inputs: TextInputs[AnswerLog]) -
     prompts = prompts_to_answer(answers.episodes, config.samples.prompts, seed=config.seed)
     if prompts:
         source = _with_distance(config, source, policies, answers.episodes, prompts)
-    learner = answer_learner(config.learner, policies, loss, seed=config.seed, steps=config.steps)
-    return language_job(inputs, policy, Recipe(source=source, credit=config.labels, learner=learner))
+    trace = UpdateTrace(first_pass_is_start=config.learner.optimizer_steps(1) == 1)
+    learner = answer_learner(config.learner, policies, loss, seed=config.seed, steps=config.steps, trace=trace)
+    job = language_job(inputs, policy, Recipe(source=source, credit=config.labels, learner=learner))
+    table = partial(answer_table, tokenizer=policy.tokenizer, compares=True)
+    return replace(job, rollouts=table, pop_trace=trace.pop)
 
 
 def answer_learner(
@@ -309,11 +314,12 @@ def answer_learner(
     seed: int,
     steps: int,
     reference: TokenPolicy | None = None,
+    trace: UpdateTrace | None = None,
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The learner of every recipe with a loss on whole answers. `reference` is asked at every step; without it, the
-    episodes bring its log-probabilities."""
+    episodes bring its log-probabilities. `trace` takes in those of the policy."""
     policy = policies.policy
-    answer_loss = AnswerLoss(loss=loss, micro_batch_tokens=config.micro_batch_tokens, reference=reference)
+    answer_loss = AnswerLoss(loss=loss, micro_batch_tokens=config.micro_batch_tokens, reference=reference, trace=trace)
     layout = TokenLayout(
         scheme=sequence_sum,
         min_rows=config.minibatches,

@@ -3,11 +3,11 @@
 import { address, ask, html, readAddress, render, useAddress, useEffect, useState } from "/static/base.js";
 import { ChatPage, ComparePage, DataPage, DecisionsPage, EvaluationPage, LabPage, LanesPage, SystemPage, WorldPage } from "/static/pages.js";
 import { QueuePage } from "/static/queue.js";
-import { RolloutsPage } from "/static/rollouts.js";
+import { PreferencesPage, RolloutsPage } from "/static/rollouts.js";
 import { RunPage } from "/static/run.js";
 import { RunsPage } from "/static/runs.js";
 
-const OF_A_RUN = { run: RunPage, rollouts: RolloutsPage, evaluation: EvaluationPage, world: WorldPage, lanes: LanesPage, system: SystemPage, data: DataPage, chat: ChatPage };
+const OF_A_RUN = { run: RunPage, rollouts: RolloutsPage, preferences: PreferencesPage, evaluation: EvaluationPage, world: WorldPage, lanes: LanesPage, system: SystemPage, data: DataPage, chat: ChatPage };
 const ALONE = { runs: RunsPage, compare: ComparePage, lab: LabPage, decisions: DecisionsPage, queue: QueuePage };
 
 function App() {

@@ -84,6 +84,33 @@ function Pages({ data, at }) {
     <button disabled=${at >= count - 1} onClick=${() => go(at + 1)}>next ›</button></div>`;
 }
 
+// -------------------------------------------------------------------------------------------------------- preferences
+
+export function PreferencesPage({ run }) {
+  const { query } = useAddress();
+  const live = useLive(run);
+  const page = useAnswer("run", { run }, Math.floor(live.rows / 5));
+  if (!page.data) return html`<${Wait} error=${page.error} />`;
+  const { rollouts } = page.data;
+  const steps = Object.keys(rollouts).filter((one) => rollouts[one] === "answers").map(Number).sort((one, other) => one - other);
+  const head = html`<${RunHead} of=${page.data} page="preferences" />`;
+  if (!steps.length) return html`${head}<${Empty} title="No pairs are kept">A run on preferences writes them with its metrics: run.rollouts_every sets how often.<//>`;
+  const step = steps.includes(Number(query.step)) ? Number(query.step) : steps[steps.length - 1];
+  return html`${head}<${StepChoice} step=${step} steps=${steps} /><${Pairs} run=${run} step=${step} at=${Number(query.page || 0)} />`;
+}
+
+function Pairs({ run, step, at }) {
+  const found = useAnswer("pairs", { run, step, page: at });
+  if (!found.data) return html`<${Wait} error=${found.error} />`;
+  const { data } = found;
+  if (!data.rows.length) return html`<${Empty} title="No pair">No group of this step has answers whose scores differ.<//>`;
+  return html`<p><b>${data.known ? `${number(data.known - data.wrong)} of ${plural(data.known, "pair")} in the right order; mean margin ${signed(data.mean)} nats.` : "The margins of this step were not written."}</b></p>
+    <p class="note">Margin: log-ratio of the policy to the reference (without one, log-probability), chosen less rejected, before the step's update. The smallest stands first.</p>
+    <div class="card flush">${data.rows.map((one) => html`<div class="flip"><p>${one.margin === null ? null : html`<span class=${`badge ${one.margin < 0 ? "red" : "good"}`}>margin ${signed(one.margin)} nats</span> `}<span class="mono">${one.prompt.slice(-300)}</span></p>
+      <div class="pair">${one.answers.map((each, place) => html`<div><small>${place ? "rejected" : "chosen"}, ${plural(each.tokens, "token")}${each.log_ratio === null ? "" : `, log-ratio ${signed(each.log_ratio)} nats`} <a href=${address("rollouts", run, { step, row: each.row })}>tokens</a></small><pre>${each.text}</pre></div>`)}</div></div>`)}</div>
+    <${Pages} data=${data} at=${at} />`;
+}
+
 // ------------------------------------------------------------------------------------------------------------- answer
 
 const VIEWS = { tokens: "tokens", text: "text", group: "group side by side", time: "prompt over time" };

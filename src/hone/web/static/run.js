@@ -4,7 +4,7 @@ import { Card, Interval, State, Wait, address, ask, duration, figure, html, mome
 import { Chart, Heat, axisLabel, axisOf, fetchSeries } from "/static/chart.js";
 
 export const TABS = [
-  ["run", "charts"], ["rollouts", "rollouts"], ["evaluation", "evaluation"], ["world", "world"], ["lanes", "step"],
+  ["run", "charts"], ["rollouts", "rollouts"], ["preferences", "preferences"], ["evaluation", "evaluation"], ["world", "world"], ["lanes", "step"],
   ["system", "system"], ["data", "data"],
 ];
 
