@@ -158,13 +158,19 @@ def paired(name: str, unit: str, pairs: list[tuple[float, float]], bar: float, *
 def speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     del seeds  # of speeds, repetitions are what counts
     require_peer(PEER)
-    repetitions, turns, steps = (1, 60, 200) if quick else (7, 390, 1000)
+    repetitions, turns = (1, 60) if quick else (7, 390)
     runs = [(zoo(seed, turns), peer(PEER_ZOO, seed, turns)) for seed in range(10, 10 + repetitions)]
     what = "PPO, CartPole-v1, 8 environments x 32 steps, 20 epochs (rl-zoo)"
     speeds = [(ours[0], theirs[0]) for ours, theirs in runs]
     yield paired(what, "steps per CPU second", speeds, 2.0, quick=quick)
     solved = [(ours[1], theirs[1]) for ours, theirs in runs]
     yield paired(f"{what}, to solve", "CPU seconds", solved, 1 / 3, quick=quick)
+
+
+def pendulum_speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
+    del seeds
+    require_peer(PEER)
+    repetitions, steps = (1, 200) if quick else (7, 500)
     for name in PENDULUM:
         speeds = []
         for _ in range(repetitions):
@@ -252,6 +258,7 @@ def worst(name: str, bar: float, found: list[float], *, quick: bool) -> Row:
 
 PARTS = {
     "speed": speed_rows,
+    "pendulum": pendulum_speed_rows,
     "ppo": ppo_rows,
     "td3": pendulum_rows("td3"),
     "sac": pendulum_rows("sac"),

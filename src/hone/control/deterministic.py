@@ -5,7 +5,7 @@ about which algorithm runs. A recipe hands over its critics' loss and how often 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from hone.control.critic_backward import deterministic_actor_with_backward
 from hone.control.networks.actor_critic import DeterministicActorCritic, NumpyDeterministicPolicy
 from hone.control.networks.encoders import encoded_spaces
 from hone.control.networks.mlp import EncodedMlpConfig, PolicySpaces
@@ -147,28 +148,32 @@ def deterministic_method(
     *,
     critics: int,
     critic_objective: TransitionObjective,
+    critic_with_backward: TransitionObjective | None = None,
     policy_every: int = 1,
 ) -> OffPolicyMethod[DeterministicActorCritic]:
-    """Critics, then on every `policy_every`-th update the policy, and the target networks after it."""
+    """Critics, then on every `policy_every`-th update the policy, and the target networks after it.
+    `critic_with_backward`: the critics' loss with its gradient written out, of observations without an encoder."""
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed, critics=critics)
     policy = policy.to(config.run.device)
     actor = NoisyActor(policy.numpy_policy(), config.exploration)
     encoders = policy.target_encoders()
     pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics), *encoders]
     judging = [*(part for _, encoder in encoders for part in encoder.parameters()), *policy.critics.parameters()]
+    critic = optimizer_phase("critic", critic_objective, judging, config.learner)
+    actor_phase = optimizer_phase(
+        "actor",
+        _actor_objective,
+        policy.actor.parameters(),
+        config.learner,
+        update_every=policy_every,
+        after_step=target_update(pairs, tau=algorithm.tau),
+    )
+    if policy.encoder is None:
+        critic = replace(critic, objective_with_backward=critic_with_backward)
+        actor_phase = replace(actor_phase, objective_with_backward=deterministic_actor_with_backward)
     return OffPolicyMethod(
         policy=policy,
-        phases=[
-            optimizer_phase("critic", critic_objective, judging, config.learner),
-            optimizer_phase(
-                "actor",
-                _actor_objective,
-                policy.actor.parameters(),
-                config.learner,
-                update_every=policy_every,
-                after_step=target_update(pairs, tau=algorithm.tau),
-            ),
-        ],
+        phases=[critic, actor_phase],
         layout=rows_with_noise(config, config.recipe, policy.action_size),
         credit=partial(one_step_target, discount=algorithm.discount),
         buffer=RingBuffer(config.replay.capacity),

@@ -68,8 +68,28 @@ def backward(network: Mlp, tape: ForwardTape, slope: Tensor) -> None:
             weight.grad.addmm_(slope.t(), x)
         bias.grad.add_(slope.sum(0))
         if number:
-            slope = slope @ weight
-            _ = _RELU(slope, x, 0, grad_input=slope) if network.relu else _TANH(slope, x, grad_input=slope)
+            slope = _through(network, tape, number, slope)
+
+
+def input_slope(network: Mlp, tape: ForwardTape, slope: Tensor) -> Tensor:
+    """Derivative of a loss by the inputs `[n, in]`; `slope` `[n, outputs]`: that by the outputs. The gradients of the
+    parameters stay as they are."""
+    if tape.kernel_tape is not None and network.kernels is not None:
+        by_inputs, _ = network.kernels.backward(
+            tape.layer_inputs[0], tape.kernel_tape, slope, weights=False, inputs=True
+        )
+        assert by_inputs is not None
+        return by_inputs
+    for number in range(len(network.layer_parameters) - 1, 0, -1):
+        slope = _through(network, tape, number, slope)
+    return slope @ network.layer_parameters[0][0]
+
+
+def _through(network: Mlp, tape: ForwardTape, number: int, slope: Tensor) -> Tensor:
+    """Derivatives by a layer's outputs -> by the outputs of the layer below, before their activation."""
+    slope, x = slope @ network.layer_parameters[number][0], tape.layer_inputs[number]
+    _ = _RELU(slope, x, 0, grad_input=slope) if network.relu else _TANH(slope, x, grad_input=slope)
+    return slope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

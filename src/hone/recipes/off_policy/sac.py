@@ -5,12 +5,14 @@ solve Pendulum-v1 within 20,000 steps.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from hone.control.critic_backward import sac_actor_with_backward, twin_critics_with_backward
 from hone.control.environments.world import GymWorld
 from hone.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.control.networks.actor_critic import SoftActorCritic
@@ -108,10 +110,18 @@ def soft_actor_critic(
     config: ReplayRunConfig, policy: SoftActorCritic, algorithm: SacAlgorithm
 ) -> OffPolicyMethod[SoftActorCritic]:
     """SAC on uniform samples of transitions."""
-    actor = partial(_actor_objective, target_entropy=algorithm.entropy_per_action * policy.action_size)
+    entropy = algorithm.entropy_per_action * policy.action_size
+    actor = partial(_actor_objective, target_entropy=entropy)
+    phases = soft_phases(config.learner, policy, _critic_objective, actor, tau=algorithm.tau)
+    if policy.encoder is None:
+        written = (
+            partial(twin_critics_with_backward, value_target=_soft_value_target),
+            partial(sac_actor_with_backward, target_entropy=entropy),
+        )
+        phases = [replace(one, objective_with_backward=loss) for one, loss in zip(phases, written, strict=True)]
     return OffPolicyMethod(
         policy=policy,
-        phases=soft_phases(config.learner, policy, _critic_objective, actor, tau=algorithm.tau),
+        phases=phases,
         layout=rows_with_noise(config, "sac", 2, policy.action_size),
         credit=partial(one_step_target, discount=algorithm.discount),
         buffer=RingBuffer(config.replay.capacity),

@@ -9,6 +9,7 @@ from functools import partial
 from pydantic import Field
 from torch import Tensor
 
+from hone.control.critic_backward import twin_critics_with_backward
 from hone.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
 from hone.control.networks.actor_critic import DeterministicActorCritic
 from hone.control.networks.mlp import PolicySpaces
@@ -43,8 +44,15 @@ class Td3Config(DeterministicRunConfig):
         """Two critics, and a policy that is updated less often."""
         algorithm = self.algorithm
         critic = partial(critic_objective, algorithm=algorithm)
+        written = partial(twin_critics_with_backward, value_target=partial(_value_target, algorithm=algorithm))
         return deterministic_method(
-            self, spaces, algorithm, critics=2, critic_objective=critic, policy_every=algorithm.policy_every
+            self,
+            spaces,
+            algorithm,
+            critics=2,
+            critic_objective=critic,
+            critic_with_backward=written,
+            policy_every=algorithm.policy_every,
         )
 
 
