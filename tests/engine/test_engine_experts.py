@@ -17,7 +17,8 @@ from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import SchedulerLimits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
-from hone.models.language.config import ExpertsConfig, ModelConfig
+from hone.models.language.config import ModelConfig
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 

@@ -22,7 +22,8 @@ from hone.core.state import State
 from hone.learner.config import LearnerConfig
 from hone.learner.gradient import GradientLearner
 from hone.learner.share import building_for
-from hone.models.language.config import ExpertsConfig, ExpertTrainingConfig, ModelConfig
+from hone.models.language.config import ModelConfig
+from hone.models.language.expert_config import ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer

@@ -31,7 +31,8 @@ from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.learner.config import LearnerConfig
 from hone.learner.share import split_by_token_budget
-from hone.models.language.config import ExpertsConfig, ExpertTrainingConfig, ModelConfig
+from hone.models.language.config import ModelConfig
+from hone.models.language.expert_config import ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer

@@ -233,6 +233,7 @@ def shrunken_model_config(config: ModelConfig) -> ModelConfig:
     sizes, experts = _shrunken_sizes(config.heads, config.kv_heads, config.layers), config.experts
     if experts is not None:
         few = _shrunken_experts(experts.count, experts.per_token)
+        few |= {"groups": 1, "groups_used": 1, "dense_layers": min(1, experts.dense_layers)}
         experts = replace(experts, **few, width=sizes["intermediate_size"])
     if config.by_texts:  # what is checked are the rules of a run, and they do not depend on its network
         return replace(config, family="llama", extra={}, **sizes)

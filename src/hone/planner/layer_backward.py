@@ -139,6 +139,8 @@ def _experts_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     h, f, k, tokens = shape.hidden, shape.intermediate, shape.experts_per_token, settings.tokens
     b, s = settings.product_bytes, settings.stream_bytes
     freed = _freed_before(shape, settings)
+    # The experts of every token go first: only the gradient that they give their input is left.
+    freed += (3 * b * shape.shared - b * h) * tokens if shape.shared else 0
     results = (4 - b) * k * h
     # Of three results or more, the sum's gradient is still there when the second of them is made.
     combine = (4 * min(k, 2) * k * h + (4 * h if k > 2 else 0) - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
@@ -240,6 +242,14 @@ def inner_bytes(shape: PlannedDecoder, b: int) -> int:
 def _expert_bytes(shape: PlannedDecoder, b: int) -> int:
     """Bytes for each token in a layer of experts: the router's input in float32 in the place of the norm's result, k
     copies of the experts' inputs and float32 copies of their results, both inputs of the gate and its result, and the
-    router's numbers."""
+    router's numbers; and of the experts of every token the same as of an MLP."""
     k, h = shape.experts_per_token, shape.hidden
-    return (b + 4) * k * h + (4 - b) * h + 3 * b * k * shape.intermediate + 12 * shape.experts + 24 * k + 4
+    return (
+        (b + 4) * k * h
+        + (4 - b) * h
+        + 3 * b * k * shape.intermediate
+        + 12 * shape.experts
+        + 24 * k
+        + 4
+        + 3 * b * shape.shared
+    )

@@ -13,6 +13,7 @@ from hone.core.errors import DataError, ErrorCollector
 PLANNED_FAMILIES: Final = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
     "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_moe", "mixtral", "olmoe",
+    "deepseek_v3",
 )  # fmt: skip
 """Families whose shapes hone runs; others are planned as the nearest of them."""
 QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe")
@@ -26,7 +27,7 @@ _LAYER_NORMS: Final[Mapping[str, tuple[int, int]]] = {
 """Norms before and after attention and MLP, where they are not two before."""
 _LATENT_SIZES: Final = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _LATENTS: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
-    "youtu": (1536, 512, 128, 64, 128), "minicpm3": (768, 256, 64, 32, 0),
+    "youtu": (1536, 512, 128, 64, 128), "minicpm3": (768, 256, 64, 32, 0), "deepseek_v3": (1536, 512, 128, 64, 128),
 }  # fmt: skip
 """Families with latent attention -> its `_LATENT_SIZES` where `config.json` does not say; 0: hidden size over heads."""
 _TIED_FAMILIES: Final = ("gemma2", "gemma3_text", "smollm3", "cohere", "cohere2", "youtu", "minicpm3")
@@ -59,6 +60,12 @@ class PlannedDecoder:
     experts: int = 0
     """Experts of a layer; 0: dense."""
     experts_per_token: int = 0
+    shared: int = 0
+    """Inner features of the experts that every token goes to."""
+    dense_layers: int = 0
+    """The first so many layers have an MLP in the place of experts."""
+    dense: int = 0
+    """Inner features of their MLP."""
     latent: int = 0
     """Features of the latent that keys and values of latent attention are made of; 0: they are heads. Then `kv_heads`
     is 1, and `head_dim` has the latent and the rotary key."""
@@ -129,7 +136,15 @@ class PlannedDecoder:
     @property
     def mlp_weights(self) -> int:
         """Weights of a layer's MLP, or of all its experts."""
-        return 3 * self.hidden * self.intermediate * max(1, self.experts)
+        return 3 * self.hidden * (self.intermediate * max(1, self.experts) + self.shared)
+
+    @property
+    def kinds_of_layers(self) -> tuple[tuple[int, "PlannedDecoder"], ...]:
+        """Numbers of layers of each kind, and a decoder of that kind alone; the last layer's is the last."""
+        if not self.dense_layers:
+            return ((self.layers, self),)
+        mlps = replace(self, experts=0, experts_per_token=0, shared=0, dense_layers=0, intermediate=self.dense)
+        return (self.dense_layers, mlps), (self.layers - self.dense_layers, replace(self, dense_layers=0))
 
     @property
     def layer_weights(self) -> int:
@@ -147,8 +162,11 @@ class PlannedDecoder:
         norms = sum(self.layer_norms) * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
         norms += self.query_latent + self.latent
         biases = self.query_width + 2 * self.key_width if self.qkv_bias and not self.latent else 0
-        layer = self.layer_weights + norms + biases + self.hidden * self.experts
-        return self.layers * layer + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
+        layers = sum(
+            count * (one.layer_weights + norms + biases + self.hidden * one.experts)
+            for count, one in self.kinds_of_layers
+        )
+        return layers + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
 
     def coded_bytes(self, bits: int) -> int:
         """Bytes of the weights with linear layers, embedding and head in codes of `bits`: a scale of 16 bits for 32
@@ -178,7 +196,7 @@ class PlannedDecoder:
     def active_parameters(self) -> int:
         """Parameters that a token is multiplied by: of the experts, those that it goes to."""
         idle = max(0, self.experts - self.experts_per_token)
-        return self.parameters - self.layers * 3 * self.hidden * self.intermediate * idle
+        return self.parameters - (self.layers - self.dense_layers) * 3 * self.hidden * self.intermediate * idle
 
     @property
     def matmul_weights(self) -> int:
@@ -214,6 +232,12 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
     family = str(config.get("model_type", "unknown"))
     default_dim = _HEAD_DIMS.get(family, hidden // heads)
     experts = _first(config, ("num_experts", "num_local_experts", "n_routed_experts"), 0, where, faults)
+    deepseek = {"shared": "n_shared_experts", "dense_layers": "first_k_dense_replace"}
+    few = {
+        name: _first(config, (key,), 0, where, faults) if family == "deepseek_v3" and config.get(key) else 0
+        for name, key in deepseek.items()
+    }
+    width = _first(config, ("moe_intermediate_size",), sizes["intermediate_size"], where, faults)
     query_latent, latent, plain, turned, value = _latent_sizes(config, family, hidden // heads, where, faults)
     shape = PlannedDecoder(
         family=family,
@@ -222,11 +246,10 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
         heads=heads,
         kv_heads=1 if latent else _first(config, ("num_key_value_heads",), heads, where, faults),
         head_dim=latent + turned if latent else _first(config, ("head_dim",), default_dim, where, faults),
-        intermediate=(
-            _first(config, ("moe_intermediate_size",), sizes["intermediate_size"], where, faults)
-            if experts
-            else sizes["intermediate_size"]
-        ),
+        intermediate=width if experts else sizes["intermediate_size"],
+        shared=few["shared"] * width,
+        dense_layers=few["dense_layers"],
+        dense=sizes["intermediate_size"] if few["dense_layers"] else 0,
         vocab=sizes["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", family in _TIED_FAMILIES)),
         qk_norm=family in QK_NORM_FAMILIES,

@@ -186,7 +186,8 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     outside += s * h * settings.decisions
     rounded = _kept_weights(shape, settings)
     kept, recomputed = _kept_and_recomputed(shape, settings, outside=outside, rounded=rounded)
-    kept_weights = 0 if settings.checkpointing else shape.layers * rounded
+    kept_weights = sum(count * _kept_weights(one, settings) for count, one in shape.kinds_of_layers)
+    kept_weights = 0 if settings.checkpointing else kept_weights
     vocabulary = s * shape.vocabulary_weights if settings.trained_vocabulary else 0
     received = shape.parameters >= LEAST_RECEIVED and not settings.gathers
     in_place = received and settings.has_half_head  # the head adds its gradient to the sum at once
@@ -241,7 +242,8 @@ def _kept_and_recomputed(
     if settings.offload:
         return outside, per_layer
     untrained = 0 if settings.trained_vocabulary else s * h * tokens  # no gradient passes the first norm
-    return shape.layers * per_layer + outside - untrained, 0
+    of_layers = sum(count * saved_per_token(one, settings) for count, one in shape.kinds_of_layers)
+    return of_layers * tokens + outside - untrained, 0
 
 
 def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> GatheredWeights:
@@ -267,7 +269,9 @@ def _kept_weights(shape: PlannedDecoder, settings: StepSettings) -> int:
     transposed = settings.stream_bytes * keys
     if not settings.mixed:
         return transposed + (4 * shape.experts * shape.hidden if settings.weights == "bfloat16" else 0)
-    weights = shape.attention_weights if shape.experts else shape.layer_weights
+    weights = shape.layer_weights
+    if shape.experts:
+        weights = shape.attention_weights + 3 * shape.hidden * shape.shared
     return transposed + settings.rounded_bytes * weights
 
 

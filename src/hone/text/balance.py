@@ -17,8 +17,8 @@ from hone.core.credit import Metrics
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.engine.clients.http import ServerEngine
 from hone.learner.share import current_share
-from hone.models.language.config import ExpertTrainingConfig
 from hone.models.language.decoder_layer import DecoderLayer
+from hone.models.language.expert_config import ExpertTrainingConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import balanced_bias, load_balance
@@ -56,9 +56,10 @@ class ExpertBalance:
         """`inner`, and the step's load where the loss needs it."""
 
         def run(policy: TokenPolicy, rows: TokenRows, update: int, reduction: Reduction) -> TokenRows:
-            experts, self.reduction = policy.decoder.config.experts, reduction
+            config, self.reduction = policy.decoder.config, reduction
+            experts = config.experts
             assert experts is not None
-            self.counts = torch.zeros(policy.decoder.config.layers, experts.count, dtype=torch.float64)
+            self.counts = torch.zeros(config.layers - config.dense_layers, experts.count, dtype=torch.float64)
             rows = rows if inner is None else inner(policy, rows, update, reduction)
             if self.training.balance != "loss":
                 return rows
@@ -105,7 +106,7 @@ class ExpertBalance:
         load = torch.from_numpy(np.sum(reduction.gather(self.counts.numpy()), axis=0))
         self.counts = None
         if self.training.balance == "bias":
-            for layer, one in zip(policy.decoder.layers, load, strict=True):
+            for layer, one in zip(policy.decoder.layers[policy.decoder.config.dense_layers :], load, strict=True):
                 assert isinstance(layer, DecoderLayer) and layer.selection_bias is not None
                 one = one.to(layer.selection_bias.device)
                 layer.selection_bias.copy_(balanced_bias(layer.selection_bias, one, rate=self.training.strength))

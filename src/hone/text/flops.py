@@ -28,8 +28,11 @@ def layer_parameters(config: ModelConfig) -> int:
         attention = hidden * (down + latent.cached) + (down or hidden) * heads * latent.query
         attention += heads * ((latent.plain + latent.value) * latent.rank + latent.value * hidden)
     experts = config.experts
-    mlps, router = (1, 0) if experts is None else (experts.per_token, experts.count * config.hidden_size)
-    return config.layers * (attention + router + 3 * mlps * config.hidden_size * config.mlp_width)
+    dense = 3 * config.dense_layers * hidden * config.intermediate_size
+    if experts is None:
+        return config.layers * attention + dense
+    of_experts = hidden * (experts.count + 3 * (experts.per_token + experts.shared) * experts.width)
+    return config.layers * attention + dense + (config.layers - config.dense_layers) * of_experts
 
 
 def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tensor) -> Tensor:

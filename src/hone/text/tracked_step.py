@@ -14,8 +14,9 @@ import torch
 from hone.core.clock import Clock
 from hone.learner.adam import Adam
 from hone.learner.flat_parameters import FlatParameters
-from hone.models.language.config import FAMILIES, ExpertsConfig, ModelConfig
+from hone.models.language.config import FAMILIES, ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.packing import PackedBatch
 from hone.models.tensor_memory import TensorMemory, without_numbers
 from hone.planner.planned_decoder import PlannedDecoder
@@ -53,7 +54,11 @@ def decoder_config(shape: PlannedDecoder) -> ModelConfig:
     """The config of a decoder of these sizes."""
     experts = None
     if shape.experts:
-        experts = ExpertsConfig(count=shape.experts, per_token=shape.experts_per_token, width=shape.intermediate)
+        experts = ExpertsConfig(
+            count=shape.experts, per_token=shape.experts_per_token, width=shape.intermediate,
+            shared=shape.shared // shape.intermediate, dense_layers=shape.dense_layers,
+            sigmoid=shape.family == "deepseek_v3", selection_bias=shape.family == "deepseek_v3",
+        )  # fmt: skip
     latents = {
         "q_lora_rank": shape.query_latent or None, "kv_lora_rank": shape.latent, "qk_nope_head_dim": shape.plain,
         "qk_rope_head_dim": shape.turned, "v_head_dim": shape.value,
@@ -62,7 +67,7 @@ def decoder_config(shape: PlannedDecoder) -> ModelConfig:
         family=shape.family,  # type: ignore[arg-type]
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
+        intermediate_size=shape.dense or shape.intermediate,
         layers=shape.layers,
         heads=shape.heads,
         kv_heads=shape.kv_heads,

@@ -12,7 +12,8 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 
 from hone.core.errors import DataError
-from hone.models.language.config import ExpertsConfig, ModelConfig, model_config_from_hf
+from hone.models.language.config import ModelConfig, model_config_from_hf
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.families import FAMILY_DESIGNS
 from hone.models.language.hf_checkpoint import load_model
 from hone.models.packing import pack_rows

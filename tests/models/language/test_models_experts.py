@@ -9,7 +9,8 @@ import transformers
 from safetensors.torch import load_file
 
 from hone.core.errors import DataError
-from hone.models.language.config import ExpertsConfig, ModelConfig, model_config_from_hf
+from hone.models.language.config import ModelConfig, model_config_from_hf
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows

@@ -42,6 +42,10 @@ MLA = {
     "v_head_dim": 10,
 }  # fmt: skip
 MSCALE = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
+DEEPSEEK = {
+    **MLA, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+    "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 T = transformers
 CASES: dict[str, tuple[type, dict[str, object]]] = {
     "llama3": (T.LlamaConfig, {"rope_parameters": LLAMA3}),
@@ -75,6 +79,11 @@ CASES: dict[str, tuple[type, dict[str, object]]] = {
     "cohere2": (T.Cohere2Config, {"logit_scale": 0.25, "sliding_window": 7, "sliding_window_pattern": 2}),
     "youtu": (T.YoutuConfig, {**MLA, "attention_bias": True}),
     "youtu-yarn-full-queries": (T.YoutuConfig, {**MLA, "q_lora_rank": None, "rope_parameters": MSCALE}),
+    "deepseek_v3": (T.DeepseekV3Config, {**DEEPSEEK, "first_k_dense_replace": 1}),
+    "deepseek_v3-groups-yarn": (T.DeepseekV3Config, {**DEEPSEEK, "first_k_dense_replace": 2, "n_group": 4,
+                                                     "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 1,
+                                                     "q_lora_rank": None, "attention_bias": True,
+                                                     "rope_parameters": MSCALE}),
     "minicpm3": (T.MiniCPM3Config, {**MLA, "v_head_dim": None, "dim_model_base": 24, "attention_bias": True,
                                     "mlp_bias": True, "original_max_position_embeddings": 32,
                                     "rope_parameters": {**LONGROPE, "short_factor": [1.0, 1.1],
@@ -96,6 +105,9 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         for parameter in model.parameters():
             if parameter.ndim == 1:  # biases start at 0 and norms at 1: a lost one would not show
                 parameter.add_(torch.randn_like(parameter) / 4)
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:
+                buffer.add_(torch.randn_like(buffer) / 4)
     path = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(path)
     return path, model

@@ -15,8 +15,9 @@ import torch
 from real_chat_model import smollm2
 
 from hone.core.errors import ConfigError, DataError
-from hone.models.language.config import ExpertsConfig, ModelConfig
+from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.gguf_export import write_gguf
 from hone.models.language.gguf_file import GGUF_WEIGHTS, read_gguf
 from hone.models.language.gguf_tokenizer import SPLITS, split_rule

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from hone.core.errors import ConfigError, DataError
-from hone.models.language.config import ExpertsConfig, ModelConfig
+from hone.models.language.config import ModelConfig
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, read_config, save_model
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraAdapter, LoraConfig, suggested_rate_factor, weights_sha256

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hone.core.errors import ConfigError, DataError
-from hone.models.language.config import ExpertsConfig, ModelConfig
+from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, save_model
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraAdapter, LoraConfig, weights_sha256

@@ -16,9 +16,10 @@ from torch import Tensor, distributed
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.reduction import ONE_PROCESS, Reduction
-from hone.models.language.config import ExpertsConfig, ModelConfig
+from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.decoder_layer import ProcessTensorGroup, TensorGroup
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.hf_checkpoint import load_model, save_model, save_pieces
 from hone.models.language.init import new_model
 from hone.models.language.tensor_parallel import (

@@ -34,7 +34,7 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_hea
 CONFIGS = {
     "gpt2": T.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=96, bos_token_id=1, eos_token_id=2),
     "qwen3_5_text": T.Qwen3_5TextConfig(**{**SIZES, "num_hidden_layers": 4}, **DELTA, head_dim=8),
-    "deepseek_v3": T.DeepseekV3Config(**{**SIZES, "num_key_value_heads": 4}, **MLA, **EXPERTS, first_k_dense_replace=1),
+    "deepseek_v2": T.DeepseekV2Config(**{**SIZES, "num_key_value_heads": 4}, **MLA, **EXPERTS, first_k_dense_replace=1),
 }
 
 

@@ -10,8 +10,9 @@ from hone.core.random import permutation
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 from hone.lab.puzzles import Floats
 from hone.lab.tasks.chain_of_sums import ALPHABET, make_problems
-from hone.models.language.config import ExpertsConfig, ModelConfig
+from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.init import new_model
 from hone.models.packing import PackedBatch, pack_rows, row_targets
 from hone.run.report.html import format_number

@@ -1,18 +1,23 @@
 """The architecture of a decoder transformer, and its translation from and to a Hugging Face `config.json`.
 
-The keys that every family has, those of mixtures of experts, and the unsupported ones that raise an error. What is a
-family's own stands in families.py.
+The keys that every family has, and the unsupported ones that raise an error. What is a family's own stands in
+families.py, and what a mixture of experts has in expert_config.py.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, cast
 
-from pydantic import Field
-
-from hone.core.config import Config
 from hone.core.errors import DataError, ErrorCollector
+from hone.models.language.expert_config import (
+    EXPERT_FAMILIES,
+    SELECTION_BIAS,
+    WRITTEN_KEYS,
+    ExpertsConfig,
+    expert_keys,
+    experts_from_hf,
+)
 from hone.models.language.families import (
     FAMILIES,
     FAMILY_DESIGNS,
@@ -31,140 +36,6 @@ from hone.models.language.families import (
 )
 from hone.models.language.packed_attention import AttentionLimits
 from hone.models.language.rope import RopeConfig, is_number, rope_from_hf
-
-# -------------------------------------------------------------------------------------------------------- expert config
-# Settings of a mixture of experts, and their keys in a Hugging Face `config.json`: Qwen3-MoE, Mixtral and OLMoE.
-#
-# Every layer of such a model has experts: configs with dense layers among them are refused.
-
-
-EXPERT_FAMILIES: Final = ("qwen3_moe", "mixtral", "olmoe")
-"""Families whose MLPs are mixtures of experts."""
-MAX_EXPERTS: Final = 65534
-"""Largest number of experts: routes are stored in 16 bits, and one value means that none was recorded."""
-SELECTION_BIAS: Final = "router_selection_bias"
-"""Key of hone: true where the folder holds biases of the routers' choices (see `ExpertsConfig.selection_bias`)."""
-
-_COUNT: Final = ("num_experts", "num_local_experts")
-"""Both spellings mean the same in every family; transformers 5 writes either."""
-_WRITTEN_COUNT: Final = {"qwen3_moe": "num_experts", "mixtral": "num_local_experts", "olmoe": "num_experts"}
-_EXPERT_TRAINING: Final = ("router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
-"""Keys that change the training of transformers and no output."""
-_DENSE_LAYERS: Final[Mapping[str, object]] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-"""Keys of Qwen3-MoE for dense layers among the others -> the value at which there are none."""
-_EXPERT_READ: Final[Mapping[str, tuple[str, ...]]] = {
-    "qwen3_moe": ("moe_intermediate_size", "norm_topk_prob", *_DENSE_LAYERS),
-    "mixtral": (),
-    "olmoe": ("norm_topk_prob",),
-}
-
-WRITTEN_KEYS: Final = (*_COUNT, "num_experts_per_tok", SELECTION_BIAS, *_EXPERT_READ["qwen3_moe"])
-"""Keys that a saved `config.json` has from the fields."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsConfig:
-    """Mixture of experts in place of each MLP: a router chooses `per_token` of `count` gated MLPs for each token, and
-    adds their outputs, weighted by its probabilities of them (Shazeer et al., 2017)."""
-
-    count: int
-    per_token: int
-    width: int
-    """Inner features of one expert."""
-    normalise_gates: bool = True
-    """Divide the weights of a token's experts by their sum."""
-    selection_bias: bool = False
-    """The choice adds a bias to each expert's probability, the weights do not (Wang et al., 2024)."""
-
-    def add_faults(self, faults: ErrorCollector) -> None:
-        """Add what does not make a mixture."""
-        for name, value in (("count", self.count), ("per_token", self.per_token), ("width", self.width)):
-            if value < 1:
-                faults.add(f"model experts.{name} must be at least 1, got {value}")
-        if self.per_token > self.count:
-            faults.add(
-                f"model experts.per_token {self.per_token} (num_experts_per_tok) is above experts.count {self.count} "
-                "(num_experts): a token cannot go to more experts than there are"
-            )
-        if self.count > MAX_EXPERTS:
-            faults.add(f"model experts.count {self.count} is above {MAX_EXPERTS}, the most that a route can name")
-
-    def to_hf(self, family: str) -> dict[str, object]:
-        """Keys of a `config.json`."""
-        written: dict[str, object] = {_WRITTEN_COUNT[family]: self.count, "num_experts_per_tok": self.per_token}
-        if "norm_topk_prob" in _EXPERT_READ[family]:
-            written["norm_topk_prob"] = self.normalise_gates
-        if family == "qwen3_moe":
-            written |= {"moe_intermediate_size": self.width, **_DENSE_LAYERS}
-        return {**written, **({SELECTION_BIAS: True} if self.selection_bias else {})}
-
-
-class ExpertTrainingConfig(Config):
-    """Training of a mixture of experts: routing replay, and the balance of load."""
-
-    replay: bool = True
-    """The trainer sends each token of an answer to the experts that the engine sent it to; its own router's
-    probabilities weigh them."""
-    balance: Literal["none", "loss", "bias"] = "none"
-    """`loss`: a term that grows with the load of the busiest experts (Fedus et al., 2021). `bias`: a bias of the choice
-    that is moved after each step, without a gradient (Wang et al., 2024); the saved folder holds it, and no other
-    library reads it."""
-    strength: float = Field(default=0.001, gt=0)
-    """Weight of the term of `balance = "loss"`, or step of the biases of `balance = "bias"`, as a probability."""
-
-
-def _expert_keys(family: str) -> frozenset[str]:
-    """Keys of a family that are followed here, or that change no output."""
-    if family not in EXPERT_FAMILIES:
-        return frozenset()
-    return frozenset((*_COUNT, "num_experts_per_tok", *_EXPERT_READ[family], *_EXPERT_TRAINING, SELECTION_BIAS))
-
-
-def _experts_from_hf(
-    config: Mapping[str, object], family: str, *, where: str, faults: ErrorCollector
-) -> ExpertsConfig | None:
-    """The experts of a `config.json`; None for a dense family, or where something is wrong, which is added to `faults`.
-
-    Every number has to be in the file: defaults of a family are those of one release of transformers.
-    """
-    if family not in EXPERT_FAMILIES:
-        return None
-    counts = {key: config[key] for key in _COUNT if config.get(key) is not None}
-    if len({repr(value) for value in counts.values()}) > 1:
-        both = " and ".join(f"{key} {value!r}" for key, value in counts.items())
-        faults.add(f"{where}: {both} disagree; keep the right one")
-    width_key = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
-    numbers = {
-        next(iter(counts), "num_experts"): next(iter(counts.values()), None),
-        "num_experts_per_tok": config.get("num_experts_per_tok"),
-        width_key: config.get(width_key),
-    }
-    wrong = {
-        key: value
-        for key, value in numbers.items()
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1
-    }
-    faults.extend(
-        f"{where}: {key} must be a whole number of at least 1, got {value!r}"
-        for key, value in wrong.items()
-        if key != "intermediate_size"
-    )
-    for key, off in _DENSE_LAYERS.items() if family == "qwen3_moe" else ():
-        if config.get(key) is not None and config[key] != off:
-            faults.add(
-                f"{where}: {key} {config[key]!r} is not supported: every layer must have experts; known: {off!r}"
-            )
-    if wrong:
-        return None
-    count, per_token, width = (cast(int, value) for value in numbers.values())
-    return ExpertsConfig(
-        count=count,
-        per_token=per_token,
-        width=width,
-        normalise_gates=family == "mixtral" or bool(config.get("norm_topk_prob", False)),
-        selection_bias=bool(config.get(SELECTION_BIAS, False)),
-    )
-
 
 # ---------------------------------------------------------------------------------------------------------- config keys
 
@@ -237,6 +108,7 @@ _OFF_IN_FAMILY: Final[Mapping[tuple[str, str], Sequence[object]]] = {
     ("olmoe", "use_qk_norm"): (True,),
     ("olmoe", "qk_norm"): (True,),
     ("youtu", "rope_interleave"): (True,),
+    ("deepseek_v3", "rope_interleave"): (True,),
 }
 _NO_EXPERTS: Final = f"families with experts: {', '.join(EXPERT_FAMILIES)}; give one of them, or a dense model"
 _HINTS: Final = {
@@ -251,7 +123,7 @@ _HINTS: Final = {
 def _check_keys(config: Mapping[str, object], family: str, where: str, faults: ErrorCollector) -> None:
     """Add to `faults` each key that has the wrong type, changes the forward pass in a way that hone does not follow, or
     is unknown."""
-    experts, design = _expert_keys(family), FAMILY_DESIGNS.get(family, FAMILY_DESIGNS["llama"])
+    experts, design = expert_keys(family), FAMILY_DESIGNS.get(family, FAMILY_DESIGNS["llama"])
     flags = (*design.flags, "tie_word_embeddings", "use_sliding_window")
     flags += tuple(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in experts)
     faults.extend(_type_faults(config, flags, design.eps_key, where))
@@ -404,7 +276,18 @@ class ModelConfig:
         if self.experts is None:
             return
         self.experts.add_faults(faults)
-        if self.family != "qwen3_moe" and self.experts.width != self.intermediate_size:
+        if not 0 <= self.experts.dense_layers < self.layers:
+            faults.add(
+                f"model experts.dense_layers {self.experts.dense_layers} (first_k_dense_replace) must be below the "
+                f"{self.layers} layers (num_hidden_layers): a mixture has layers with experts"
+            )
+        own = replace(self.experts, count=1, per_token=1, width=1, normalise_gates=True, selection_bias=False)
+        if self.family != "deepseek_v3" and own != ExpertsConfig(count=1, per_token=1, width=1):
+            faults.add(f"model family {self.family!r} has no sigmoid, groups, factor, shared experts or dense layers")
+        kind = self.experts.sigmoid and self.experts.selection_bias and self.experts.shared > 0
+        if self.family == "deepseek_v3" and not kind:
+            faults.add("model family 'deepseek_v3' has sigmoid, selection_bias and at least one of experts.shared")
+        if self.family not in ("qwen3_moe", "deepseek_v3") and self.experts.width != self.intermediate_size:
             faults.add(f"model intermediate_size {self.intermediate_size} is the width of an expert of {self.family}; "
                        f"experts.width is {self.experts.width}")  # fmt: skip
         if self.family == "mixtral" and not self.experts.normalise_gates:
@@ -448,6 +331,15 @@ class ModelConfig:
     def mlp_width(self) -> int:
         """Inner features of a layer's MLP, or of each of its experts."""
         return self.intermediate_size if self.experts is None else self.experts.width
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers before the first one with experts; all of a dense model."""
+        return self.layers if self.experts is None else self.experts.dense_layers
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The mixture of a layer; None: it has an MLP."""
+        return self.experts if layer >= self.dense_layers else None
 
     @property
     def rotary_dim(self) -> int:
@@ -580,7 +472,7 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
         config = {**config, "sliding_window": design.window}
     _check_keys(config, family, where, faults)
     ropes = _ropes(config, design, where, faults)
-    experts = _experts_from_hf(config, family, where=where, faults=faults)
+    experts = experts_from_hf(config, family, where=where, faults=faults)
     faults.raise_if_any()
     try:
         return _model_config(config, design, ropes, experts)

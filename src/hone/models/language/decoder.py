@@ -417,7 +417,10 @@ class Decoder(nn.Module):
     ) -> Tensor:
         record = routing or RoutingRecord()
         for number, layer in enumerate(self.layers):
-            replayed, own = record.replayed_of(number), turns[self.config.rope_tables[number]]
+            replayed, own = (
+                record.replayed_of(number - self.config.dense_layers),
+                turns[self.config.rope_tables[number]],
+            )
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, routed = checkpoint(
                     layer, x, own, attend, by, None, replayed, use_reentrant=False, preserve_rng_state=False
@@ -488,7 +491,9 @@ class Decoder(nn.Module):
         if self.config.experts is None:
             with _offloading_activations(self) if self.offloads_activations else nullcontext():
                 return DecoderStates(hidden=self._hidden(packed, None), routing=None)
-        check_routing_shape(packed.routing, layers=self.config.layers, experts=self.config.experts)
+        check_routing_shape(
+            packed.routing, layers=self.config.layers - self.config.dense_layers, experts=self.config.experts
+        )
         record = RoutingRecord(packed.routing)
         if self.routing_records is not None:
             self.routing_records.append(record)
@@ -608,7 +613,7 @@ class Decoder(nn.Module):
         record = routing or RoutingRecord()
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            asked = (x, delta, attends[c.rope_tables[number]], by, record.replayed_of(number))
+            asked = (x, delta, attends[c.rope_tables[number]], by, record.replayed_of(number - c.dense_layers))
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, delta, routed = checkpoint(
                     layer.forward_native, *asked, use_reentrant=False, preserve_rng_state=False

@@ -20,7 +20,8 @@ from torch.nn import functional
 
 from hone.core.errors import DataError
 from hone.models.gradient_buffers import AutogradContext, write_gradient
-from hone.models.language.config import ExpertsConfig, ModelConfig
+from hone.models.language.config import ModelConfig
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.families import NormKind
 from hone.models.language.fused_ops import any_matmul, apply_rotary, gated_gelu, gated_silu, rms_norm
 from hone.models.language.packed_attention import LayerAttention
@@ -65,8 +66,9 @@ class RoutingRecord:
     layers: list[_RoutedTokens] = field(default_factory=list[_RoutedTokens])
 
     def replayed_of(self, layer: int) -> Tensor | None:
-        """`[T, k]` the experts that a layer is told to use."""
-        return None if self.replayed is None else self.replayed[:, layer]
+        """`[T, k]` the experts that a layer is told to use, by its number among those with experts; a negative one has
+        none."""
+        return None if self.replayed is None or layer < 0 else self.replayed[:, layer]
 
     def padded(self, count: int) -> "RoutingRecord":
         """An empty record that is told the same experts, for `count` tokens, of which the last are padding."""
@@ -124,21 +126,26 @@ def _mix_experts(
     """sum_i gate_i expert_i(x) for each token of `x` `[T, hidden]`, `[T, hidden]`.
 
     The experts are those with the largest probability, plus `bias` `[E]` where there is one, the smaller number first
-    among equals; or `replayed` `[T, k]`. Their gates are p_i, or p_i / sum_j p_j over them, with p = softmax(router x).
+    among equals, of the groups that are used; or `replayed` `[T, k]`. Their gates are p_i, or p_i / sum_j p_j over
+    them, with p = softmax(router x), or the sigmoid, times a factor.
     `router` `[E, hidden]`; `stacks`: gates and ups `[E * 2 f, hidden]`, downs `[E * hidden, f]`, expert after expert.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     logits = by.router_linear(x.to(wide), router.to(wide), None)
-    scores = torch.softmax(logits.detach(), dim=-1)
+    probabilities = torch.sigmoid if config.sigmoid else partial(torch.softmax, dim=-1)
+    scores = probabilities(logits.detach())
     if bias is not None:
         scores = scores + bias
+    if config.groups_used < config.groups:
+        scores = _of_best_groups(scores, config)
     chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : config.per_token]
     if replayed is not None:
         chosen = torch.where(replayed == NO_ROUTE, chosen, replayed)
     # Whoever chose the experts, the gradient reaches the router through their weights (rollout routing replay, 2025).
-    gates = torch.softmax(logits, dim=-1).gather(1, chosen)
+    gates = probabilities(logits).gather(1, chosen)
     if config.normalise_gates:
-        gates = gates / gates.sum(dim=-1, keepdim=True)
+        gates = gates / (gates.sum(dim=-1, keepdim=True) + (1e-20 if config.sigmoid else 0))
+    gates = gates if config.factor == 1 else gates * config.factor
     flat = chosen.reshape(-1)
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=config.count).tolist()
@@ -154,6 +161,15 @@ def _mix_experts(
     for slot in range(1, config.per_token):
         total = total + parts[:, slot] * gates[:, slot, None]
     return total.to(x.dtype), _RoutedTokens(chosen, logits)
+
+
+def _of_best_groups(scores: Tensor, config: ExpertsConfig) -> Tensor:
+    """`scores` `[T, E]` with -inf for experts of the groups that are not used."""
+    groups = scores.view(len(scores), config.groups, -1)
+    of_group = groups.topk(2, dim=-1).values.sum(dim=-1)
+    best = torch.sort(of_group, dim=-1, descending=True, stable=True).indices[:, : config.groups_used]
+    used = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, value=True)
+    return groups.masked_fill(~used[..., None], -torch.inf).flatten(1)
 
 
 class _ExpertLinear(torch.autograd.Function):
@@ -399,7 +415,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype, bits: int | None = None) -> None:
         super().__init__()
         project = partial(linear_projection, dtype=dtype, bits=bits)
-        c, experts, design = config, config.experts, config.design
+        c, experts, design = config, config.experts_of(number), config.design
         self.number, self.head_dim = number, c.head_dim
         self.heads, self.kv_heads = c.heads, c.kv_heads
         self.parallel, self.gelu, self.factor = design.parallel, design.gelu, c.switches.residual_factor
@@ -415,8 +431,12 @@ class DecoderLayer(nn.Module):
         self.experts, count = experts, 1 if experts is None else experts.count
         self.router = None if experts is None else LinearProjection(c.hidden_size, count, bias=False, dtype=dtype)
         # With experts, those of one expert after those of another.
-        self.gate_up = project(c.hidden_size, count * 2 * c.mlp_width, bias=c.mlp_bias, gated=True)
-        self.down = project(c.mlp_width, count * c.hidden_size, bias=c.mlp_bias)
+        width = c.intermediate_size if experts is None else experts.width
+        self.gate_up = project(c.hidden_size, count * 2 * width, bias=c.mlp_bias, gated=True)
+        self.down = project(width, count * c.hidden_size, bias=c.mlp_bias)
+        shared = 0 if experts is None else experts.shared * experts.width
+        self.shared_gate_up = project(c.hidden_size, 2 * shared, bias=False, gated=True) if shared else None
+        self.shared_down = project(shared, c.hidden_size, bias=False) if shared else None
         self.selection_bias: Tensor | None
         self.register_buffer("selection_bias", torch.zeros(count) if experts and experts.selection_bias else None)
 
@@ -511,9 +531,13 @@ class DecoderLayer(nn.Module):
         """The MLP of a layer with experts, for normalised inputs `[T, hidden_size]`."""
         assert self.router is not None and self.experts is not None and by.experts is not None
         stacks = (self.gate_up.weight, self.down.weight)
-        return _mix_experts(
+        mixed, routed = _mix_experts(
             normed, self.router.weight, stacks, self.experts, by.experts, bias=self.selection_bias, replayed=replayed
         )
+        if self.shared_gate_up is None or self.shared_down is None:
+            return mixed, routed
+        inner = by.experts.gate(self.shared_gate_up.product(normed, by.linear))
+        return mixed + self.shared_down.product(inner, by.linear), routed
 
     def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: ForwardArithmetic) -> Tensor:
         """The residual stream, plus the attention output `mixed`, plus the MLP."""

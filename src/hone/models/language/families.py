@@ -13,6 +13,7 @@ from hone.models.language.rope import RopeRules, is_number
 ModelFamily: TypeAlias = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
     "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_moe", "mixtral", "olmoe",
+    "deepseek_v3",
 ]  # fmt: skip
 NormKind: TypeAlias = Literal["rms", "rms_wide", "rms_plus_one", "layer"]
 """`rms_wide`: the weight is multiplied in float32, before rounding; `rms_plus_one`: so is 1 + weight; `layer`: the mean
@@ -181,6 +182,12 @@ FAMILY_DESIGNS: Final[Mapping[str, FamilyDesign]] = {
         latent={"q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
                 "v_head_dim": None},
         numbers={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, ignored=("qk_head_dim",),
+    ),
+    "deepseek_v3": FamilyDesign(
+        architecture="DeepseekV3", positions=4096, flags=("attention_bias",), neighbours=True,
+        latent={"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+                "v_head_dim": 128},
+        ignored=("qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers"),
     ),
     "qwen3_moe": FamilyDesign(
         architecture="Qwen3Moe", positions=32768, kv_heads=4, flags=("attention_bias",), qk_norm="head", window=4096,

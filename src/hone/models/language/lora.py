@@ -116,14 +116,14 @@ class LoraSettings:
 
 
 def adaptable_layers(config: ModelConfig) -> dict[str, CheckpointPiece]:
-    """Linear layers that an adapter can update: full name -> the part of a parameter that holds its weight. Experts are
-    none: PEFT cannot load their updates. The output projection may be the embedding (`tie_embeddings`): an update of it
-    is then of the product alone, and cannot be merged."""
+    """Linear layers that an adapter can update: full name -> the part of a parameter that holds its weight. MLPs of a
+    mixture of experts are none: PEFT cannot load their updates. The output projection may be the embedding
+    (`tie_embeddings`): an update of it is then of the product alone, and cannot be merged."""
     ends = tuple(f".{layer}.weight" for layer in _GROUPS["all"])
     layers = {
         piece.checkpoint_name.removesuffix(".weight"): piece
         for piece in _pieces(config)
-        if piece.checkpoint_name.endswith(ends) and ".experts." not in piece.checkpoint_name
+        if piece.checkpoint_name.endswith(ends) and (config.experts is None or ".self_attn." in piece.checkpoint_name)
     }
     if not config.by_texts:
         weight = "embedding.weight" if config.tie_embeddings else "head.weight"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from hone.models.language.config import ExpertTrainingConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import ExpertTrainingConfig
 from hone.models.language.hf_checkpoint import load_weights, save_model
 from hone.models.language.lora import LoraAdapter, weights_sha256
 from hone.models.language.peft_folder import load_factors, read_peft_folder, require_same_adapter, save_adapter

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder_layer import query_key_norm_shapes
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.families import LatentSizes
 
 _Stack: TypeAlias = tuple[str, str, tuple[tuple[str, int, int], ...], bool]
@@ -62,7 +63,7 @@ def checkpoint_pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
         checkpoint_name="model.embed_tokens.weight", parameter_name="embedding.weight", start=0, rows=c.vocab_size
     )
     for number in range(c.layers):
-        yield from _layer(c, f"model.layers.{number}.", f"layers.{number}.")
+        yield from _layer(c, number, f"model.layers.{number}.", f"layers.{number}.")
     yield CheckpointPiece(
         checkpoint_name="model.norm.weight", parameter_name="norm.weight", start=0, rows=c.hidden_size
     )
@@ -72,7 +73,7 @@ def checkpoint_pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
         )
 
 
-def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
+def _layer(c: ModelConfig, number: int, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
     query, key, width = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.intermediate_size
     if c.latent is not None:
         yield from _latent_attention(c, c.latent, f"{theirs}self_attn.", ours)
@@ -86,11 +87,12 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
     out = ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias)
     stacks: tuple[_Stack, ...] = (joined if "qkv_proj" in c.design.fused else apart, out)
     stacks = stacks if c.latent is None else (out,)
+    experts = c.experts_of(number)
     pair = (("gate_proj", width, 0), ("up_proj", width, 0))
     pair = (("gate_up_proj", 2 * width, 0),) if "gate_up_proj" in c.design.fused else pair
     stacks += (
-        _experts(c)
-        if c.experts is not None
+        _experts(c, experts)
+        if experts is not None
         else (("gate_up", "mlp", pair, c.mlp_bias), ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias))
     )
     rotary = {"head_dim": c.head_dim, "turned": int(c.head_dim * c.rope.fraction)}
@@ -107,12 +109,12 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
                     **rotary,
                 )
                 start += rows
-    if c.experts is not None and c.experts.selection_bias:
+    if experts is not None and experts.selection_bias:
         yield CheckpointPiece(
             checkpoint_name=f"{theirs}{_expert_block(c)}.gate.e_score_correction_bias",
             parameter_name=f"{ours}selection_bias",
             start=0,
-            rows=c.experts.count,
+            rows=experts.count,
         )
     for name, norm, rows, heads in _norms(c):
         yield CheckpointPiece(
@@ -163,17 +165,24 @@ def _norms(c: ModelConfig) -> list[tuple[str, str, int, int]]:
     return norms
 
 
-def _experts(c: ModelConfig) -> tuple[_Stack, ...]:
-    """The router, and the matrices of the experts, which the decoder stacks."""
-    assert c.experts is not None
+def _experts(c: ModelConfig, experts: ExpertsConfig) -> tuple[_Stack, ...]:
+    """The router, and the matrices of the experts, which the decoder stacks; those that every token goes to are one."""
     gate, up, down = ("w1", "w3", "w2") if c.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
-    block, width, numbers = _expert_block(c), c.experts.width, range(c.experts.count)
+    block, width, numbers = _expert_block(c), experts.width, range(experts.count)
     pairs = tuple((f"experts.{number}.{name}", width, 0) for number in numbers for name in (gate, up))
     downs = tuple((f"experts.{number}.{down}", c.hidden_size, 0) for number in numbers)
-    return (
-        ("router", block, (("gate", c.experts.count, 0),), False),
+    stacks: tuple[_Stack, ...] = (
+        ("router", block, (("gate", experts.count, 0),), False),
         ("gate_up", block, pairs, False),
         ("down", block, downs, False),
+    )
+    if not experts.shared:
+        return stacks
+    both, inner = f"{block}.shared_experts", experts.shared * width
+    return (
+        *stacks,
+        ("shared_gate_up", both, (("gate_proj", inner, 0), ("up_proj", inner, 0)), False),
+        ("shared_down", both, (("down_proj", c.hidden_size, 0),), False),
     )
 
 

@@ -9,15 +9,9 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
-from hone.models.language.config import (
-    EXPERT_FAMILIES,
-    MAX_EXPERTS,
-    ExpertsConfig,
-    ExpertTrainingConfig,
-    ModelConfig,
-    ModelFamily,
-)
+from hone.models.language.config import ModelConfig, ModelFamily
 from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.hf_checkpoint import (
     load_model,
     load_with_adapter,
@@ -272,6 +266,11 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     config = read_config(folder)
     if source.experts is not None and config.experts is None:
         raise ConfigError(f"model.experts trains a mixture of experts; {folder} holds a dense {config.family}")
+    if source.experts is not None and source.experts.balance == "loss" and config.experts and config.experts.sigmoid:
+        raise ConfigError(
+            f'model.experts.balance = "loss" is for routers whose probabilities are a softmax, and those of {folder} '
+            f'({config.family}) are sigmoids: set balance = "bias", as such models were trained, or "none"'
+        )
     tokenizer = load_policy_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size, where=str(folder))
     return tokenizer, config.max_positions
