@@ -26,8 +26,6 @@ class FleetRolloutConfig(Config):
     """GPUs of each replica; 0: it generates on CPUs."""
     weights_folder: str | None = None
     """Folder that every machine sees under this path, to pass the weights on in; unset: Ray's object store does."""
-    store_mib: int | None = Field(default=None, ge=75)
-    """Size of the object store of a local cluster, MiB; unset: room for the weights and a rollout."""
     mixed: bool = False
     """Let replicas compute with different kernels or instruction sets; such a run cannot be repeated to the bit."""
 
@@ -159,8 +157,7 @@ def placement_faults(nodes: Sequence[NodeRoom], rollout: FleetRolloutConfig, wei
         faults += [
             f"the object store of {node.name} holds {node.store_bytes // _MIB} MiB, and two versions of the weights "
             f"({weights_bytes / _MIB:.0f} MiB each) with a rollout need {-(-need // _MIB)} MiB; start Ray with a "
-            "larger one (cluster.rollout.store_mib, or `ray start --object-store-memory`), or set "
-            "cluster.rollout.weights_folder"
+            "larger one (`ray start --object-store-memory`), or set cluster.rollout.weights_folder"
             for node in nodes
             if node.store_bytes < need
         ]

@@ -240,8 +240,7 @@ class RayTransport:
     def open(self) -> None:
         """Connect, and check that there is room. Raises ResourceError with all faults."""
         rollout = self.config.rollout
-        store = rollout.store_mib << 20 if rollout.store_mib else None
-        store = store or max(_LEAST_STORE, needed_store_bytes(self.spec.settings.layout.nbytes))
+        store = max(_LEAST_STORE, needed_store_bytes(self.spec.settings.layout.nbytes))
         self._owns_connection = connect_to_ray(self.config.address, store_bytes=store)
         began = time.monotonic()
         wait_s = 0.0 if self.config.address == "local" else self.config.patience_s

@@ -146,7 +146,7 @@ MOVED: Final = (
 GONE: Final = (
     r"(.*\b)?rewards\.(missing_window|max_unscored_batches)",
     r"(.*\b)?task\.(on_duplicate_id|agents\.patience_s|tools\.invalid_in_a_row)",
-    r"cluster\.rollout\.(transport|threads)",
+    r"cluster\.rollout\.(transport|threads|store_mib)",
 )
 """Patterns of keys without one that says the same."""
 
