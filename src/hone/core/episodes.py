@@ -38,11 +38,6 @@ def routing_dtype(experts: int) -> type[np.uint8] | type[np.uint16]:
     return np.uint8 if experts <= np.iinfo(np.uint8).max else np.uint16
 
 
-def _as_routing(values: NDArray[np.generic]) -> Routing:
-    """Routes as they were saved."""
-    return values.astype(np.uint8 if values.dtype == np.uint8 else np.uint16)
-
-
 def unrecorded(routing: Routing, count: int) -> Routing:
     """`[count, L, k]` routes of the kind of `routing` of which none was recorded."""
     return np.full((count, *routing.shape[1:]), np.iinfo(routing.dtype).max, routing.dtype)
@@ -484,10 +479,11 @@ def _transcript(state: State) -> Transcript:
         rows = substate(state, "kept")
         values, offsets = array(rows, "values").astype(np.int32), array(rows, "offsets").astype(np.int64)
         kept = RaggedArray(values=values, offsets=offsets)
+    routing = array(state, "routing") if "routing" in state else None
     return Transcript(
         tokens=array(state, "tokens").astype(np.int32),
         offsets=array(state, "offsets").astype(np.int64),
         at=array(state, "at").astype(np.int64),
         kept=kept,
-        routing=_as_routing(array(state, "routing")) if "routing" in state else None,
+        routing=None if routing is None else routing.astype(np.uint8 if routing.dtype == np.uint8 else np.uint16),
     )

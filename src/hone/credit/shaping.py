@@ -20,7 +20,6 @@ A time limit does not terminate: truncated episodes bootstrap from the critic's 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -201,14 +200,11 @@ def with_curiosity(
     keeps a policy from watching noise. Missing scores stay missing.
     """
     nats = surprise(episodes)
-    bonus = partial(_with_bonus, bonus=weight * np.minimum(nats, max_nats))
-    credits = with_shaped_scores(episodes, values, credit=credit, shapings=[bonus])
+    bonus = weight * np.minimum(nats, max_nats)
+    shapings: list[ScoreShaping] = [lambda scored: with_scores(scored, scored.score + bonus)]
+    credits = with_shaped_scores(episodes, values, credit=credit, shapings=shapings)
     metrics = {"curiosity/surprise_nats": float(nats.mean()), "curiosity/surprise_max": float(nats.max())}
     return replace(credits, metrics={**credits.metrics, **metrics})
-
-
-def _with_bonus(episodes: Episodes, *, bonus: Floats) -> Episodes:
-    return with_scores(episodes, episodes.score + bonus)
 
 
 # ------------------------------------------------------------------------------------------------------- self imitation

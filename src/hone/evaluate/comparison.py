@@ -333,7 +333,10 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
         raise DataError(f"none of {len(runs)} runs has a score yet: {', '.join(run.name for run in runs)}")
     groups = _group_runs(runs)
     tasks = list(dict.fromkeys(run.task for run in runs))
-    scale = _extremes(runs, tasks) if len(tasks) > 1 else {}
+    scale: dict[str, tuple[float, float]] = {}  # lowest and highest score of each of several tasks
+    for task in tasks if len(tasks) > 1 else ():
+        known = [run.score for run in runs if run.task == task and np.isfinite(run.score)]
+        scale |= {task: (min(known), max(known))} if known else {}
     curves = dict(zip((run.path for run in runs), score_curves(runs, metric), strict=False))
     some = next(iter(curves.values()), None)
     settings = _settings(groups)
@@ -428,16 +431,6 @@ def _settings(groups: Sequence[_RunGroup]) -> list[dict[str, str]]:
 
 
 # ------------------------------------------------------------------------------------------ statistics
-
-
-def _extremes(runs: Sequence[LoadedRun], tasks: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Lowest and highest score of each task, over all runs."""
-    result: dict[str, tuple[float, float]] = {}
-    for task in tasks:
-        known = [run.score for run in runs if run.task == task and np.isfinite(run.score)]
-        if known:
-            result[task] = (min(known), max(known))
-    return result
 
 
 def _figures(strata: Sequence[Floats]) -> dict[str, ScoreInterval]:

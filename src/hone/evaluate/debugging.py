@@ -8,7 +8,7 @@ rows are halved until the fewest are left whose loss or gradient is not finite.
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,22 +183,13 @@ def _is_finite(
     watch: FiniteWatch | None = None,
 ) -> bool:  # fmt: skip
     """Whether loss and gradient of `rows` are finite. The gradients stay in the parameters."""
-    with phase.parameters.collect_gradients(), _watching(watch):
+    with phase.parameters.collect_gradients(), watch or nullcontext():
         batch = rows.tensors()
         loss = phase.objective(learner.policy, batch).weighted_sum(batch.weight)
         if loss.requires_grad:
             loss.backward()
     norm = float(phase.parameters.gradient_norm())
     return math.isfinite(float(loss.detach())) and math.isfinite(norm)
-
-
-@contextmanager
-def _watching(watch: FiniteWatch | None) -> Iterator[None]:
-    if watch is None:
-        yield
-        return
-    with watch:
-        yield
 
 
 def smallest_cause(count: int, fails: Callable[[NDArray[np.int64]], bool]) -> NDArray[np.int64]:

@@ -36,7 +36,6 @@ from hone.text.fleet import generating_cluster, open_text_fleet
 from hone.text.interleaving import RecordingActor, ReplayingActor, replayed_record
 from hone.text.open_text import TextDataConfig, TextInputs, opened_text_run
 from hone.text.rollout_config import RolloutConfig
-from hone.text.samples import dataset_reference
 from hone.text.tasks.conversation import AnswerEffort, ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.world import Prompt, TextWorld
@@ -146,8 +145,10 @@ class LiveText:
         return {**self.actor.metrics(), **self.scorer.metrics(), **dialogue_metrics, **idle, **waits}
 
     def reference(self, group: int) -> str | None:
-        """Reference answer of the prompt that a group answers; None without one."""
-        return dataset_reference(self.world.prompt_of(group).columns) if group >= 0 else None
+        """Reference answer of the prompt that a group answers: its column `answer`, or `ground_truth`; None without."""
+        columns: Mapping[str, object] = self.world.prompt_of(group).columns if group >= 0 else {}
+        answer = columns.get("answer", columns.get("ground_truth"))
+        return None if answer is None else str(answer)
 
     def efforts(self, group: int) -> Sequence[AnswerEffort]:
         """What each answer of a group took; empty where nobody knows."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -38,6 +38,9 @@ from hone.text.tasks.dataset import ExampleDataset, find_overlap
 from hone.text.tasks.task import TaskConfig
 
 T = TypeVar("T")
+_END_IS_PADDING: Final = (
+    "the tokenizer pads with its end of text; hone masks by length, so the end of text is learned all the same"
+)
 
 
 class TextDataConfig(Protocol):
@@ -319,7 +322,7 @@ def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]
     if read:
         checks["train"] = lambda: inputs.examples.warnings
     if known:
-        checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
+        checks["model"] = lambda: [_END_IS_PADDING] if inputs.tokenizer[0].pad_id in inputs.tokenizer[0].eos_ids else []
     if known and inputs.config.model.path is not None:
         checks["weights"] = partial(_weight_warnings, inputs.config.model.path)
     if known and read:
@@ -383,7 +386,7 @@ def _training_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[s
     }
     known = inputs.has_model
     if inputs.rewards is not None and not inputs.waits_for_answers and _can_open(inputs.rewards, tokenizer_known=known):
-        checks["rewards"] = partial(_check_rewards, inputs)
+        checks["rewards"] = lambda: inputs.scorer.check(inputs.examples.column_names(), inputs.examples.rows)
     return {**checks, **inputs.more_checks}
 
 
@@ -493,10 +496,6 @@ def _optimizer_warnings(source: ModelSource) -> list[str]:
     return []
 
 
-def _check_rewards(inputs: TextInputs[T]) -> list[str]:
-    return inputs.scorer.check(inputs.examples.column_names(), inputs.examples.rows)
-
-
 def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
     """Checks the functions in the training workers where both lists are the same: a process takes time to start."""
     evaluation = inputs.config.answers_evaluation()
@@ -517,9 +516,3 @@ def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
     both = find_overlap(inputs.examples, inputs.held_out)
     overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"
     return [*inputs.held_out.warnings, *([overlap] if both.count else [])]
-
-
-def _end_of_text_warnings(tokenizer: Tokenizer) -> list[str]:
-    if tokenizer.pad_id not in tokenizer.eos_ids:
-        return []
-    return ["the tokenizer pads with its end of text; hone masks by length, so the end of text is learned all the same"]

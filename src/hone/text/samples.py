@@ -1,7 +1,7 @@
 """What a text run shows: metrics and samples of its answers, and the questions of its judges."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,12 +167,6 @@ def _token_columns(record: StepRecord) -> TokenColumns:
         advantages=floats(None if np.array_equal(first, advantage) else advantage),
         values=floats(record.values.value),
     )
-
-
-def dataset_reference(columns: Mapping[str, object]) -> str | None:
-    """The reference answer of a dataset's row: its column `answer`, or `ground_truth`; None without one."""
-    value = columns.get("answer", columns.get("ground_truth"))
-    return None if value is None else str(value)
 
 
 # ------------------------------------------------------------------------------------------------------ judge questions

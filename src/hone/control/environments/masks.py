@@ -96,8 +96,10 @@ def with_mask_in_info(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     space, size = env.observation_space, mask_size(env.action_space)
     if not size:
         return env
-    if isinstance(space, spaces.Dict) and len(space.spaces) > 1 and _is_mask_space(space.spaces.get(MASK), size):
-        return _MaskLeaf(env, space)
+    if isinstance(space, spaces.Dict) and len(space.spaces) > 1:
+        leaf = space.spaces.get(MASK)
+        if isinstance(leaf, spaces.Box | spaces.MultiBinary) and int(np.prod(leaf.shape)) == size:
+            return _MaskLeaf(env, space)
     return _MaskMethod(env) if env.has_wrapper_attr(METHOD) else env
 
 
@@ -109,10 +111,6 @@ def mask_place(envs: VectorEnv[Any, Any, Any]) -> str:
             return inner.place
         inner = vars(inner).get("env")
     return f'info["{MASK}"]'
-
-
-def _is_mask_space(space: spaces.Space[Any] | None, size: int) -> bool:
-    return isinstance(space, spaces.Box | spaces.MultiBinary) and int(np.prod(space.shape)) == size
 
 
 # ----------------------------------------------------------------------------------------------------- their form

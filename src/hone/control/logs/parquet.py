@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from gymnasium import spaces
+from gymnasium.spaces import Discrete
 from numpy.typing import NDArray
 
 from hone.control.logs.formats import LogDataConfig, parse_space, propose_space, read_foreign_log
@@ -234,7 +235,12 @@ def read_log(path: Path, *, spaces: SpacePair | None = None, data: LogDataConfig
         table, notes = read_foreign_log(path, data)
         log = _read_columns(_LogColumns(table=table, path=path), spaces, data)
         log = replace(log, notes=(*notes, *log.notes))
-        _require_log_probabilities(log, path)
+        wrong = np.flatnonzero(log.episodes.logp > _ROUNDING)
+        if len(wrong) and isinstance(log.action_space, Discrete):
+            raise DataError(
+                f"{path}: row {wrong[0]}: logp is {log.episodes.logp[wrong[0]]:.4g}, and the logarithm of a "
+                'probability is at most 0; if the column holds probabilities, write data.columns.logp = "NAME:log"'
+            )
     else:
         log = _read_columns(_LogColumns(table=_table(path), path=path), spaces, data)
     _require_sound(log, path)
@@ -498,16 +504,6 @@ def _require_sound(log: BehaviourLog, path: Path) -> None:
             )
     if faults:
         raise DataError(*faults)
-
-
-def _require_log_probabilities(log: BehaviourLog, path: Path) -> None:
-    """Raises DataError for log-probabilities of finite actions above 0: other programs log probabilities."""
-    wrong = np.flatnonzero(log.episodes.logp > _ROUNDING)
-    if len(wrong) and isinstance(log.action_space, spaces.Discrete):
-        raise DataError(
-            f"{path}: row {wrong[0]}: logp is {log.episodes.logp[wrong[0]]:.4g}, and the logarithm of a probability is "
-            'at most 0; if the column holds probabilities, write data.columns.logp = "NAME:log"'
-        )
 
 
 def _not_finite_ends(episodes: Episodes) -> NDArray[np.bool_]:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from hone.core.config import Config
 from hone.objectives.preference import simpo, simpo_hinge
@@ -54,11 +53,6 @@ class SimpoAlgorithm(Config):
     """Weight of the chosen answer's mean negative log-likelihood per token; TRL's `cpo_alpha`."""
 
 
-def mean_nll(mean_logp: Tensor) -> LossTerms:
-    """Minus the mean log-probability per token of each answer, in nats."""
-    return LossTerms(loss=-mean_logp, compute_metrics=lambda: {"policy/nll_nats": -mean_logp.detach()})
-
-
 class SimpoConfig(PreferenceRunConfig):
     """Simple preference optimisation."""
 
@@ -72,7 +66,10 @@ class SimpoConfig(PreferenceRunConfig):
         def objective(view: AnswerView) -> LossTerms:
             chosen, rejected = (one.logp / one.length for one in view.pairs())
             loss = terms(chosen, rejected)
-            return add_terms(loss, mean_nll(chosen), weight=settings.likelihood) if settings.likelihood else loss
+            if not settings.likelihood:
+                return loss
+            likelihood = LossTerms(loss=-chosen, compute_metrics=lambda: {"policy/nll_nats": -chosen.detach()})
+            return add_terms(loss, likelihood, weight=settings.likelihood)
 
         return AnswerLossSpec(objective=objective, needs_reference=False)
 

@@ -45,7 +45,7 @@ from hone.run.report.svg import CurveSeries, IntervalRow, band_plot, curve_plot,
 from hone.run.report.timing_section import memory_section, timing_section
 from hone.run.store.durable import replace_file
 from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide
-from hone.run.store.records import CalibrationBin, CalibrationRecord, SelectionRow
+from hone.run.store.records import CalibrationRecord, SelectionRow
 from hone.run.store.rollouts import SampleRow
 
 # -------------------------------------------------------------------------------------------------- calibration section
@@ -103,19 +103,16 @@ def _reliability(found: CalibrationRecord) -> Html:
     )
     perfect = CurveSeries(name="calibrated", colour=1, x=ends, middle=ends, low=ends, high=ends)
     plot = band_plot([observed, perfect], x_label="predicted chance")
-    return styled(
-        "div", "card", styled("p", "note", text(words)), legend(["observed", "calibrated"]), plot,
-        collapsible("As a table", _bins(bins)),
-    )  # fmt: skip
-
-
-def _bins(bins: list[CalibrationBin]) -> Html:
     rows = [
-        [text(f"{one.low:.1f} to {one.high:.1f}"), *map(text, (f"{one.predicted:.3f}", f"{one.observed:.3f}")),
+        [text(f"{one.low:.1f} to {one.high:.1f}"), text(f"{one.predicted:.3f}"), text(f"{one.observed:.3f}"),
          text(f"{one.n:,}")]
         for one in bins
     ]  # fmt: skip
-    return table(("bin", "predicted", "observed", "count"), rows, style="fit", numeric=(1, 2, 3))
+    as_table = table(("bin", "predicted", "observed", "count"), rows, style="fit", numeric=(1, 2, 3))
+    return styled(
+        "div", "card", styled("p", "note", text(words)), legend(["observed", "calibrated"]), plot,
+        collapsible("As a table", as_table),
+    )  # fmt: skip
 
 
 def _selection(rows: tuple[SelectionRow, ...]) -> Html:

@@ -105,19 +105,13 @@ def _encode(tree: State, at: str, arrays: StateArrays, faults: list[str]) -> dic
             encoded[name] = _encode(value, here, arrays, faults)
         elif isinstance(value, np.ndarray):
             encoded[name] = {"$array": here}
-            _take_array(value, here, arrays, faults)
+            if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
+                faults.append(f"{here} is an array of {value.dtype}")
+            else:  # safetensors writes the raw buffer: a strided view would be stored wrongly
+                arrays[here] = np.asarray(value, order="C")  # ascontiguousarray would turn a 0-d array into a 1-d one
         else:
             encoded[name] = _encode_scalar(value, here, faults)
     return encoded
-
-
-def _take_array(value: NDArray[np.generic], here: str, arrays: StateArrays, faults: list[str]) -> None:
-    if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
-        faults.append(f"{here} is an array of {value.dtype}")
-        return
-    # safetensors writes the raw buffer: a strided view would be stored wrongly. (ascontiguousarray would turn a
-    # 0-d array into a 1-d one.)
-    arrays[here] = np.asarray(value, order="C")
 
 
 def _encode_scalar(value: object, here: str, faults: list[str]) -> Json:

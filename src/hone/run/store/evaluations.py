@@ -93,14 +93,13 @@ def write_evaluations(
 ) -> None:
     """Write `evaluations.json` atomically. Raises ResourceError."""
     document: dict[str, Json] = {
-        "evaluations": [_without_empty_warnings(record_json(row)) for row in evaluations],
+        "evaluations": [
+            {name: value for name, value in record_json(row).items() if value or name != "warnings"}
+            for row in evaluations
+        ],
         "paired": [record_json(row) for row in paired],
     }
     replace_file(folder / EVALUATIONS, to_json(document, indent=1))
-
-
-def _without_empty_warnings(row: dict[str, Json]) -> dict[str, Json]:
-    return row if row["warnings"] else {name: value for name, value in row.items() if name != "warnings"}
 
 
 def read_evaluations(folder: Path) -> tuple[list[EvaluationScore], list[PairedDifference]]:

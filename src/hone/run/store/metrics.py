@@ -278,22 +278,21 @@ def _longest_increasing(steps: Sequence[int]) -> list[int]:
 
 def without_clock_metrics(lines: Iterable[str]) -> list[str]:
     """Remove metrics that depend on the clock: equal runs then have equal lines."""
-    return [_without_clock(line) for line in lines]
+    remaining: list[str] = []
+    for line in lines:
+        parsed = cast("dict[str, Json]", json.loads(line))
+        kept = {name: value for name, value in parsed.items() if not depends_on_clock(name)}
+        non_finite = kept.pop(NON_FINITE, None)
+        if isinstance(non_finite, list):
+            names = [name for name in non_finite if not depends_on_clock(str(name))]
+            kept |= {NON_FINITE: names} if names else {}
+        remaining.append(json.dumps(kept, allow_nan=False) + "\n")
+    return remaining
 
 
 def depends_on_clock(name: str) -> bool:
     """True for a metric that two equal runs do not have in common."""
     return name.startswith((CLOCK_PREFIX, LOGGED_PREFIX, MACHINE_PREFIX)) or name.removeprefix("eval/") in CLOCK_NAMES
-
-
-def _without_clock(line: str) -> str:
-    parsed = cast("dict[str, Json]", json.loads(line))
-    kept = {name: value for name, value in parsed.items() if not depends_on_clock(name)}
-    non_finite = kept.pop(NON_FINITE, None)
-    if isinstance(non_finite, list):
-        names = [name for name in non_finite if not depends_on_clock(str(name))]
-        kept |= {NON_FINITE: names} if names else {}
-    return json.dumps(kept, allow_nan=False) + "\n"
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Json]:

@@ -17,11 +17,11 @@ from hone.core.errors import DataError, did_you_mean
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, FileRow, read_rows
 from hone.text.tasks.scored_rows import (
     SCORED_COLUMNS,
+    SCORED_ROW_READERS,
     BadRowError,
     PromptContent,
     ScoredAnswer,
     checked_content,
-    scored_answers,
 )
 from hone.text.tasks.shapes import SHAPES, RowShape, fitting_shapes, renamed_columns
 
@@ -324,7 +324,7 @@ class _BadRowTally:
 def _example(row: FileRow, columns: Mapping[str, object], *, kind: str, need: str, source: str) -> Example:
     answers: tuple[ScoredAnswer, ...] = ()
     if kind in SCORED_COLUMNS:
-        prompt, answers = scored_answers(columns, kind)
+        prompt, answers = SCORED_ROW_READERS[kind](columns)
         completion = None
     else:
         prompt, completion = _turns(columns, kind, need)

@@ -149,12 +149,6 @@ class ScoredAnswer:
         return [self.content, self.score, self.steps, self.labels, *drawn]
 
 
-def scored_answers(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
-    """The prompt of a row and its answers. Raises BadRowError."""
-    readers = {"preference": _pair, "unpaired": _labelled_answer, "stepwise": _labelled_steps}
-    return readers[kind](columns)
-
-
 def _pair(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
     chosen, rejected = (checked_content(columns[name], name) for name in ("chosen", "rejected"))
     if type(chosen) is not type(rejected):
@@ -244,3 +238,7 @@ def _number(value: object, name: str) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise BadRowError(f"`{name}` holds {value!r}, expected a number")
     return float(value)
+
+
+SCORED_ROW_READERS: Final = {"preference": _pair, "unpaired": _labelled_answer, "stepwise": _labelled_steps}
+"""Reader of the prompt and the answers of a row of each kind. Raises BadRowError."""

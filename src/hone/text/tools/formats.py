@@ -222,13 +222,6 @@ def _parse_hermes(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAttemp
     return _attempts(text, (_OPEN, _CLOSE), read)
 
 
-def _render_hermes(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
-    """Calls as Qwen's templates write them, one after another."""
-    del tools
-    objects = ({"name": one.name, "arguments": dict(one.arguments)} for one in calls)
-    return "\n".join(f"{_OPEN}\n{_write_json(one)}\n{_CLOSE}" for one in objects)
-
-
 def _parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAttempt]:
     """Attempts of an answer that begins with `{"name":`, or with `<|python_tag|>` before it; none of any other."""
     del tools
@@ -250,12 +243,6 @@ def _parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[_CallA
     except _CallFaultError as fault:
         return [_CallAttempt(start=0, end=len(text), fault=str(fault))]
     return attempts
-
-
-def _render_llama3_json(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
-    """Calls as Llama's template writes one, separated by `; `."""
-    del tools
-    return "; ".join(_write_json({"name": one.name, "parameters": dict(one.arguments)}) for one in calls)
 
 
 def _from_object(value: object, key: str) -> ToolCall:
@@ -290,11 +277,6 @@ def _parse_bracket(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAttem
         return call, min(len(text), end + 1)
 
     return _attempts(text, ("[", "]"), read)
-
-
-def _render_bracket(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
-    """Calls in brackets, one after another."""
-    return "".join(f"[{_content(call, tools)}]" for call in calls)
 
 
 def _content(call: ToolCall, tools: Sequence[ToolSchema]) -> str:
@@ -409,10 +391,30 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {
         one.name: one
         for one in (
-            ToolFormat(name="hermes", parser=_parse_hermes, renderer=_render_hermes, call_end="</tool_call>"),
-            ToolFormat(name="llama3_json", parser=_parse_llama3_json, renderer=_render_llama3_json, call_end=""),
+            ToolFormat(
+                name="hermes",
+                parser=_parse_hermes,
+                renderer=lambda calls, _, /: "\n".join(
+                    f"{_OPEN}\n{_write_json({'name': one.name, 'arguments': dict(one.arguments)})}\n{_CLOSE}"
+                    for one in calls
+                ),
+                call_end="</tool_call>",
+            ),
+            ToolFormat(
+                name="llama3_json",
+                parser=_parse_llama3_json,
+                renderer=lambda calls, _, /: "; ".join(
+                    _write_json({"name": one.name, "parameters": dict(one.arguments)}) for one in calls
+                ),
+                call_end="",
+            ),
             ToolFormat(name="qwen_xml", parser=_parse_qwen_xml, renderer=_render_qwen_xml, call_end="</tool_call>"),
-            ToolFormat(name="bracket", parser=_parse_bracket, renderer=_render_bracket, call_end="]"),
+            ToolFormat(
+                name="bracket",
+                parser=_parse_bracket,
+                renderer=lambda calls, tools, /: "".join(f"[{_content(call, tools)}]" for call in calls),
+                call_end="]",
+            ),
         )
     }
 )

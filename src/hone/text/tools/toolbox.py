@@ -186,7 +186,11 @@ class ToolWorld:
             raise UserCodeError(f"reset returned a {type(wrong).__name__}; it returns text or None")
         if not seen:
             return WorldTurn()
-        return WorldTurn(messages=_prompt_with(columns.get("prompt", ""), "".join(cast("list[str]", seen))))
+        prompt: str | Sequence[Message] = columns.get("prompt", "")
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        last = messages[-1] if messages else {"role": "user", "content": ""}
+        text = "".join(cast("list[str]", seen))
+        return WorldTurn(messages=[*messages[:-1], {**last, "content": f"{last['content']}{text}"}])
 
     def answer(self, said: PolicyTurn) -> WorldTurn:
         """Answer the calls of a turn, or its fault; a turn without either, or the last one, ends the dialogue."""
@@ -231,10 +235,3 @@ def _with_columns(function: Callable[..., object], columns: Mapping[str, Any]) -
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return function(**columns)
     return function(**{name: value for name, value in columns.items() if name in parameters})
-
-
-def _prompt_with(prompt: str | Sequence[Message], text: str) -> list[Message]:
-    """The messages of a prompt with a text after the last one."""
-    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    last = messages[-1] if messages else {"role": "user", "content": ""}
-    return [*messages[:-1], {**last, "content": f"{last['content']}{text}"}]

@@ -100,30 +100,6 @@ class ServedLoss:
         return terms.weighted_sum(torch.ones_like(terms.loss))
 
 
-def _cross_entropy(logp: Tensor, inputs: Inputs, options: Mapping[str, float]) -> LossTerms:
-    del options
-    return reinforce_loss(logp, inputs.get("weights", torch.ones_like(logp)))
-
-
-def _importance_sampling(logp: Tensor, inputs: Inputs, options: Mapping[str, float]) -> LossTerms:
-    del options
-    return importance_weighted(logp, inputs["logprobs"], inputs["advantages"])
-
-
-def _ppo(logp: Tensor, inputs: Inputs, options: Mapping[str, float]) -> LossTerms:
-    low, high = 1 - options[LOW], options[HIGH] - 1
-    return clipped_surrogate(logp, inputs["logprobs"], inputs["advantages"], low=low, high=high)
-
-
-def _cispo(logp: Tensor, inputs: Inputs, options: Mapping[str, float]) -> LossTerms:
-    low, high = options[LOW], options[HIGH]
-    return cispo(logp, inputs["logprobs"], inputs["advantages"], ratio_floor=low, ratio_cap=high)
-
-
-def _dro(logp: Tensor, inputs: Inputs, options: Mapping[str, float]) -> LossTerms:
-    return dro(logp, inputs["logprobs"], inputs["advantages"], beta=options[BETA])
-
-
 def _gspo(logp: Tensor, inputs: Inputs, options: Mapping[str, float]) -> LossTerms:
     kept = torch.nonzero(inputs.get("sequence_ratio_mask", torch.ones_like(logp)))[:, 0]
     data = (logp[kept], inputs["logprobs"][kept], inputs["advantages"][kept], torch.zeros_like(kept))
@@ -131,11 +107,28 @@ def _gspo(logp: Tensor, inputs: Inputs, options: Mapping[str, float]) -> LossTer
 
 
 LOSSES: Final[Mapping[str, ServedLoss]] = {
-    "cross_entropy": ServedLoss(terms=_cross_entropy, needs=()),
-    "importance_sampling": ServedLoss(terms=_importance_sampling),
-    "ppo": ServedLoss(terms=_ppo, options={LOW: 0.8, HIGH: 1.2}),
-    "cispo": ServedLoss(terms=_cispo, options={LOW: 0.0, HIGH: 4.0}),
-    "dro": ServedLoss(terms=_dro, required=(BETA,)),
+    "cross_entropy": ServedLoss(
+        terms=lambda logp, inputs, _: reinforce_loss(logp, inputs.get("weights", torch.ones_like(logp))), needs=()
+    ),
+    "importance_sampling": ServedLoss(
+        terms=lambda logp, inputs, _: importance_weighted(logp, inputs["logprobs"], inputs["advantages"])
+    ),
+    "ppo": ServedLoss(
+        terms=lambda logp, inputs, options: clipped_surrogate(
+            logp, inputs["logprobs"], inputs["advantages"], low=1 - options[LOW], high=options[HIGH] - 1
+        ),
+        options={LOW: 0.8, HIGH: 1.2},
+    ),
+    "cispo": ServedLoss(
+        terms=lambda logp, inputs, options: cispo(
+            logp, inputs["logprobs"], inputs["advantages"], ratio_floor=options[LOW], ratio_cap=options[HIGH]
+        ),
+        options={LOW: 0.0, HIGH: 4.0},
+    ),
+    "dro": ServedLoss(
+        terms=lambda logp, inputs, options: dro(logp, inputs["logprobs"], inputs["advantages"], beta=options[BETA]),
+        required=(BETA,),
+    ),
     "gspo": ServedLoss(terms=_gspo, options={LOW: 1 - 3e-4, HIGH: 1 + 4e-4}),
 }
 """The default widths of ppo and cispo are the service's, which differ from those of hone's recipes; GSPO's are the
