@@ -46,6 +46,7 @@ def test_values_by_hand(address: str) -> None:
     assert tenants["red"]["used"] == pytest.approx(40 / 60) and tenants["blue"]["seconds"] == 20.0
     assert (tenants["blue"]["running"], tenants["blue"]["queued"]) == (1, 1)
     jobs = {one["name"]: one for one in view["jobs"]}
+    assert tenants["blue"]["use"] == "0.0 core-seconds, 0 steps, 0 tokens, 0.0 MiB"
     assert (jobs["r"]["seconds"], jobs["r"]["claims"], jobs["r"]["state"]) == (40.0, 2, "done")
     assert jobs["b"]["part"] == pytest.approx(20 / 60)
     assert jobs["c"]["why"] == "blue runs 1 jobs, the most that it may" and jobs["c"]["wait_s"] == pytest.approx(40.0)

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from functools import partial
 
+from hone.process.commands import ended_core_us
 from hone.process.linux import PR_SET_PDEATHSIG, prctl
 from hone.process.parent import ParentChannel, connect_to_parent
 
@@ -56,7 +57,7 @@ def main() -> None:
         code = command.wait()
         output.seek(0)
         lines = error_lines(output.read().decode("utf-8", "replace"), code) if code else []
-    channel.reply(json.dumps({"code": code, "lines": lines}).encode() + b"\n")
+    channel.reply(json.dumps({"code": code, "lines": lines, "core_us": ended_core_us()}).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Belongs here: the interface of what runs commands, the local one, and the loop o
 """
 
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -34,6 +35,18 @@ class CommandEnd:
     name: str
     code: int
     lines: tuple[str, ...] = ()
+    core_us: int = 0
+    """Microseconds of processor time; 0 where its process was lost."""
+
+
+def ended_core_us() -> int:
+    """Processor time of all child processes of this one that have ended, microseconds; 0 on Windows."""
+    if sys.platform == "win32":
+        return 0
+    import resource  # noqa: PLC0415 - Windows has none
+
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round((spent.ru_utime + spent.ru_stime) * 1e6)
 
 
 class CommandRunner(Protocol):
@@ -92,7 +105,7 @@ def _end(name: str, reply: bytes | ChildLostError) -> CommandEnd:
     if isinstance(reply, ChildLostError):
         return CommandEnd(name=name, code=LOST, lines=(str(reply),))
     answer = json.loads(reply)
-    return CommandEnd(name=name, code=answer["code"], lines=tuple(answer["lines"]))
+    return CommandEnd(name=name, code=answer["code"], lines=tuple(answer["lines"]), core_us=answer["core_us"])
 
 
 def run_commands(

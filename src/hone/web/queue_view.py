@@ -41,6 +41,7 @@ def queue_view(address: str, clock: Clock) -> dict[str, Any]:
                 "entitled": one.weight / weights,
                 "used": one.used_us / total if total else None,
                 "seconds": one.used_us / _MICRO,
+                "use": one.use.text,
                 "running": one.running,
                 "queued": one.queued,
                 "slots": one.slots,

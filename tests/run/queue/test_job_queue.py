@@ -1,5 +1,7 @@
 """The queue of jobs: claims, leases, fencing, shares, and a ledger that conserves. Time is an argument."""
 
+import operator
+import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ from manual_clock import ManualClock
 from hone.core.errors import DataError
 from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import LostLeaseError, RunQueue, faded
+from hone.run.queue.use import ClaimUse
 
 
 @pytest.fixture
@@ -210,11 +213,48 @@ def test_the_ledger_conserves_whatever_happens(
             elif what == "wait":
                 clock.advance(number * 1.7)
             elif held is not None and what == "beat":
-                queue.heartbeat(held.id, held.token)
+                queue.heartbeat(held.id, held.token, amounts(number))
             elif held is not None:
-                queue.finish(held.id, held.token, "done" if what == "finish" else "queued")
+                queue.finish(held.id, held.token, "done" if what == "finish" else "queued", "", amounts(2 * number))
         except LostLeaseError:
             continue
+    check_conserved(queue)
+    queue.close()
+
+
+def amounts(number: int) -> ClaimUse:
+    return ClaimUse(core_us=number * 1_000_003, tokens=number * 11, bytes=number * 4096, steps=number)
+
+
+def test_a_claim_is_charged_what_it_used_once_and_a_late_one_nothing(queue: RunQueue, clock: ManualClock) -> None:
+    """Signs of life bring totals, of which the growth is charged; a total that shrank takes nothing back."""
+    queue.submit("red", "a", ["a.toml"])
+    first = queue.claim("w")
+    queue.heartbeat(first.id, first.token, amounts(3))
+    queue.heartbeat(first.id, first.token, amounts(3))
+    queue.heartbeat(first.id, first.token, amounts(2))
+    clock.advance(10.5)
+    second = queue.claim("w")
+    with pytest.raises(LostLeaseError):
+        queue.finish(first.id, first.token, "done", "", amounts(100))
+    queue.finish(second.id, second.token, "done", "", amounts(5))
+    assert [one.use for one in queue.claims()] == [amounts(3), amounts(5)]
+    assert queue.shares()[0].use == amounts(8)
+
+
+def test_a_queue_of_an_earlier_version_opens_and_counts_from_now_on(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "queue.db"
+    queue = RunQueue(open_queue_database(str(path)), clock)
+    queue.submit("red", "a", ["a.toml"])
+    queue.claim("w")
+    queue.close()
+    with sqlite3.connect(path) as old:
+        for table in ("tenants", "used"):
+            for column in ("core_us", "tokens", "bytes", "steps"):
+                old.execute(f"alter table {table} drop column {column}")
+    queue = RunQueue(open_queue_database(str(path)), clock)
+    queue.finish(1, 1, "done", "", amounts(2))
+    assert queue.claims()[0].use == amounts(2)
     check_conserved(queue)
     queue.close()
 
@@ -226,6 +266,9 @@ def check_conserved(queue: RunQueue) -> None:
         assert one.job != two.job or one.to_us <= two.from_us
     assert sum(one.to_us - one.from_us for one in spans) == sum(one.used_us for one in queue.shares())
     assert all(one.to_us >= one.from_us for one in spans)
+    for name in ("core_us", "tokens", "bytes", "steps"):
+        charged = sum(operator.attrgetter(name)(one.use) for one in spans)
+        assert charged == sum(operator.attrgetter(name)(one.use) for one in queue.shares()), name
     states = [(job.tenant, job.state) for job in queue.jobs()]
     for share in queue.shares():
         counted = states.count((share.name, "queued")), states.count((share.name, "running"))

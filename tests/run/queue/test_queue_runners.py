@@ -1,5 +1,9 @@
 """A worker whose jobs run elsewhere, by a runner of the test's own: ends, wishes, and a lease that is lost."""
 
+import json
+import os
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from hone.process.commands import CommandEnd, HoneCommand
 from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import RunQueue
 from hone.run.queue.local_worker import LocalWorker
+from hone.run.queue.use import ClaimUse, RunMeter
 
 
 @dataclass
@@ -21,6 +26,7 @@ class ScriptedRunner:
     code: int = 0
     wait_s: float = 3.0
     slots: int = 1
+    core_us: int = 0
     started: list[HoneCommand] = field(default_factory=list)
     stopped: int = 0
     closed: int = 0
@@ -34,7 +40,8 @@ class ScriptedRunner:
         if self.stopped:
             return [CommandEnd(name=self.started[-1].name, code=143)]
         lines = ("first", "error: no such file") if self.code else ()
-        return [CommandEnd(name=self.started[-1].name, code=self.code, lines=lines)] if self.waits < 0 else []
+        end = CommandEnd(name=self.started[-1].name, code=self.code, lines=lines, core_us=self.core_us)
+        return [end] if self.waits < 0 else []
 
     def stop(self) -> None:
         self.stopped += 1
@@ -65,6 +72,41 @@ def test_a_job_runs_as_a_command_and_its_time_is_charged(queue: RunQueue, tmp_pa
     queue.submit("red", "b", ["b.toml"])
     assert run(queue, tmp_path, ScriptedRunner(queue.clock, waits=0, code=3)) == "failed"
     assert queue.jobs()[1].why == "error: no such file"
+
+
+def test_a_claim_has_the_runs_core_time_steps_tokens_and_bytes(queue: RunQueue, tmp_path: Path) -> None:
+    """Steps and tokens behind the checkpoint that it began from: a line of two steps has their mean."""
+    queue.submit("red", "a", ["a.toml"])
+    run_folder = tmp_path / "runs" / "a"
+    (run_folder / "checkpoints" / "step_00000004").mkdir(parents=True)
+    (run_folder / "checkpoints" / "step_00000004" / "manifest.json").write_text("{}")
+    (run_folder / "old.bin").write_bytes(bytes(5000))
+    lines = [{"step": step, "learner/tokens": 10.0, "rollout/tokens": 2.5} for step in (2, 4, 6, 8)]
+    lines.append({"step": 9, "learner/tokens": None, "rollout/tokens": 1.0})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+
+    class Writing(ScriptedRunner):
+        def start(self, command: HoneCommand) -> None:
+            super().start(command)
+            (run_folder / "metrics.jsonl").write_text(text)
+            (run_folder / "new.bin").write_bytes(bytes(3000))
+
+    runner = Writing(queue.clock, waits=1, core_us=1_234_567)
+    assert run(queue, tmp_path, runner) == "done"
+    expected = ClaimUse(core_us=1_234_567, tokens=4 * 12 + 2 + 1, bytes=3000 + len(text), steps=5)
+    assert queue.claims()[0].use == expected == queue.shares()[0].use
+    assert expected.text == f"1.2 core-seconds, 5 steps, 51 tokens, {expected.bytes / 2**20:.1f} MiB"
+
+
+def test_the_time_of_a_process_in_progress_is_the_kernels(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("/proc is Linux's")
+    meter, spent = RunMeter.begin(tmp_path), time.process_time()
+    while time.process_time() - spent < 0.05:
+        pass
+    used = meter.use(pid=os.getpid())
+    assert abs(used.core_us / 1e6 - sum(os.times()[:4])) < 0.1 and used.steps == 0
+    assert meter.use(7, pid=2**30) == ClaimUse(core_us=7), "no such process"
 
 
 def test_a_command_gives_way_and_is_resumed_but_where_others_decide_on_the_order(

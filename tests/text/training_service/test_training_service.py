@@ -430,6 +430,19 @@ def test_no_key_no_scope_and_no_neighbour_gets_anything(serve: Serve) -> None:
     assert a.step(model)["metrics"]["step:max"] == 1
 
 
+def test_the_most_models_are_those_of_open_sessions(serve: Serve) -> None:
+    tenants = [TenantConfig(name="a", token_sha256=key_digest("key-a"), max_models=2)]
+    client = WireClient(serve(tenants=tenants)[1], "key-a")
+    first = client.model(number=0)
+    body = {"session_id": client.session, "base_model": "tiny", "lora_config": {"rank": 2}}
+    client.model(number=1)
+    words = client.post("create_model", {**body, "model_seq_id": 2}, status=402)["error"]["message"]
+    assert words == "a has 2 models in open sessions, the most that it may have; finish a session to train another"
+    client.post(f"sessions/{client.session}/finish", {"reason": {"type": "success"}}, status=204)
+    assert client.open() not in first and client.model() and client.model(number=1)
+    client.post("create_model", {**body, "session_id": client.session, "model_seq_id": 2}, status=402)
+
+
 def test_lists_ttl_and_deletion(serve: Serve) -> None:
     service, http = serve()
     client = WireClient(http)

@@ -135,7 +135,7 @@ def _status(queue: RunQueue) -> None:
         used = one.used_us / total if total else 0.0
         screen.line(
             f"tenant {one.name}: {used:.1%} of {one.weight / weights:.1%}, {one.used_us / 1e6:.1f} slot-seconds, "
-            f"{one.running} running, {one.queued} queued"
+            f"{one.use.text}, {one.running} running, {one.queued} queued"
         )
     admissions = queue.admissions()
     for job in queue.jobs():

@@ -26,7 +26,9 @@ create table if not exists settings (name text primary key, value double precisi
 create table if not exists tenants (
     name text primary key, weight double precision not null default 1, slots bigint not null default 0,
     used_us bigint not null default 0, faded_s double precision not null default 0, faded_us bigint not null default 0,
-    debt double precision not null default -1e300, queued bigint not null default 0, running bigint not null default 0);
+    debt double precision not null default -1e300, queued bigint not null default 0, running bigint not null default 0,
+    core_us bigint not null default 0, tokens bigint not null default 0, bytes bigint not null default 0,
+    steps bigint not null default 0);
 create table if not exists jobs (
     id {number}, tenant text not null, name text not null, command text not null, priority bigint not null,
     state text not null, submitted_us bigint not null, token bigint not null default 0,
@@ -35,9 +37,14 @@ create table if not exists jobs (
 create index if not exists next_of_tenant on jobs (tenant, priority desc, id) where state = 'queued';
 create index if not exists late on jobs (until_us) where state = 'running';
 create table if not exists used (
-    token {number}, job bigint not null, tenant text not null, from_us bigint not null, to_us bigint not null);
+    token {number}, job bigint not null, tenant text not null, from_us bigint not null, to_us bigint not null,
+    core_us bigint not null default 0, tokens bigint not null default 0, bytes bigint not null default 0,
+    steps bigint not null default 0);
 create index if not exists used_of_job on used (job);
 """
+_AMOUNTS: Final[dict[str, str]] = dict.fromkeys(("core_us", "tokens", "bytes", "steps"), "bigint not null default 0")
+_ADDED: Final = {"tenants": _AMOUNTS, "used": _AMOUNTS}
+"""Columns that queues of earlier versions lack."""
 _AS_WRITER: Final = "select pg_advisory_xact_lock(1752133222)"
 _WAIT_S: Final = 30
 
@@ -71,6 +78,9 @@ def open_queue_database(address: str) -> QueueDatabase:
         for statement in _SCHEMA.format(number="bigint generated always as identity primary key").split(";\n"):
             if statement.strip():
                 database.rows(statement)
+        for table, columns in _ADDED.items():
+            for column, kind in columns.items():
+                database.rows(f"alter table {table} add column if not exists {column} {kind}")
     return database
 
 
@@ -80,7 +90,7 @@ class SqliteQueue:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._db: sqlite3.Connection = open_database(
-            path, _SCHEMA.format(number="integer primary key autoincrement"), durable="kill"
+            path, _SCHEMA.format(number="integer primary key autoincrement"), durable="kill", added=_ADDED
         )
 
     def transaction(self) -> AbstractContextManager[None]:

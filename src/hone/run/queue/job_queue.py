@@ -3,18 +3,20 @@
 A worker claims a job for a lease, which heartbeats prolong. Every claim has a new number, a fencing token (Kleppmann,
 "How to do distributed locking", 2016): who comes back late with an old one writes nothing. Among tenants the one goes
 next whose use, in slot-seconds divided by its weight, is least; use fades by half in each half-life, so that a quiet
-week is worth something, and last year's is not. Use is written in whole microseconds and belongs to exactly one claim.
+week is worth something, and last year's is not. Use is written in whole microseconds and belongs to exactly one claim;
+so do the core-seconds, tokens, bytes and steps that its worker reports.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from hone.core.clock import Clock
 from hone.core.errors import DataError, HoneError
 from hone.run.queue.database import QueueDatabase
+from hone.run.queue.use import ClaimUse
 from hone.run.store.durable import from_json, to_json
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -25,6 +27,9 @@ LEASE_S: Final = 60.0
 _MICRO: Final = 1_000_000
 _NEVER: Final = -1e300
 """Debt of a tenant that has used nothing."""
+NO_USE: Final = ClaimUse()
+_USE: Final = "core_us, tokens, bytes, steps"
+"""Columns of a `ClaimUse`, in its order."""
 _COLUMNS: Final = "id, tenant, name, command, priority, state, token, worker, attempts, why"
 
 
@@ -77,6 +82,8 @@ class TenantShare:
     """The same in seconds, faded by the half-life."""
     running: int
     queued: int
+    use: ClaimUse = NO_USE
+    """What its jobs used beside slots."""
 
     @property
     def debt(self) -> float:
@@ -93,6 +100,7 @@ class UsedSpan:
     tenant: str
     from_us: int
     to_us: int
+    use: ClaimUse = NO_USE
 
 
 def faded(from_s: float, to_s: float, now_s: float, half_life_s: float) -> float:
@@ -189,17 +197,21 @@ class RunQueue:
         return [
             TenantShare(
                 name=name, weight=weight, slots=slots, used_us=used_us,
-                faded_s=faded_s * self._fading(now_us - faded_us), running=running, queued=queued,
+                faded_s=faded_s * self._fading(now_us - faded_us), running=running, queued=queued, use=_read_use(use),
             )
-            for name, weight, slots, used_us, faded_s, faded_us, running, queued in self._rows(
-                "select name, weight, slots, used_us, faded_s, faded_us, running, queued from tenants order by name"
+            for name, weight, slots, used_us, faded_s, faded_us, running, queued, *use in self._rows(
+                f"select name, weight, slots, used_us, faded_s, faded_us, running, queued, {_USE} from tenants "
+                "order by name"
             )
         ]  # fmt: skip
 
     def claims(self) -> list[UsedSpan]:
         """The ledger: every claim with its time, in the order in which they began."""
-        query = "select token, job, tenant, from_us, to_us from used order by token"
-        return [UsedSpan(*row) for row in self._rows(query)]
+        query = f"select token, job, tenant, from_us, to_us, {_USE} from used order by token"
+        return [
+            UsedSpan(token, job, tenant, from_us, to_us, _read_use(use))
+            for token, job, tenant, from_us, to_us, *use in self._rows(query)
+        ]
 
     def admissions(self) -> dict[int, Admission]:
         """When each queued job starts, by its number: if as many slots go on to be used as now, and jobs last as long
@@ -258,12 +270,12 @@ class RunQueue:
             )  # fmt: skip
             return _read_job(row)
 
-    def heartbeat(self, job: int, token: int) -> Wish:
-        """Prolong a lease, charge the time since the last sign, and ask for wishes. Raises LostLeaseError for an old
-        token: end the work at once, nothing of it counts any more."""
+    def heartbeat(self, job: int, token: int, use: ClaimUse = NO_USE) -> Wish:
+        """Prolong a lease, charge the time since the last sign and what the claim used so far, and ask for wishes.
+        Raises LostLeaseError for an old token: end the work at once, nothing of it counts any more."""
         with self.database.transaction():
             now_us = self._now_us()
-            self._charge(job, token, now_us)
+            self._charge(job, token, now_us, use)
             ((cancel,),) = self._rows(
                 "update jobs set until_us = ? where id = ? returning cancel", now_us + self._lease_us, job
             )
@@ -271,10 +283,11 @@ class RunQueue:
                 return "cancel"
             return "yield" if self._should_yield(self.job(job)) else ""
 
-    def finish(self, job: int, token: int, state: JobState, why: str = "") -> None:
-        """End a job, or give it back (`queued`). Raises LostLeaseError for an old token: nothing is written."""
+    def finish(self, job: int, token: int, state: JobState, why: str = "", use: ClaimUse = NO_USE) -> None:
+        """End a job, or give it back (`queued`), with what the claim used. Raises LostLeaseError for an old token:
+        nothing is written."""
         with self.database.transaction():
-            tenant = self._charge(job, token, self._now_us())
+            tenant = self._charge(job, token, self._now_us(), use)
             self._rows("update jobs set state = ?, why = ?, worker = '' where id = ?", state, why, job)
             self._move(tenant, queued=int(state == "queued"), running=-1)
 
@@ -301,24 +314,28 @@ class RunQueue:
             self._rows("update jobs set state = ?, worker = '', why = ? where id = ?", state, why, job)
             self._move(tenant, queued=int(not cancel), running=-1)
 
-    def _charge(self, job: int, token: int, until_us: int) -> str:
-        """Charge a claim's time up to a moment, to the claim and to its tenant, whose name it returns."""
+    def _charge(self, job: int, token: int, until_us: int, use: ClaimUse = NO_USE) -> str:
+        """Charge a claim's time up to a moment and what it used by then, to the claim and to its tenant, whose name it
+        returns."""
+        columns = ", ".join(f"used.{name}" for name in _USE.split(", "))
         rows = self._rows(
-            "select to_us, used.tenant, weight, faded_s, faded_us from used join tenants on tenants.name = used.tenant "
-            "join jobs on jobs.id = used.job and jobs.token = used.token "
+            f"select to_us, used.tenant, weight, faded_s, faded_us, {columns} from used "
+            "join tenants on tenants.name = used.tenant join jobs on jobs.id = used.job and jobs.token = used.token "
             "where used.token = ? and jobs.id = ? and state = 'running'",
             token, job,
         )  # fmt: skip
         if not rows:
             raise LostLeaseError(f"job {job} is not held by claim {token} any more")
-        ((from_us, tenant, weight, faded_s, faded_us),) = rows
+        ((from_us, tenant, weight, faded_s, faded_us, *before),) = rows
+        fresh_use = astuple(use.beyond(_read_use(before)))
+        adding = ", ".join(f"{name} = {name} + ?" for name in _USE.split(", "))
         until_us, now_us = max(until_us, from_us), max(until_us, faded_us)
         fresh = faded(from_us / _MICRO, until_us / _MICRO, now_us / _MICRO, self.half_life_s)
         total = faded_s * self._fading(now_us - faded_us) + fresh
-        self._rows("update used set to_us = ? where token = ?", until_us, token)
+        self._rows(f"update used set to_us = ?, {adding} where token = ?", until_us, *fresh_use, token)
         self._rows(
-            "update tenants set used_us = used_us + ?, faded_s = ?, faded_us = ?, debt = ? where name = ?",
-            until_us - from_us, total, now_us, self._debt(total, now_us, weight), tenant,
+            f"update tenants set used_us = used_us + ?, faded_s = ?, faded_us = ?, debt = ?, {adding} where name = ?",
+            until_us - from_us, total, now_us, self._debt(total, now_us, weight), *fresh_use, tenant,
         )  # fmt: skip
         return str(tenant)
 
@@ -365,6 +382,11 @@ def _why(shares: Mapping[str, TenantShare], tenant: str) -> str:
         return f"{tenant} runs {own.running} jobs, the most that it may"
     ahead = [name for name, one in shares.items() if one.queued and one.debt < own.debt]
     return f"before it: {', '.join(ahead)}, with less use per weight" if ahead else "next of its tenant's"
+
+
+def _read_use(row: Sequence[int]) -> ClaimUse:
+    core_us, tokens, count, steps = row
+    return ClaimUse(core_us=core_us, tokens=tokens, bytes=count, steps=steps)
 
 
 def _read_job(row: Sequence[Any]) -> QueuedRun:

@@ -273,10 +273,13 @@ class TrainingRoutes:
     def _new_model(self, kind: str, model: ModelRecord, body: Body, caller: Caller) -> Response:
         """Acknowledge a model, its first request; a repeated one gets the first one's."""
         with self._admission:
+            sessions = self.desk.ledger.records(SessionRecord, {"tenant": model.tenant})
+            finished = {one.id for one in sessions if one.finished is not None}
             own = self.desk.ledger.records(ModelRecord, {"tenant": model.tenant})
-            others = [one for one in own if one.id != model.id]
+            others = [one for one in own if one.id != model.id and one.session not in finished and not one.copied]
             if len(others) >= caller.max_models:
-                raise ApiError(402, f"{caller.tenant} has {len(others)} models already, the most that it may have")
+                message = f"{caller.tenant} has {len(others)} models in open sessions, the most that it may have"
+                raise ApiError(402, f"{message}; finish a session to train another")
             if self.config.model.whole:
                 self._check_free(model.tenant)
             return self._submitted(self._request(caller, model.id, 0, kind, json.dumps(body).encode()), model=model)

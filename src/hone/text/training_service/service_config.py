@@ -48,7 +48,7 @@ class TenantConfig(Config):
     weight: float = Field(default=1.0, gt=0)
     """Share of the work, relative to the others'."""
     max_models: int = Field(default=64, ge=1)
-    """Models in training."""
+    """Models in training, of sessions that are not finished."""
     max_waiting: int = Field(default=1024, ge=1)
     """Requests that may wait; a sample above that gets 429, and a step waits at the client."""
 

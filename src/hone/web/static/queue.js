@@ -24,6 +24,7 @@ export function QueuePage() {
         { title: "entitled", number: true, cell: (one) => share(one.entitled) },
         { title: "used", number: true, cell: (one) => share(one.used) },
         { title: "slot time", number: true, cell: (one) => duration(one.seconds) },
+        { title: "beside it", cell: (one) => html`<small>${one.use}</small>` },
         { title: "running", number: true, cell: (one) => `${number(one.running)}${one.slots ? ` of ${number(one.slots)}` : ""}` },
         { title: "queued", number: true, cell: (one) => number(one.queued) },
       ]} /><//>

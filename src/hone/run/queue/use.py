@@ -1,0 +1,91 @@
+"""What a claim of the queue used beside its slot: core-seconds, tokens, bytes and steps, as whole numbers.
+
+Steps and tokens are those of the run's own metrics behind the checkpoint that it began from: work that is done again
+counts again, because somebody's cores did it. Bytes are those by which the run's folder grew. Core time is the kernel's
+count for the processes of the run.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+
+from hone.run.store.checkpoints import CheckpointFolder
+from hone.run.store.metrics import read_metrics
+
+_TOKENS: Final = ("learner/tokens", "rollout/tokens")
+_MICRO: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimUse:
+    """An amount of each resource."""
+
+    core_us: int = 0
+    """Microseconds of processor time."""
+    tokens: int = 0
+    """Tokens that the learner read and those that were sampled."""
+    bytes: int = 0
+    steps: int = 0
+
+    def beyond(self, other: "ClaimUse") -> "ClaimUse":
+        """By how much this is more than an earlier count; 0 where it is less."""
+        return ClaimUse(
+            core_us=max(0, self.core_us - other.core_us),
+            tokens=max(0, self.tokens - other.tokens),
+            bytes=max(0, self.bytes - other.bytes),
+            steps=max(0, self.steps - other.steps),
+        )
+
+    @property
+    def text(self) -> str:
+        """The amounts with their units."""
+        mib = self.bytes / 2**20
+        return f"{self.core_us / _MICRO:.1f} core-seconds, {self.steps} steps, {self.tokens} tokens, {mib:.1f} MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMeter:
+    """Counts of one run since a claim of it began."""
+
+    folder: Path
+    first_step: int
+    """Step of the checkpoint that it began from; 0: it began anew."""
+    bytes_before: int
+
+    @classmethod
+    def begin(cls, folder: Path) -> Self:
+        """A meter at 0 of the run in `folder`, which need not be there."""
+        checkpoints = folder / "checkpoints"
+        steps = CheckpointFolder(folder=checkpoints).steps() if checkpoints.is_dir() else []
+        return cls(folder=folder, first_step=max(steps, default=0), bytes_before=_bytes_of(folder))
+
+    def use(self, core_us: int = 0, *, pid: int = 0) -> ClaimUse:
+        """What was used so far, with the core time that the caller knows; of a run in progress, that of its process
+        `pid` and of those it has waited for, where the system tells it."""
+        stat = Path(f"/proc/{pid}/stat")
+        if pid and sys.platform == "linux" and stat.exists():
+            fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            core_us = sum(map(int, fields[11:15])) * _MICRO // os.sysconf("SC_CLK_TCK")
+        metrics = read_metrics(self.folder / "metrics.jsonl")
+        since = metrics.steps > self.first_step
+        spans = np.diff(metrics.steps[since], prepend=self.first_step)  # steps of each line, which has their mean
+        means = [np.nan_to_num(metrics.values[name][since]) for name in _TOKENS if name in metrics.values]
+        return ClaimUse(
+            core_us=core_us,
+            tokens=round(float(sum((spans * mean).sum() for mean in means))),
+            bytes=max(0, _bytes_of(self.folder) - self.bytes_before),
+            steps=int(spans.sum()),
+        )
+
+
+def _bytes_of(folder: Path) -> int:
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            file = Path(place) / name
+            total += file.stat().st_size if file.is_file() else 0
+    return total
