@@ -50,7 +50,8 @@ def test_wrong_programs_are_paid_nothing(sandbox: CodeSandbox, program: Examined
     assert score_of(outcomes, all_or_nothing=False) == 0.0, outcomes
 
 
-def test_an_empty_program_is_paid_nothing_whatever_the_tests(sandbox: CodeSandbox) -> None:
-    for program in RIGHT[::4]:
+@pytest.mark.parametrize("every", [12, pytest.param(4, marks=pytest.mark.slow)])
+def test_an_empty_program_is_paid_nothing_whatever_the_tests(sandbox: CodeSandbox, every: int) -> None:
+    for program in RIGHT[::every]:
         outcomes = run_tests(sandbox, "", program.tests, setup=program.setup)
         assert score_of(outcomes, all_or_nothing=False) == 0.0, (program.name, outcomes)
