@@ -96,6 +96,20 @@ def test_seeds_of_foreign_vector_forms_are_small() -> None:
     assert max(foreign_package.SEEDS) < 1 << 30
 
 
+def test_a_file_runs_once_and_no_module_of_its_name_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "counted.py").write_text(
+        "from pathlib import Path\n"
+        "with Path('loads').open('a') as file:\n    file.write(__name__ + ' ')\n"
+        "from importable_code import ImportableCorridor as Corridor\n"
+    )
+    env_factory(GymConfig(id="counted.py:Corridor"))
+    assert Path("loads").read_text() == "hone_user_counted "
+
+
 def test_a_class_of_vector_environments_is_stepped_as_one() -> None:
     world = opened("foreign_package:Steps", max_episode_steps=4)
     assert type(world.envs).__name__ == "Steps"

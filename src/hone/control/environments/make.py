@@ -581,11 +581,12 @@ def _find_maker(name: str) -> Callable[..., GymEnv] | None:
     Raises ConfigError for a file without it, UserCodeError when the file cannot be imported.
     """
     place, _, attribute = name.rpartition(":")
-    try:
-        is_importable = bool(place) and importlib.util.find_spec(place) is not None
+    is_file = ".py:" in name
+    try:  # of a file nothing is looked for: `find_spec` would import what is called as the file is
+        is_importable = not is_file and bool(place) and importlib.util.find_spec(place) is not None
     except (ImportError, ValueError):  # a parent that is none, or a module without a spec
         is_importable = False
-    if ".py:" in name:
+    if is_file:
         check_reference(name, kind="env.id =")
         # The prefix keeps a file named like a library from replacing it in the trainer.
         held = vars(load_module(name, kind="env.id =", prefix="hone_user_"))
