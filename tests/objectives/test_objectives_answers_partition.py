@@ -9,6 +9,7 @@ import pytest
 import torch
 from objectives_cases import CASES, ROWS
 from torch import Tensor
+from warm_commands import run_ranks
 
 from hone.objectives.batchwide import RunningShift, aot_partners, kto_baseline, q_value_scale, same_rank
 from hone.objectives.offline import td3_bc_actor_loss
@@ -144,7 +145,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 def test_two_ranks(tmp_path: Path) -> None:
     """Gloo, two processes: the summed gradients of every loss are those of one process."""
-    torch.multiprocessing.spawn(one_rank, args=(str(tmp_path),), nprocs=2)
+    run_ranks(one_rank, str(tmp_path), ranks=2)
     first, second = (np.load(tmp_path / f"rank{rank}.npz") for rank in range(2))
     for step in STEPS:
         np.testing.assert_allclose(first[step.name], at_once(step).numpy(), rtol=0, atol=1e-12, err_msg=step.name)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_cases import LOSSES, Batch, Case, View, factors, gradient, make_batch, view, weight, weights_of
 from torch import Tensor
+from warm_commands import run_ranks
 
 from hone.objectives import policy
 from hone.objectives.ratios import decision_rows, gather_decisions
@@ -143,7 +143,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 def test_two_ranks(tmp_path: Path) -> None:
     """Gloo, two processes: the summed gradients are those of one process, and the same on both ranks."""
-    torch.multiprocessing.spawn(one_rank, args=(str(tmp_path),), nprocs=2)
+    run_ranks(one_rank, str(tmp_path), ranks=2)
     batch = make_batch()
     first, second = (np.load(tmp_path / f"rank{rank}.npz") for rank in range(2))
     for case in LOSSES:

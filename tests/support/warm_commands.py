@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -71,6 +71,14 @@ def start_warm(arguments: Sequence[str], *, folder: Path, environment: dict[str,
     stdout = ours.makefile("r", encoding="utf-8", errors="replace")
     ours.close()  # the file keeps it open
     return StartedCommand(process, stdout)
+
+
+def run_ranks(function: Callable[..., None], *arguments: object, ranks: int) -> None:
+    """`function(rank, *arguments)` in `ranks` forks; raises what one of them raises."""
+    import torch.multiprocessing
+
+    CONTEXT.set_forkserver_preload(LOADED)
+    torch.multiprocessing.start_processes(function, args=arguments, nprocs=ranks, start_method="forkserver")
 
 
 class _Command:
