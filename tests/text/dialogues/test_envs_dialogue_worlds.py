@@ -144,6 +144,18 @@ def test_a_world_that_is_none_is_refused_with_all_faults() -> None:
     host.close()
 
 
+def test_a_refused_world_is_imported_once(tmp_path: Path) -> None:
+    """Several checks before a run ask for it; each import may take seconds of the user's."""
+    loads, file = tmp_path / "loads", tmp_path / "none.py"
+    file.write_text(f"from pathlib import Path\nwith Path({str(loads)!r}).open('a') as file:\n    file.write('x')\n")
+    host = ProcessHost(WorldSpec(reference=f"{file}:World"), UserCodeConfig(confined=False))
+    for _ in range(3):
+        with pytest.raises(UserCodeError, match="has no 'World'"):
+            host.describe()
+    host.close()
+    assert loads.read_text() == "x"
+
+
 @pytest.mark.parametrize(
     ("task", "said"),
     [

@@ -60,6 +60,7 @@ class ProcessHost:
         self.warnings: list[str] = []
         """Limits that the system cannot hold."""
         self._child: ChildProcess[bytes] | None = None
+        self._refusal: UserCodeError | None = None
         self._pending: dict[int, _Pending] = {}
         self._living: set[int] = set()
         self._lines: list[bytes] = []
@@ -72,10 +73,16 @@ class ProcessHost:
 
     def describe(self) -> WorldDescription:
         """Import the world in its process, and tell what it is like. Raises UserCodeError with the user's part of the
-        traceback, ResourceError."""
+        traceback, the same at every call, and ResourceError."""
         with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
             if self._child is None:
-                self._start()
+                try:
+                    self._start()
+                except UserCodeError as refusal:
+                    self._refusal = refusal
+                    raise
         return self._description
 
     def write_protect(self, folder: Path) -> None:
