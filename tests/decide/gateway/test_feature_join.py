@@ -337,8 +337,8 @@ def test_requests_that_do_not_fit_are_refused(tmp_path: Path, context: object, w
 
 def test_a_group_by_unit_takes_contexts_by_place(tmp_path: Path) -> None:
     file = tmp_path / "shop.toml"
-    file.write_text(HEAD + '\n[features]\naddress = ":memory:"\n[[features.groups]]\nname = "v"\nmissing = "default"\n'
-                    'features = ["spent", "country", "stock"]\n')  # fmt: skip
+    table = '[features]\naddress = ":memory:"\ndeadline_s = 1.0\n[[features.groups]]\nname = "v"\nmissing = "default"\n'
+    file.write_text(HEAD + table + 'features = ["spent", "country", "stock"]\n')
     with closing(Shop(file)) as shop:
         shop.service.put_features("v", {"ada": {"spent": 3.0, "country": "fr", "stock": 2.0}})
         shop.service.decide("ada", [0.25])
