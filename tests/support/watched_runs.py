@@ -19,11 +19,14 @@ from hone.run.store.metrics import metrics_line
 from hone.run.store.records import (
     MAP,
     MEMORY,
+    SEARCH,
     GridCell,
     GridSlice,
     MemoryUse,
     PerturbedScore,
+    PlanScore,
     PolicyMap,
+    SearchRecord,
     write_robustness,
 )
 from hone.run.store.rollouts import AnswerRollouts, AnswerTimes, EpisodeTable, SampleRow, TokenColumns, write_rollouts
@@ -218,6 +221,7 @@ def _write_results(path: Path, done: int, steps: int, seed: int, *, good: bool) 
                     reference=str(2 * one),
                     answer=str(2 * one) if right else f"{2 * one} or so",
                     score=float(right),
+                    tag="even" if one % 2 == 0 else "odd",
                 )
                 for one in range(40)
                 for right in [bool(random.random() < skill)]
@@ -227,6 +231,20 @@ def _write_results(path: Path, done: int, steps: int, seed: int, *, good: bool) 
         path,
         [EvaluationScore(stage=f"step {done}", metric="score", mean=0.75 if good else 0.35, low=0.6, high=0.85, n=40)],
     )
+    plans = [("pass", 1, 0.5), ("pass", 4, 0.8), ("majority", 4, 0.6)]
+    SEARCH.write(
+        path,
+        SearchRecord(
+            problems=40, scorer="", auc=math.nan,
+            plans=tuple(
+                PlanScore(
+                    plan=f"{family}:{size}", family=family, mean=mean, low=mean - 0.1, high=mean + 0.1,
+                    drawn_tokens=9.0 * size, scored_tokens=0.0, seconds=0.1 * size,
+                )
+                for family, size, mean in plans
+            ),
+        ),
+    )  # fmt: skip
     MEMORY.write(
         path,
         MemoryUse(

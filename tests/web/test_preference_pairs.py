@@ -1,4 +1,4 @@
-"""Pairs of preferences: margins that a run writes are those of its loss, and the page shows the smallest first."""
+"""Pairs of preferences with the margins of the loss, and tags of questions: what a run writes, and the page shows."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ import pytest
 from watched_runs import text_rollouts, watched_clock
 
 import hone.api
+from hone.run.store.evaluations import latest_answers
 from hone.run.store.metrics import read_metrics
 from hone.run.store.rollouts import AnswerRollouts, read_samples, rollout_path, write_rollouts
 from hone.web.columns import RunColumns
@@ -83,3 +84,28 @@ def test_pairs_are_best_and_worst_of_a_group_and_come_in_pages(tmp_path: Path) -
     assert pages[0]["wrong"] == sum(one < 0 for one in slow)
     unknown = reader.pairs(tmp_path, 2, 0)
     assert (unknown["known"], unknown["mean"], unknown["rows"][0]["margin"]) == (0, None, None)
+
+
+def test_answers_of_an_evaluation_have_the_tags_of_their_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The column `tag`, otherwise `data_source`, otherwise none."""
+    monkeypatch.chdir(tmp_path)
+    held_out = [
+        {"prompt": "7+1=", "tag": "sums", "data_source": "x"},
+        {"prompt": "2+2=", "data_source": "y"},
+        {"prompt": "3="},
+    ]
+    lines = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(4)]
+    for name, rows in (("sums", lines), ("held", held_out)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    Path("rewards.py").write_text("def zero(completions, **columns):\n    return [0.0 for _ in completions]\n")
+    evaluation = {
+        "task": {"source": "held.jsonl"}, "rewards": {"functions": [{"use": "rewards.py:zero"}]}, "max_tokens": 2,
+    }  # fmt: skip
+    sft = {key: DPO[key] for key in ("model", "learner", "user_code", "run")}
+    run = hone.api.train(
+        sft | {"recipe": "sft", "name": "tagged", "steps": 1, "batch": 2, "task": {"source": "sums.jsonl"}}
+        | {"evaluation": evaluation}
+    ).folder  # fmt: skip
+    assert {one.prompt: one.tag for one in latest_answers(run)} == {"7+1=": "sums", "2+2=": "y", "3=": ""}

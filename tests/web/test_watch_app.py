@@ -26,8 +26,10 @@ from hone.evaluate.comparison import compare
 from hone.run.http.listening import listening
 from hone.run.report.timeline import step_timeline
 from hone.run.report.timing_section import bottleneck_line
-from hone.run.store.evaluations import latest_answers
+from hone.run.store.durable import read_json
+from hone.run.store.evaluations import AnswerRow, latest_answers
 from hone.run.store.metrics import read_metrics
+from hone.run.store.records import parse_record
 from hone.run.store.rollouts import read_samples
 from hone.web.app import STATIC, WatchParts, make_app
 from hone.web.guard import WRITE_HEADER, AccessRules
@@ -228,7 +230,7 @@ def test_the_run_page_has_families_with_intervals_events_and_a_bottleneck(root: 
 def test_a_run_has_tabs_of_what_it_has(client: TestClient) -> None:
     """A page without anything to show is left out, and the metrics that never move have their units."""
     without = {run: answer(client, "run", run=run)["without"] for run in ("sums-1", "cartpole", "old")}
-    assert without["sums-1"] == ["world"]
+    assert without["sums-1"] == ["preferences", "world"]
     assert "world" not in without["cartpole"]
     assert "data" in without["cartpole"], "its rollouts are episodes"
     assert "rollouts" not in without["old"]
@@ -317,6 +319,30 @@ def test_flips_and_their_test_are_the_estimators_own(root: Path, client: TestCli
     expected = paired_difference(old, np.array([one.score for one in after], np.float64))
     assert found["test"]["p_value"] == expected.p_value
     assert found["test"]["difference"] == expected.difference
+
+
+def test_flips_of_each_tag_are_those_of_its_questions_and_add_up(root: Path, client: TestClient) -> None:
+    found = answer(client, "evaluation", run="collapsed")["flips"]
+    old, new = (
+        {one.id: one for one in parse_record(list[AnswerRow], read_json(path), path)}
+        for path in sorted((root / "collapsed" / "evaluation").glob("step_*.json"))
+    )
+    assert [one["tag"] for one in found["tags"]] == ["even", "odd"]
+    for one in found["tags"]:
+        pairs = [(old[id_].score, row.score) for id_, row in new.items() if row.tag == one["tag"]]
+        assert one["common"] == len(pairs) == 20
+        assert one["lost"] == sum(before > after for before, after in pairs)
+        assert one["gained"] == sum(before < after for before, after in pairs)
+        assert one["test"]["difference"] == pytest.approx(np.mean([after - before for before, after in pairs]))
+    for name in ("common", "lost", "gained"):
+        assert found[name] == sum(one[name] for one in found["tags"])
+
+
+def test_pass_at_k_has_its_interval(root: Path, client: TestClient) -> None:
+    search = answer(client, "evaluation", run="sums-1")["search"]
+    assert search == {**json.loads((root / "sums-1" / "search.json").read_text()), "auc": None}
+    assert [(one["plan"], one["mean"]) for one in search["plans"]][:2] == [("pass:1", 0.5), ("pass:4", 0.8)]
+    assert answer(client, "evaluation", run="old")["search"] is None
 
 
 def test_comparison_is_that_of_hone_compare(root: Path, client: TestClient) -> None:

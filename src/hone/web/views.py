@@ -31,6 +31,7 @@ from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns
 from hone.run.store.records import (
     LEARNING,
     MEMORY,
+    SEARCH,
     SPEED,
     memory_line,
     parse_record,
@@ -73,7 +74,8 @@ def run_view(folder: Path, row: RunRow, columns: RunColumns, rollouts: RolloutRe
     has_world = any((folder / name).exists() for name in ("episode.json", "map.json", "robustness.json"))
     content = {
         "preferences": "preference/margin_nats" in columns.names and "answers" in kept.values(),
-        "rollouts": bool(kept), "evaluation": bool(evaluated) or (folder / EVALUATIONS).exists(),
+        "rollouts": bool(kept),
+        "evaluation": bool(evaluated) or any((folder / name).exists() for name in (EVALUATIONS, SEARCH.name)),
         "world": has_world or "episodes" in kept.values(), "lanes": columns.rows > 0,
         "data": "answers" in kept.values() or not kept,
     }  # fmt: skip
@@ -306,6 +308,7 @@ def evaluation_view(folder: Path, columns: RunColumns, before: int | None, after
         "evaluations": [plain(asdict(one)) for one in evaluations],
         "paired": [plain(asdict(one)) for one in paired],
         "steps": steps,
+        "search": None if (search := SEARCH.read(folder)) is None else plain(asdict(search)),
         "side_by_side": [plain(asdict(one)) for one in SIDE_BY_SIDE.read(folder) or []],
         "flips": None,
     }
@@ -325,27 +328,39 @@ def evaluation_view(folder: Path, columns: RunColumns, before: int | None, after
 
 def _flip_view(old: Sequence[AnswerRow], new: Sequence[AnswerRow]) -> dict[str, Any]:
     known = {(one.id, one.prompt): one.score for one in old if one.score is not None}
-    common = [one for one in new if one.score is not None and (one.id, one.prompt) in known]
-    changed = flips(old, new)
-    lost = [pair for pair in changed if (pair[1].score or 0.0) < (pair[0].score or 0.0)]
-    result: dict[str, Any] = {
-        "common": len(common),
-        "lost": len(lost),
-        "gained": len(changed) - len(lost),
+    common = [
+        (one, known[one.id, one.prompt], one.score)
+        for one in new
+        if one.score is not None and (one.id, one.prompt) in known
+    ]
+    tags = sorted({one.tag for one, _, _ in common})
+    return {
+        **_flip_figures([pair for _, *pair in common]),
         "rows": [
             {"id": one.id, "prompt": one.prompt, "reference": one.reference, "before": one.answer, "after": two.answer,
-             "before_score": one.score, "after_score": two.score}
-            for one, two in changed[:_MOST_FLIPS]
+             "before_score": one.score, "after_score": two.score, "tag": two.tag}
+            for one, two in flips(old, new)[:_MOST_FLIPS]
         ],
-        "test": None,
+        "tags": [] if len(tags) < 2 else [
+            {"tag": tag, **_flip_figures([pair for one, *pair in common if one.tag == tag])} for tag in tags
+        ],
     }  # fmt: skip
-    if common:
-        before = np.array([known[one.id, one.prompt] for one in common], np.float64)
-        after = np.array([one.score for one in common], np.float64)
-        estimate = paired_difference(before, after)
-        result["test"] = plain(asdict(estimate))
-        result["before_mean"], result["after_mean"] = (plain(asdict(mean_interval(one))) for one in (before, after))
-    return result
+
+
+def _flip_figures(scores: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Flips of questions with scores before and after, their paired test, and both means."""
+    if not scores:
+        return {"common": 0, "lost": 0, "gained": 0, "test": None}
+    before, after = np.array(scores, np.float64).T
+    means = [plain(asdict(mean_interval(one))) for one in (before, after)]
+    return {
+        "common": len(scores),
+        "lost": int((after < before).sum()),
+        "gained": int((after > before).sum()),
+        "test": plain(asdict(paired_difference(before, after))),
+        "before_mean": means[0],
+        "after_mean": means[1],
+    }
 
 
 def _checkpoint_scores(columns: RunColumns) -> list[dict[str, Any]]:

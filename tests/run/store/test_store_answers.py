@@ -34,6 +34,13 @@ def test_turns_are_kept_where_there_are_some(tmp_path: Path) -> None:
         latest_answers(tmp_path)
 
 
+def test_tags_are_kept_where_there_are_some(tmp_path: Path) -> None:
+    rows = [row("a", 1.0), replace(row("b", 1.0), tag="algebra")]
+    path = write_answers(tmp_path, 1, rows)
+    assert latest_answers(tmp_path) == rows
+    assert path.read_text().count('"tag"') == 1
+
+
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
     write_answers(tmp_path, 1, [row("a", float("nan"))])
     assert latest_answers(tmp_path) == [row("a", None)]

@@ -135,6 +135,8 @@ class AnswerRow:
     """Reason why a dialogue ended; empty for an answer."""
     fault: str = ""
     """Reason why a dialogue has no score."""
+    tag: str = ""
+    """Kind of the question, the column `tag` or `data_source` of its row; empty without one."""
 
 
 def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
@@ -142,7 +144,7 @@ def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
     document: list[Json] = []
     for row in rows:
         entry = record_json(row)
-        for name in ("turns", "stop", "fault"):
+        for name in ("turns", "stop", "fault", "tag"):
             if not entry[name]:
                 del entry[name]
         document.append(entry)

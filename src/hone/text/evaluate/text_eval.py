@@ -150,6 +150,8 @@ class ScoredAnswers:
     """Reasons of the ends of dialogues; empty without."""
     faults: Sequence[str] = ()
     """Reasons why dialogues have no score; empty without."""
+    tags: Sequence[str] = ()
+    """Kinds of the questions, by which flips are counted; empty without."""
     corrections: Metrics = field(default_factory=dict[str, float])
     """Score of first answers, and shares that became right and wrong, where prompts are answered twice; turns and
     reasons of the ends of dialogues."""
@@ -176,8 +178,9 @@ class ScoredAnswers:
                 turns=turns,
                 stop=stop,
                 fault=fault,
+                tag=tag,
             )
-            for id_, prompt, reference, answer, score, turns, stop, fault in zip(
+            for id_, prompt, reference, answer, score, turns, stop, fault, tag in zip(
                 self.ids,
                 self.prompts,
                 self.references,
@@ -186,6 +189,7 @@ class ScoredAnswers:
                 self.turns or [()] * len(self.ids),
                 self.stops or [""] * len(self.ids),
                 self.faults or [""] * len(self.ids),
+                self.tags or [""] * len(self.ids),
                 strict=True,
             )
         ]
@@ -302,7 +306,8 @@ class TextEvaluation:
                 scores=episodes.score,
                 lengths=episodes.lengths,
             )
-        return replace(answers, ids=ids, references=references, corrections=corrections)
+        tags = [str(one.get("tag") or one.get("data_source") or "") for one in columns]
+        return replace(answers, ids=ids, references=references, tags=tags, corrections=corrections)
 
     def evaluate_policy(self, policy: TokenPolicy, hearer: StreamListener | None = None) -> ScoredAnswers:
         """Evaluate a policy with a new engine; `hearer` receives the text during generation."""

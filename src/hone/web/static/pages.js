@@ -76,9 +76,9 @@ export function EvaluationPage({ run }) {
   if (!page.data) return html`<${Wait} error=${page.error} />`;
   const head = html`<${RunHead} of=${page.data} page="evaluation" />`;
   if (!found.data) return html`${head}<${Wait} error=${found.error} />`;
-  const { scores, evaluations, steps, flips, side_by_side: sides, paired } = found.data;
+  const { scores, evaluations, steps, flips, search, side_by_side: sides, paired } = found.data;
   const others = scores.length ? Object.keys(scores[0]).filter((one) => one.includes("@")) : [];
-  if (!scores.length && !evaluations.length && !steps.length) return html`${head}<${Empty} title="Not evaluated yet">A table [evaluation] in the config scores checkpoints on held-out problems; hone eval does so afterwards.<//>`;
+  if (!scores.length && !evaluations.length && !steps.length && !search) return html`${head}<${Empty} title="Not evaluated yet">A table [evaluation] in the config scores checkpoints on held-out problems; hone eval does so afterwards.<//>`;
   return html`${head}
     <div class="grid2">
       ${scores.length ? html`<${Card} title="Held-out score per checkpoint" note="with its 95% interval"><${Lines} xLabel="steps" lines=${[{ name: "score", x: scores.map((one) => one.step), y: scores.map((one) => one.score), low: scores.map((one) => one.low), high: scores.map((one) => one.high) }, ...others.map((name) => ({ name, x: scores.map((one) => one.step), y: scores.map((one) => one[name]) }))]} /><//>` : null}
@@ -86,6 +86,7 @@ export function EvaluationPage({ run }) {
         ${evaluations.flatMap((one) => one.warnings || []).map((one) => html`<p class="pad soft">${one}</p>`)}
         ${paired.map((one) => html`<p class="pad">${one.after} against ${one.before}: <b>${signed(one.difference)}</b> (${number(one.low)} to ${number(one.high)}), p = ${number(one.p_value)}</p>`)}<//>` : null}
     </div>
+    ${search ? html`<${Search} search=${search} />` : null}
     ${flips ? html`<h2>Flips</h2>
       <div class="bar"><label>before <select onChange=${(event) => setQuery({ before: event.target.value })}>${steps.map((one) => html`<option value=${one} selected=${one === flips.before}>step ${one}</option>`)}</select></label>
         <label>after <select onChange=${(event) => setQuery({ after: event.target.value })}>${steps.map((one) => html`<option value=${one} selected=${one === flips.after}>step ${one}</option>`)}</select></label></div>
@@ -93,17 +94,34 @@ export function EvaluationPage({ run }) {
     ${!flips && sides.length ? html`<h2>Before and after</h2>${sides.slice(0, 20).map((one) => html`<${Card}><${Flip} one=${one} /><//>`)}` : null}`;
 }
 
+const FAMILIES = { pass: "pass@k: one of k answers is right", majority: "majority of k", best_of: "best of k by the scorer", weighted_vote: "vote weighted by the scorer", likeliest: "likeliest of k" };
+
+/** Accuracy by the number of answers, of an evaluation that drew several for each problem. */
+function Search({ search }) {
+  const size = (one) => Number(one.plan.split(":").pop());
+  const names = [...new Set(search.plans.map((one) => one.family))].filter((name) => search.plans.some((one) => one.family === name && size(one) > 1));
+  const lines = names.map((name) => { const own = search.plans.filter((one) => one.family === name || one.plan === "pass:1").sort((one, other) => size(one) - size(other)); return { name: FAMILIES[name] || name, x: own.map(size), y: own.map((one) => one.mean), low: own.map((one) => one.low), high: own.map((one) => one.high) }; });
+  return html`<h2>Several answers to a problem</h2><div class="grid2">
+    ${lines.length ? html`<${Card} title="Accuracy by the number of answers" note=${`${plural(search.problems, "problem")}, with 95% intervals`}><${Lines} xLabel="answers to a problem" lines=${lines} /><//>` : null}
+    <${Card} style="flush" title="Plans"><${Table} rows=${search.plans} columns=${[{ title: "plan", cell: (one) => (one.family === "pass" ? `pass@${size(one)}` : one.plan) }, { title: "accuracy, 95% interval", cell: (one) => html`<${Interval} value=${one.mean} low=${one.low} high=${one.high} />` }, { title: "tokens a problem", number: true, cell: (one) => number(Math.round(one.drawn_tokens + one.scored_tokens)) }]} />
+      ${search.notes.map((one) => html`<p class="pad soft">${one}</p>`)}<//></div>`;
+}
+
 function Flips({ flips }) {
   const { test } = flips;
   if (!flips.common) return html`<p class="soft">the two evaluations have no question in common</p>`;
   const verdict = !test || flips.lost + flips.gained === 0 ? "No answer changed its score." : `${plural(flips.lost, "question")} lost, ${number(flips.gained)} gained of ${number(flips.common)}: the score moved by ${signed(test.difference)} (${number(test.low)} to ${number(test.high)}), exact sign test p = ${number(test.p_value)}${test.p_value < 0.05 ? "" : ", not significant"}.`;
-  return html`<p><b>${verdict}</b></p>${flips.rows.length ? html`<div class="card flush">${flips.rows.map((one) => html`<div class="flip"><${Flip} one=${one} /></div>`)}</div>` : null}`;
+  return html`<p><b>${verdict}</b></p>
+    ${flips.tags.length ? html`<div class="card flush"><${Table} rows=${flips.tags} columns=${[{ title: "tag", cell: (one) => one.tag || "none" }, { title: "questions", number: true, cell: (one) => number(one.common) }, { title: "lost", number: true, cell: (one) => number(one.lost) }, { title: "gained", number: true, cell: (one) => number(one.gained) },
+      { title: "before", cell: (one) => html`<${Interval} value=${one.before_mean.mean} low=${one.before_mean.low} high=${one.before_mean.high} />` }, { title: "after", cell: (one) => html`<${Interval} value=${one.after_mean.mean} low=${one.after_mean.low} high=${one.after_mean.high} />` },
+      { title: "difference, 95% interval", cell: (one) => html`<${Interval} value=${one.test.difference} low=${one.test.low} high=${one.test.high} />` }, { title: "p", number: true, cell: (one) => number(one.test.p_value) }]} /></div>` : null}
+    ${flips.rows.length ? html`<div class="card flush">${flips.rows.map((one) => html`<div class="flip"><${Flip} one=${one} /></div>`)}</div>` : null}`;
 }
 
 function Flip({ one }) {
   const pieces = useMemo(() => wordDiff(one.before, one.after), [one.before, one.after]);
   const lost = one.after_score < one.before_score;
-  return html`<p><span class=${`badge ${lost ? "red" : "good"}`}>${lost ? "lost" : one.after_score > one.before_score ? "gained" : "same"}</span> <span class="mono">${one.prompt.slice(-300)}</span>${one.reference ? html` <small>reference ${one.reference.slice(0, 80)}</small>` : null}</p>
+  return html`<p><span class=${`badge ${lost ? "red" : "good"}`}>${lost ? "lost" : one.after_score > one.before_score ? "gained" : "same"}</span> <span class="mono">${one.prompt.slice(-300)}</span>${one.reference ? html` <small>reference ${one.reference.slice(0, 80)}</small>` : null}${one.tag ? html` <small>${one.tag}</small>` : null}</p>
     <div class="pair"><div><small>before, ${number(one.before_score)}</small><pre>${pieces.filter(([kind]) => kind !== "added").map(([kind, text]) => (kind === "gone" ? html`<del>${text}</del>` : text))}</pre></div>
       <div><small>after, ${number(one.after_score)}</small><pre>${pieces.filter(([kind]) => kind !== "gone").map(([kind, text]) => (kind === "added" ? html`<ins>${text}</ins>` : text))}</pre></div></div>`;
 }
