@@ -73,11 +73,11 @@ class RunHistory:
     series: dict[str, Series] = field(default_factory=dict[str, Series])
     present: Metrics = field(default_factory=dict[str, float])
     """The latest line."""
+    start_lines: int = field(init=False)
+    """Lines of the beginning: a tenth of the run's, 10 to 50."""
 
-    @property
-    def start_lines(self) -> int:
-        """Lines of the beginning: a tenth of the run's, 10 to 50."""
-        return min(max(MIN_LINES, math.ceil(self.lines / 10)), WINDOW)
+    def __post_init__(self) -> None:
+        self.start_lines = min(max(MIN_LINES, math.ceil(self.lines / 10)), WINDOW)
 
     def add(self, line: Metrics) -> None:
         self.seen += 1

@@ -491,11 +491,8 @@ class AlarmWatch:
     levels: dict[str, Level] = field(init=False)
     raised: dict[str, RaisedAlarm] = field(default_factory=dict[str, RaisedAlarm])
     """Alarms that are raised now."""
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """The cause of the alarms that are raised now."""
-        return diagnose(list(self.raised.values()))
+    diagnosis: Diagnosis | None = None
+    """Their cause."""
 
     def __post_init__(self) -> None:
         self.history = RunHistory(watched=WATCHED, lines=self.lines)
@@ -533,6 +530,8 @@ class AlarmWatch:
             self.raised.pop(change.name, None)
             if change.is_raised:
                 self.raised[change.name] = RaisedAlarm.of_event(step, change.data())
+        if changes:
+            self.diagnosis = diagnose(list(self.raised.values()))
         return changes
 
     def _level(self, name: str, rule: AlarmRule) -> Level:

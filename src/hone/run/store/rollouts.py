@@ -72,7 +72,7 @@ from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of
 from hone.run.store.checkpoints import step_name
 from hone.run.store.durable import read_json, replace_file, to_json, writing
-from hone.run.store.records import parse_record, record_json
+from hone.run.store.records import parse_record
 
 ROLLOUTS: Final = "rollouts"
 """Folder of the files in a run's folder."""
@@ -222,7 +222,8 @@ def write_rollouts(path: Path, table: RolloutTable) -> None:
         times = _times_path(path)
         with writing(times.parent):
             times.parent.mkdir(exist_ok=True)
-        replace_file(times, to_json(record_json(table.times)), sync=False)
+        columns = {"seconds": list(table.times.seconds), "world_seconds": list(table.times.world_seconds)}
+        replace_file(times, to_json(columns), sync=False)
 
 
 def _answer_columns(table: AnswerRollouts) -> dict[str, Any]:
