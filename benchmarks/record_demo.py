@@ -114,6 +114,7 @@ max_concurrent = 128
 
 [learner]
 lr = {lr}
+epochs = 2
 [run]
 log_every = 1
 rollouts_every = 20

@@ -12,7 +12,7 @@ from hone.core.errors import ConfigError
 from hone.run.alarms import RULES, AlarmName, read_alarms, read_diagnosis
 from hone.run.store.events import EventLog, read_events
 from hone.run.store.folder import RunLock
-from hone.run.store.metrics import metric_catalogue
+from hone.run.store.metrics import metric_catalogue, read_metrics
 from hone.web.app import OpenRuns
 from hone.web.columns import RunColumns
 from hone.web.families import FAMILIES, chart_families, describe, family_of
@@ -250,6 +250,10 @@ def test_the_demo_has_a_good_and_a_bad_run_with_tokens(tmp_path: Path) -> None:
     assert set(rows) == {"sums", "sums-too-fast", *FAILURES}
     assert all(row.state == "finished" and not row.fault for row in rows.values())
     assert rows["sums"].low > rows["sums-too-fast"].high
+    assert rows["sums"].alarms == ()
+    assert [one.name for one in rows["sums-too-fast"].alarms if one.level == "red"], "it fails, and says so"
+    reward = read_metrics(root / "sums" / "metrics.jsonl").values["reward/mean"]
+    assert reward[-10:].mean() > reward[:10].mean() + 0.2, "the good run learns"
     files = [path for path in root.rglob("*") if path.suffix in (".json", ".jsonl", ".txt")]
     place = str(Path(__file__).parents[2]).encode()
     assert not [path for path in files if b"/tmp/" in path.read_bytes() or place in path.read_bytes()]
