@@ -18,6 +18,7 @@ from hone.control.export_onnx import gru_step, random_observations
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.checkpoint import save_policy
 from hone.control.networks.encoding import RecurrentMemoryConfig
+from hone.control.networks.factored import BitsHead
 from hone.control.networks.memory import MemoryActorCritic
 from hone.control.networks.mlp import BinaryActions, FactoredActions, MlpConfig, PolicyNetworkConfig
 from hone.control.on_policy import policy_spaces
@@ -150,12 +151,10 @@ def test_parts_of_observations_are_inputs_and_factors_of_actions_a_row(
 
 
 def test_a_bit_at_the_edge_is_0_and_a_mask_decides_it() -> None:
-    actions = FactoredActions(parts=(BinaryActions(size=3),))
-    outputs = torch.tensor([[0.0, 1e-6, -1.0]])
-    modes = export_onnx._modes_of_factors
-    assert modes(actions, outputs, None).tolist() == [[0, 1, 0]]
+    head, outputs = BitsHead(BinaryActions(size=3)), torch.tensor([[0.0, 1e-6, -1.0]])
+    assert head.mode(outputs, None).tolist() == [[0, 1, 0]]
     only_one = torch.tensor([[False, True, True, False, False, True]])
-    assert modes(actions, outputs, only_one).tolist() == [[1, 0, 1]]
+    assert head.mode(outputs, only_one).tolist() == [[1, 0, 1]]
 
 
 def test_a_file_with_other_actions_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

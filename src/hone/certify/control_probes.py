@@ -12,12 +12,10 @@ from torch import Tensor
 
 from hone.certify.check import GradientProbe, gradient_probes, synthetic_credits
 from hone.control.environments.layout import Leaf, SpaceLayout
+from hone.control.environments.masks import random_masks
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import (
-    Actions,
     BoxActions,
-    DiscreteActions,
-    FactoredActions,
     ObservationInputs,
     row_bytes,
 )
@@ -83,7 +81,13 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
     seen, final = (_synthetic_observations(inputs, size * team, draws) for size in (CONTROL_STEPS, count))
     acting = policy.numpy_policy()
     noise = acting.noise(draws, (CONTROL_STEPS * team,))
-    mask, final_mask = (_synthetic_masks(policy.spaces.actions, size * team, draws) for size in (CONTROL_STEPS, count))
+    actions = policy.spaces.actions
+    mask, final_mask = (
+        None
+        if isinstance(actions, BoxActions) or not actions.masked
+        else random_masks(actions.choices, size * team, draws)
+        for size in (CONTROL_STEPS, count)
+    )
     chosen, logp = acting.decide(seen, noise) if mask is None else acting.decide(seen, noise, mask)
     if team > 1:  # seats of a team side by side
         logp = logp.reshape(CONTROL_STEPS, team).sum(axis=1)
@@ -114,21 +118,6 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
         final_state=final_state,
         seat=np.zeros(count, np.int16),
     )
-
-
-def _synthetic_masks(actions: Actions, count: int, draws: np.random.Generator) -> NDArray[np.bool_] | None:
-    """Masks `[count, M]` with a legal choice for each factor; None for a policy without masks."""
-    if isinstance(actions, BoxActions) or not actions.masked:
-        return None
-    parts = actions.parts if isinstance(actions, FactoredActions) else (actions,)
-    masks: list[NDArray[np.bool_]] = []
-    for part in parts:
-        sizes = [part.count] if isinstance(part, DiscreteActions) else [2] * part.size
-        for size in [] if isinstance(part, BoxActions) else sizes:
-            mask = draws.random((count, size)) < 0.5
-            mask[np.arange(count), draws.integers(0, size, count)] = True
-            masks.append(mask)
-    return np.concatenate(masks, axis=1)
 
 
 def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from hone import __version__
 from hone.control.environments.layout import Leaf
+from hone.control.environments.masks import random_masks
 from hone.control.networks.actor_critic import (
     ActorCritic,
     ChoiceScorer,
@@ -33,11 +34,12 @@ from hone.control.networks.actor_critic import (
     SoftActorCritic,
     as_mlps,
 )
+from hone.control.networks.box_gaussian import gaussian_mode, within_box
 from hone.control.networks.encoders import MINIGRID_VALUES
 from hone.control.networks.factored import head_places
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.memory import MemoryActorCritic, RecurrentDqnPolicy, RecurrentUnit
-from hone.control.networks.mlp import BoxActions, DiscreteActions, FactoredActions, Mlp, ObservationInputs
+from hone.control.networks.mlp import BoxActions, FactoredActions, Mlp, ObservationInputs
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.numpy_memory import NumpyFramePolicy, NumpyMemoryPolicy
 from hone.control.networks.numpy_policies import LOG_STD_RANGE, HasNumpyPolicy
@@ -85,7 +87,12 @@ class _PolicyGraph(nn.Module):
         mask = inputs[-1] if masked else None
         outputs = _outputs(self.policy, *(inputs[:-1] if masked else inputs), mask=mask)
         if isinstance(actions, FactoredActions):
-            outputs = {**outputs, "action": _modes_of_factors(actions, outputs["logits"], mask)}
+            logits, kind = outputs["logits"], torch.float32 if actions.gaussian_size else torch.int64
+            modes = [
+                place.head.mode(logits[:, place.outputs], None if mask is None else mask[:, place.bits])
+                for place in head_places(actions)
+            ]
+            outputs = {**outputs, "action": torch.cat([mode.to(kind) for mode in modes], dim=1)}
         elif masked:
             scores = next(name for name in ("logits", "q_values") if name in outputs)
             legal = torch.where(inputs[-1], outputs[scores], torch.full_like(outputs[scores], -torch.inf))
@@ -208,39 +215,8 @@ def _actor_outputs(policy: ControlPolicy, outputs: Tensor, log_std: Tensor | Non
     if not isinstance(actions, BoxActions):
         return {"action": outputs.argmax(dim=1) + actions.start, "logits": outputs, **valued}
     assert log_std is not None
-    chosen = _within(actions, _gaussian_mode(actions, outputs))
+    chosen = within_box(gaussian_mode(outputs, actions), actions)
     return {"action": chosen, "mean": outputs, "log_std": log_std.expand_as(outputs), **valued}
-
-
-def _gaussian_mode(actions: BoxActions, outputs: Tensor) -> Tensor:
-    """Actions `[n, a]` at the means of a Gaussian in the form of its box."""
-    match actions.gaussian:
-        case "unscaled":
-            return outputs
-        case "clipped":
-            return torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * outputs
-        case "squashed":
-            return torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * torch.tanh(outputs)
-
-
-def _modes_of_factors(actions: FactoredActions, outputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Actions `[n, A]` of the best choice of each factor that `mask` `[n, bits]` allows, and of the boxes' means."""
-    numbers: list[Tensor] = []
-    for place in head_places(actions):
-        out, part = outputs[:, place.outputs], place.part
-        legal = None if mask is None else mask[:, place.bits]
-        if isinstance(part, BoxActions):
-            numbers.append(_within(part, _gaussian_mode(part, out)).flatten(1))
-        elif isinstance(part, DiscreteActions):
-            scores = out if legal is None else torch.where(legal, out, torch.full_like(out, -torch.inf))
-            numbers.append(scores.argmax(dim=1, keepdim=True) + part.start)
-        elif legal is None:
-            numbers.append((out > 0).long())
-        else:  # a bit that must not be 0, or that is better and may be 1
-            zero, one = legal.unflatten(1, (-1, 2)).unbind(dim=2)
-            numbers.append((one & ((out > 0) | ~zero)).long())
-    kind = torch.float32 if actions.gaussian_size else torch.int64
-    return torch.cat([one.to(kind) for one in numbers], dim=1)
 
 
 def _greedy_outputs(
@@ -266,12 +242,7 @@ def _to_box(policy: ControlPolicy, unit: Tensor) -> Tensor:
     """Points in [-1, 1] `[n, a]` -> actions `[n, *action]`."""
     actions = policy.spaces.box
     low, high = (torch.tensor(side, dtype=torch.float32) for side in (actions.low, actions.high))
-    return _within(actions, low + 0.5 * (high - low) * (unit + 1.0))
-
-
-def _within(actions: BoxActions, chosen: Tensor) -> Tensor:
-    low, high = (torch.tensor(side, dtype=torch.float32) for side in (actions.low, actions.high))
-    return torch.minimum(torch.maximum(chosen, low), high).reshape(-1, *actions.shape)
+    return within_box(low + 0.5 * (high - low) * (unit + 1.0), actions)
 
 
 def gru_step(gru: nn.GRU, x: Tensor, state: Tensor) -> Tensor:
@@ -491,22 +462,8 @@ def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
     if isinstance(policy, MemoryActorCritic | RecurrentDqnPolicy):
         further[_STATE] = draws.uniform(-1.0, 1.0, (count, sum(policy.state_sizes))).astype(np.float32)
     if _takes_mask(policy):
-        assert not isinstance(saved.actions, BoxActions)
-        further[_MASK] = _random_masks(saved.actions, count, draws)
+        further[_MASK] = random_masks(saved.actions.choices, count, draws)
     return further
-
-
-def _random_masks(actions: DiscreteActions | FactoredActions, count: int, draws: np.random.Generator) -> Array:
-    """Masks `[count, bits]` that leave each factor a choice."""
-    parts = actions.parts if isinstance(actions, FactoredActions) else (actions,)
-    masks: list[Array] = []
-    for part in parts:
-        sizes = [part.count] if isinstance(part, DiscreteActions) else [2] * part.size
-        for size in sizes if not isinstance(part, BoxActions) else ():
-            mask = draws.random((count, size)) < 0.5
-            mask[np.arange(count), draws.integers(0, size, count)] = True
-            masks.append(mask)
-    return np.concatenate(masks, axis=1)
 
 
 def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # noqa: ANN401 - onnxruntime has no types
@@ -576,21 +533,8 @@ def _same_factors(
     chosen, logits = (np.asarray(outputs[name], np.float64) for name in ("action", "logits"))
     equal, tied, greatest = np.ones(len(chosen), np.bool_), np.ones(len(chosen), np.bool_), 0.0
     for place in head_places(actions):
-        ours, theirs, part = chosen[:, place.numbers], expected[:, place.numbers], place.part
-        if isinstance(part, BoxActions):
-            off = np.abs(ours - theirs) / part.reach
-            same, close = off.max(axis=1) <= TOLERANCE, np.zeros(len(chosen), np.bool_)
-            greatest = max(greatest, float(off.max()))
-        else:
-            same = (ours == theirs).all(axis=1)
-            out = logits[:, place.outputs]
-            scale = TOLERANCE * np.maximum(np.abs(out).max(axis=1), 1.0)
-            if isinstance(part, DiscreteActions):
-                rows = np.arange(len(out))
-                gap = out[rows, ours[:, 0].astype(np.int64) - part.start]
-                gap = np.abs(gap - out[rows, theirs[:, 0].astype(np.int64) - part.start])
-            else:
-                gap = np.where(ours == theirs, 0.0, np.abs(out)).max(axis=1)
-            close = gap <= scale
+        both = chosen[:, place.numbers], expected[:, place.numbers]
+        same, close, off = place.head.compare(logits[:, place.outputs], *both, tolerance=TOLERANCE)
+        greatest = max(greatest, off)
         equal, tied = equal & same, tied & (same | close)
     return equal, tied, greatest

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from hone.control.environments.layout import SpaceLayout, describe_leaves, layout_from_leaves, part_of
+from hone.control.environments.masks import any_by_factor
 from hone.control.evaluate.returns import load_control_policy
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.decision_tree import DecisionTree, NumpyTreePolicy
 from hone.control.networks.factored import NumpyFactoredPolicy, head_places
 from hone.control.networks.mlp import (
     Actions,
-    BinaryActions,
     BoxActions,
     DiscreteActions,
     FactoredActions,
@@ -176,7 +176,7 @@ class SavedPolicy:
         """Masks `[n, M]`. Raises ConfigError where the policy needs one or takes none, DataError for one that does not
         fit or leaves no action."""
         actions = self.actions
-        bits = mask_bits(actions)
+        bits = sum(actions.choices)
         if mask is None:
             if not isinstance(actions, BoxActions) and actions.masked:
                 raise ConfigError(
@@ -192,7 +192,7 @@ class SavedPolicy:
                 f"mask is of {legal.dtype} {list(legal.shape)}, expected [{count}, {bits}] flags, one an action"
             )
         legal = legal.reshape(count, bits).astype(np.bool_)
-        possible = _has_choice(actions, legal)
+        possible = np.asarray(any_by_factor(legal, actions.choices).all(axis=1))
         if not possible.all():
             raise DataError(f"mask leaves observation {int(np.flatnonzero(~possible)[0])} no action")
         return legal
@@ -225,32 +225,6 @@ class SavedPolicy:
 
 
 # ---------------------------------------------------------------------------------------------------------- actions
-
-
-def mask_bits(actions: Actions) -> int:
-    """Flags of a mask of legal actions; 0 where there is none."""
-    match actions:
-        case DiscreteActions():
-            return actions.count
-        case FactoredActions():
-            return sum(place.bits.stop - place.bits.start for place in head_places(actions))
-        case _:
-            return 0
-
-
-def _has_choice(actions: Actions, legal: Flags) -> Flags:
-    """`[n]` whether masks leave a choice in every factor."""
-    if not isinstance(actions, FactoredActions):
-        return np.asarray(legal.any(axis=1))
-    possible = np.ones(len(legal), np.bool_)
-    for place in head_places(actions):
-        bits: NDArray[Any] = legal[:, place.bits]
-        if isinstance(place.part, BinaryActions):
-            pairs: NDArray[Any] = np.asarray(bits.reshape(len(legal), -1, 2).any(axis=2))
-            possible &= pairs.all(axis=1)
-        elif bits.shape[1]:
-            possible &= bits.any(axis=1)
-    return possible
 
 
 def within_bounds(actions: Actions, chosen: Array) -> Array:

@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from hone.control.networks.mlp import Actions, BinaryActions, BoxActions, DiscreteActions, FactoredActions
-from hone.control.predict import SavedPolicy, mask_bits, open_saved_policy
+from hone.control.networks.mlp import BoxActions
+from hone.control.predict import SavedPolicy, open_saved_policy
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, HoneError, did_you_mean
 from hone.core.strict_json import strict_json
@@ -56,9 +56,9 @@ class ServedPolicy:
         return {
             "policy": self.fingerprint,
             "observation": str(self.saved.observation),
-            "action": describe_actions(actions),
+            "action": actions.describe(),
             "memory": self.saved.has_memory,
-            "mask": mask_bits(actions) if not isinstance(actions, BoxActions) and actions.masked else 0,
+            "mask": sum(actions.choices) if not isinstance(actions, BoxActions) and actions.masked else 0,
         }
 
 
@@ -70,24 +70,6 @@ def open_served_policy(folder: Path, *, name: str, step: int | None) -> ServedPo
             digest.update(file.read_bytes())
     at = "" if step is None else f"@{step}"
     return ServedPolicy(saved=saved, fingerprint=f"{name}{at}-{digest.hexdigest()[:_SHOWN]}", step=step or 0)
-
-
-def describe_actions(actions: Actions | BinaryActions) -> dict[str, Any]:
-    """Actions as JSON: first and count of choices, bits, bounds of a box, or the factors of a row."""
-    match actions:
-        case DiscreteActions():
-            return {"first": actions.start, "count": actions.count}
-        case BinaryActions():
-            return {"bits": actions.size}
-        case BoxActions():
-            return {"shape": list(actions.shape), "low": _finite(actions.low), "high": _finite(actions.high)}
-        case FactoredActions():
-            return {"factors": [describe_actions(part) for part in actions.parts]}
-
-
-def _finite(bounds: tuple[float, ...]) -> list[float | None]:
-    """Bounds as JSON: null for none."""
-    return [bound if np.isfinite(bound) else None for bound in bounds]
 
 
 # ---------------------------------------------------------------------------------------------------------- routes

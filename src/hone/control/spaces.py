@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from hone.control.environments.layout import ActionRowSpace, Leaf, RowSpace
+from hone.control.environments.layout import ActionRowSpace, RowSpace
 from hone.control.environments.world import GymWorld
 from hone.control.logs.parquet import BehaviourLog
 from hone.control.networks.encoding import image_layout
 from hone.control.networks.mlp import (
-    BinaryActions,
     BoxActions,
     DiscreteActions,
     FactoredActions,
     GaussianMlpConfig,
     ObservationInputs,
     PolicySpaces,
+    leaf_factors,
 )
 from hone.core.errors import ConfigError
 
@@ -42,25 +42,13 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any], *,
             actions = DiscreteActions(count=int(action.n), start=int(action.start), masked=masked)
             return PolicySpaces(inputs=inputs, actions=actions)
         case ActionRowSpace():
-            parts = tuple(part for leaf in action.leaves for part in _factors(leaf))
+            parts = tuple(part for leaf in action.leaves for part in leaf_factors(leaf))
             return PolicySpaces(inputs=inputs, actions=FactoredActions(parts=parts, masked=masked))
         case spaces.Box():
             low, high = tuple(action.low.ravel().tolist()), tuple(action.high.ravel().tolist())
             return PolicySpaces(inputs=inputs, actions=BoxActions(low=low, high=high, shape=tuple(action.shape)))
         case _:
             raise ConfigError(f"action space {action} is not supported: only Box and Discrete are")
-
-
-def _factors(leaf: Leaf) -> list[DiscreteActions | BinaryActions | BoxActions]:
-    """Factors of an action in a leaf of it."""
-    match leaf.kind:
-        case "one_hots":
-            pairs = zip(leaf.sizes, leaf.starts, strict=True)
-            return [DiscreteActions(count=size, start=start) for size, start in pairs]
-        case "bits":
-            return [BinaryActions(size=leaf.count)]
-        case "box":
-            return [BoxActions(low=leaf.low, high=leaf.high, shape=(leaf.count,))]
 
 
 def world_spaces(world: GymWorld) -> PolicySpaces:

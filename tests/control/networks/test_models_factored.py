@@ -1,16 +1,23 @@
 """Actions of several factors: joint log-probabilities and entropies by hand and against torch.distributions."""
 
+import json
 import math
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import distributions
 
-from hone.control.networks.actor_critic import ActorCritic, logp_and_entropy
-from hone.control.networks.checkpoint import load_policy, save_policy
+from hone.control.environments.masks import random_masks
+from hone.control.networks.actor_critic import ActorCritic, box_gaussian, categorical, logp_and_entropy
+from hone.control.networks.checkpoint import _one_action, load_policy, save_policy
+from hone.control.networks.factored import HeadDistributions, head_places
 from hone.control.networks.mlp import (
+    ACTION_FACTORS,
+    ActionFactor,
     BinaryActions,
     BoxActions,
     DiscreteActions,
@@ -117,3 +124,56 @@ def test_a_saved_policy_keeps_parts_of_observations_and_actions(tmp_path: Path) 
     again, seen = load_policy(tmp_path), np.ones((4, 3), np.float32)
     assert again.spaces == policy.spaces
     np.testing.assert_array_equal(again.numpy_policy().best(seen), policy.numpy_policy().best(seen))
+
+
+# ----------------------------------------------------------------------------------------------------- kinds of factors
+
+KINDS = {
+    DiscreteActions: DiscreteActions(count=3, start=-1),
+    BinaryActions: BinaryActions(size=2),
+    BoxActions: BoxActions(low=(-1.0, 0.0), high=(1.0, 4.0), shape=(2,), gaussian="clipped"),
+}
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert tuple(KINDS) == ACTION_FACTORS
+
+
+@pytest.mark.parametrize("part", KINDS.values(), ids=[kind.__name__ for kind in KINDS])
+def test_a_kind_of_factor_is_one_definition(part: ActionFactor) -> None:
+    """Sizes, head, description on disk, and places beside other factors agree."""
+    actions = FactoredActions(parts=(DiscreteActions(count=2), part, BinaryActions(size=1)))
+    place = list(head_places(actions))[1]
+    head, draws = place.head, np.random.default_rng(0)
+    sizes = [one.stop - one.start for one in (place.outputs, place.numbers, place.bits, place.deviations)]
+    assert sizes == [part.outputs, part.numbers, sum(part.choices), part.gaussian_size]
+    assert [one.start for one in (place.outputs, place.numbers, place.bits, place.deviations)] == [2, 1, 2, 0]
+    out = draws.standard_normal((50, part.outputs)).astype(np.float32)
+    deviations = np.full(part.gaussian_size, -1.0, np.float32)
+    noise = head.noise(draws, (50,))
+    assert noise.shape == (50, part.numbers)
+    mask = random_masks(part.choices, 50, draws) if part.choices else None
+    chosen, nats = head.decide(out, deviations, noise, mask)
+    best: Any = head.best(out, mask)
+    assert chosen.shape == best.shape == (50, part.numbers)
+    legal = None if mask is None else torch.from_numpy(mask)
+    mode = head.mode(torch.from_numpy(out), legal).numpy()
+    within = np.clip(best, part.low, part.high) if isinstance(part, BoxActions) else best
+    np.testing.assert_allclose(mode, within, rtol=1e-6)
+    same, _, off = head.compare(out.astype(np.float64), best, best, tolerance=0.0)
+    assert same.all()
+    assert off == 0.0
+    kinds = HeadDistributions(categorical=categorical, box_gaussian=box_gaussian)
+    logp, _ = head.distribution(
+        torch.from_numpy(out), torch.from_numpy(deviations), torch.from_numpy(chosen), legal, kinds
+    )
+    np.testing.assert_allclose(logp.numpy(), nats, rtol=1e-4, atol=1e-5)
+    assert _one_action(json.loads(json.dumps(asdict(part)))) == part
+    assert json.loads(json.dumps(part.describe()))
+
+
+def test_a_description_of_no_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="no kind of actions has the fields angle"):
+        _one_action({"angle": 3})
+    with pytest.raises(ValueError, match="unknown form of a Gaussian 'round'"):
+        _one_action({"low": [0.0], "high": [1.0], "shape": [1], "gaussian": "round"})

@@ -208,10 +208,15 @@ def action_leaves(space: spaces.Space[Any]) -> tuple[Leaf, ...] | None:
         raise ConfigError(*faults)
     leaves: list[Leaf] = []
     place = 0
-    for path, part in parts:
-        leaves.append(replace(_leaf(path, part), offset=place))
-        place += leaves[-1].count
+    for leaf in supported_leaves(space):
+        leaves.append(replace(leaf, offset=place))
+        place += leaf.count
     return tuple(leaves)
+
+
+def supported_leaves(space: spaces.Space[Any]) -> list[Leaf]:
+    """Leaves of the parts of a space that a row can hold."""
+    return [_leaf(path, part) for path, part in _leaves(space, "") if _kind(part) is not None]
 
 
 def _leaves(space: spaces.Space[Any], path: str) -> Iterator[tuple[str, spaces.Space[Any]]]:

@@ -7,6 +7,7 @@ several factors has the bits of one factor after another (sb3-contrib's form; Gy
 bit of an action two: may it be 0, may it be 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -16,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
-from hone.control.environments.layout import ActionRowSpace
+from hone.control.environments.layout import ActionRowSpace, supported_leaves
 from hone.core.errors import UserCodeError
 
 Flags: TypeAlias = NDArray[np.bool_]
@@ -41,16 +42,8 @@ def _factor_sizes(action: spaces.Space[Any]) -> list[int]:
             return [int(action.n)]
         case ActionRowSpace():
             return [size for leaf in action.leaves for size in leaf.choices]
-        case spaces.MultiDiscrete():
-            return action.nvec.ravel().tolist()
-        case spaces.MultiBinary():
-            return [2] * int(np.prod(action.shape))
-        case spaces.Dict():
-            return [size for part in action.spaces.values() for size in _factor_sizes(part)]
-        case spaces.Tuple():
-            return [size for part in action.spaces for size in _factor_sizes(part)]
         case _:
-            return []
+            return [size for leaf in supported_leaves(action) for size in leaf.choices]
 
 
 class _MaskLeaf(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -136,17 +129,27 @@ def with_choices(mask: Flags, action: spaces.Space[Any]) -> Flags:
     """The masks `[n, M]` of last observations, in which nothing is decided any more: all choices where a mask leaves
     none, so that no value of such an observation is undefined."""
     sizes = _factor_sizes(action)
-    return mask | np.repeat(~_any_by_factor(mask, sizes), sizes, axis=1)
+    return mask | np.repeat(~any_by_factor(mask, sizes), sizes, axis=1)
 
 
 def is_legal(mask: Flags, action: spaces.Space[Any]) -> Flags:
     """`[n]` whether each of the masks `[n, M]` leaves a choice in every factor of an action."""
-    return np.asarray(_any_by_factor(mask, _factor_sizes(action)).all(axis=1))
+    return np.asarray(any_by_factor(mask, _factor_sizes(action)).all(axis=1))
 
 
-def _any_by_factor(mask: Flags, sizes: list[int]) -> Flags:
+def any_by_factor(mask: Flags, sizes: Sequence[int]) -> Flags:
     """`[n, factors]` whether any choice of a factor is legal."""
     return np.logical_or.reduceat(mask, np.cumsum([0, *sizes[:-1]]), axis=1)
+
+
+def random_masks(sizes: Sequence[int], count: int, draws: np.random.Generator) -> Flags:
+    """Masks `[count, M]` in which half of the choices are legal, and at least one of each factor."""
+    masks: list[Flags] = []
+    for size in sizes:
+        mask = draws.random((count, size)) < 0.5
+        mask[np.arange(count), draws.integers(0, size, count)] = True
+        masks.append(mask)
+    return np.concatenate(masks, axis=1)
 
 
 def sample_legal(space: spaces.Space[Any], mask: Flags, draws: np.random.Generator) -> Any:  # noqa: ANN401

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from hone.control.networks.box_gaussian import entropy_shift, to_gaussian
 from hone.control.networks.encoders import acting_inputs, make_encoder
-from hone.control.networks.factored import NumpyFactoredPolicy, joint_logp_and_entropy
+from hone.control.networks.factored import HeadDistributions, NumpyFactoredPolicy, joint_logp_and_entropy
 from hone.control.networks.mlp import (
     Actions,
     BoxActions,
@@ -301,9 +301,7 @@ class QNetworkPolicy(ControlPolicy):
 
 def head_sizes(actions: Actions) -> tuple[int, int]:
     """Outputs of a network for these actions, and deviations of Gaussians."""
-    if isinstance(actions, FactoredActions):
-        return actions.outputs, actions.gaussian_size
-    return (actions.count, 0) if isinstance(actions, DiscreteActions) else (actions.size, actions.size)
+    return actions.outputs, actions.gaussian_size
 
 
 def numpy_actor(
@@ -331,9 +329,8 @@ def logp_and_entropy(
     if isinstance(actions, DiscreteActions):
         return categorical(outputs, chosen - actions.start if actions.start else chosen, mask)
     if isinstance(actions, FactoredActions):
-        return joint_logp_and_entropy(
-            actions, outputs, log_std, chosen, mask, categorical=categorical, box_gaussian=box_gaussian
-        )
+        kinds = HeadDistributions(categorical=categorical, box_gaussian=box_gaussian)
+        return joint_logp_and_entropy(actions, outputs, log_std, chosen, mask, kinds)
     assert log_std is not None
     return box_gaussian(outputs, log_std, chosen.reshape(outputs.shape), actions)
 

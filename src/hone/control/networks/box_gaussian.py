@@ -53,6 +53,23 @@ def entropy_shift(mean: Tensor, log_std: Tensor, actions: BoxActions) -> Tensor 
     return None if _scale(actions, str(mean.device)) is None else mean.new_tensor(actions.log_volume)
 
 
+def gaussian_mode(outputs: Tensor, actions: BoxActions) -> Tensor:
+    """Actions `[n, a]` at the means of a Gaussian in the form of its box, as an exporter can follow it."""
+    match actions.gaussian:
+        case "unscaled":
+            return outputs
+        case "clipped":
+            return torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * outputs
+        case "squashed":
+            return torch.from_numpy(actions.middle) + torch.from_numpy(actions.reach) * torch.tanh(outputs)
+
+
+def within_box(chosen: Tensor, actions: BoxActions) -> Tensor:
+    """Actions `[n, a]`, clipped to the bounds -> `[n, *action]`."""
+    low, high = (torch.tensor(side, dtype=torch.float32) for side in (actions.low, actions.high))
+    return torch.minimum(torch.maximum(chosen, low), high).reshape(-1, *actions.shape)
+
+
 def _log_slope(raw: Tensor) -> Tensor:
     """log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels."""
     return 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))

@@ -7,9 +7,9 @@ and is run again only where its digest is that of `policy.json`.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -29,11 +29,11 @@ from hone.control.networks.encoding import EncoderSpec, ImageLayout, encoder_fro
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.memory import MemoryActorCritic, RecurrentDqnPolicy
 from hone.control.networks.mlp import (
-    BinaryActions,
+    ACTION_FACTORS,
+    ActionFactor,
     BoxActions,
     DiscreteActions,
     FactoredActions,
-    GaussianForm,
     MlpConfig,
     ObservationInputs,
     PolicySpaces,
@@ -170,20 +170,12 @@ def require_same_gaussian(policy: ControlPolicy, path: Path) -> None:
     actions = policy.spaces.actions
     if not isinstance(actions, BoxActions) or not path.is_file():
         return
-    saved = _gaussian_form(_description(path)["actions"])
+    saved = _description(path)["actions"].get("gaussian", "unscaled")  # older descriptions do not name it
     if saved != actions.gaussian and not (actions.is_unit and "squashed" not in {saved, actions.gaussian}):
         raise DataError(
             f"{path}: its Gaussian over the box of actions is {saved}, and this run's is {actions.gaussian}; set "
             f'network.gaussian = "{saved}" to go on with it'
         )
-
-
-def _gaussian_form(actions: Mapping[str, Any]) -> GaussianForm:
-    """Form of the Gaussian in a policy's description; older ones do not name it, and are not scaled."""
-    form: GaussianForm = actions.get("gaussian", "unscaled")
-    if form not in get_args(GaussianForm):
-        raise ValueError(f"unknown form of a Gaussian {form!r}")
-    return form
 
 
 def _description(path: Path) -> dict[str, Any]:
@@ -196,23 +188,21 @@ def _description(path: Path) -> dict[str, Any]:
     return description
 
 
-def _one_action(actions: Mapping[str, Any]) -> DiscreteActions | BinaryActions | BoxActions:
-    """Actions of one factor. Raises KeyError, TypeError, ValueError."""
-    if "count" in actions:
-        return DiscreteActions(**actions)
-    if "low" not in actions:
-        return BinaryActions(**actions)
-    return BoxActions(
-        low=tuple(actions["low"]),
-        high=tuple(actions["high"]),
-        shape=tuple(actions["shape"]),
-        gaussian=_gaussian_form(actions),
-    )
+def _one_action(actions: Mapping[str, Any]) -> ActionFactor:
+    """Actions of one factor, of the kind that has these fields; those that an older description lacks have their
+    defaults. Raises TypeError, ValueError."""
+    kind = next((one for one in ACTION_FACTORS if actions.keys() <= {field.name for field in fields(one)}), None)
+    if kind is None:
+        raise ValueError(f"no kind of actions has the fields {', '.join(actions)}")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in actions.items()
+    }
+    return kind(**values)
 
 
-def _as_whole(actions: DiscreteActions | BinaryActions | BoxActions) -> DiscreteActions | BoxActions:
-    if isinstance(actions, BinaryActions):
-        raise ValueError("bits are a factor of actions, and not the whole of them")
+def _as_whole(actions: ActionFactor) -> DiscreteActions | BoxActions:
+    if not isinstance(actions, DiscreteActions | BoxActions):
+        raise ValueError(f"{actions} are a factor of actions, and not the whole of them")
     return actions
 
 

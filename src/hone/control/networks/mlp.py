@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -284,9 +284,26 @@ class DiscreteActions:
     start: int = 0
     masked: bool = False
     """Whether only the legal ones of a mask are taken: the policy decides with a mask, and not without."""
+    numbers: ClassVar[int] = 1
+    """Numbers of an action."""
+    gaussian_size: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return f"{self.count} numbered actions"
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a network for them."""
+        return self.count
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Entries of a mask for each of its finite choices, of which one has to be legal."""
+        return (self.count,)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON for clients."""
+        return {"first": self.start, "count": self.count}
 
 
 BOUND_LIMIT = 1e30
@@ -303,8 +320,31 @@ class BoxActions:
     gaussian: GaussianForm = "unscaled"
     """Form of a Gaussian policy over this box; other policies do not read it."""
 
+    choices: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.gaussian not in get_args(GaussianForm):
+            raise ValueError(f"unknown form of a Gaussian {self.gaussian!r}")
+
     def __str__(self) -> str:
         return f"a box of shape {self.shape} from {list(self.low)} to {list(self.high)}"
+
+    @property
+    def numbers(self) -> int:
+        return self.size
+
+    @property
+    def outputs(self) -> int:
+        return self.size
+
+    @property
+    def gaussian_size(self) -> int:
+        """Standard deviations of a Gaussian policy over them."""
+        return self.size
+
+    def describe(self) -> dict[str, Any]:
+        low, high = ([bound if np.isfinite(bound) else None for bound in side] for side in (self.low, self.high))
+        return {"shape": list(self.shape), "low": low, "high": high}
 
     @property
     def size(self) -> int:
@@ -355,16 +395,51 @@ class BinaryActions:
     """Bits, each of which is set or not."""
 
     size: int
+    gaussian_size: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return f"{self.size} bits"
+
+    @property
+    def numbers(self) -> int:
+        return self.size
+
+    @property
+    def outputs(self) -> int:
+        return self.size
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """May a bit be 0, may it be 1."""
+        return (2,) * self.size
+
+    def describe(self) -> dict[str, Any]:
+        return {"bits": self.size}
+
+
+ActionFactor: TypeAlias = DiscreteActions | BinaryActions | BoxActions
+"""What a factor of an action may be. A further kind is a class here with the same properties, its leaf in
+`environments/layout.py`, and its head in `networks/factored.py`."""
+ACTION_FACTORS: Final[tuple[type[ActionFactor], ...]] = get_args(ActionFactor)
+
+
+def leaf_factors(leaf: Leaf) -> list[ActionFactor]:
+    """Factors of an action in a leaf of it."""
+    match leaf.kind:
+        case "one_hots":
+            pairs = zip(leaf.sizes, leaf.starts, strict=True)
+            return [DiscreteActions(count=size, start=start) for size, start in pairs]
+        case "bits":
+            return [BinaryActions(size=leaf.count)]
+        case "box":
+            return [BoxActions(low=leaf.low, high=leaf.high, shape=(leaf.count,))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactoredActions:
     """Actions of several factors, chosen independently given the observation: a row of numbers `[n, A]`."""
 
-    parts: tuple[DiscreteActions | BinaryActions | BoxActions, ...]
+    parts: tuple[ActionFactor, ...]
     masked: bool = False
     """Whether only legal choices of a mask are taken."""
 
@@ -374,17 +449,26 @@ class FactoredActions:
     @property
     def size(self) -> int:
         """Numbers of an action, A."""
-        return sum(1 if isinstance(part, DiscreteActions) else part.size for part in self.parts)
+        return sum(part.numbers for part in self.parts)
 
     @property
     def outputs(self) -> int:
         """Outputs of a network for them: logits of choices and of bits, means of boxes."""
-        return sum(part.count if isinstance(part, DiscreteActions) else part.size for part in self.parts)
+        return sum(part.outputs for part in self.parts)
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Those of one factor after another."""
+        return tuple(size for part in self.parts for size in part.choices)
 
     @property
     def gaussian_size(self) -> int:
         """Dimensions of the boxes among them."""
-        return sum(part.size for part in self.parts if isinstance(part, BoxActions))
+        return sum(part.gaussian_size for part in self.parts)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON for clients."""
+        return {"factors": [part.describe() for part in self.parts]}
 
 
 Actions: TypeAlias = DiscreteActions | BoxActions | FactoredActions
