@@ -72,7 +72,6 @@ class _Pass:
     before: tuple[Tensor, bool] | None = None
     """The gradient as it was, and whether it was pending."""
     results: list[RowResult] = field(default_factory=list[RowResult])
-    seconds: float = 0.0
 
     def row(self, place: int) -> TrainedRow:
         """A row."""
@@ -97,11 +96,11 @@ class _Pass:
         if self.before is not None:
             self.model.restore_gradient(self.before[0], pending=self.before[1])
 
-    def outcome(self) -> RequestResult:
+    def outcome(self, core_s: float) -> RequestResult:
         tokens = sum(len(datum.tokens) for datum in self.data)
         metrics = {"loss:sum": sum(one.loss for one in self.results), "num_tokens:sum": float(tokens)}
         logprobs: list[NDArray[np.float32]] = [one.logprobs for one in self.results]
-        usage = {"forward_tokens" if self.forward_only else "train_tokens": float(tokens), "core_s": self.seconds}
+        usage = {"forward_tokens" if self.forward_only else "train_tokens": float(tokens), "core_s": core_s}
         return RequestResult(result=forward_backward_output(logprobs, metrics), media=PROTOBUF, usage=usage)
 
 
@@ -129,6 +128,10 @@ class TrainingWorker:
     _work_s: dict[str, float] = field(default_factory=dict[str, float])
     """Work on each model since its snapshot, and the seconds that the snapshot took."""
     _snapshot_s: dict[str, float] = field(default_factory=dict[str, float])
+    _unbilled_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Core-seconds of each model that no result of a pass has taken to its tenant's bill yet."""
+    _turn_s: dict[Waiting, float] = field(default_factory=dict[Waiting, float])
+    """Core-seconds of each request in this turn."""
     thread: DeskThread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,7 +181,9 @@ class TrainingWorker:
                 message = f"request {one.seq} of {one.owner} waited for number {hole}, which never came"
                 self.desk.finish(self._record(one), failed(DataError(message)))
             with self.computing:
+                began = time.thread_time()
                 self.turn(ready)
+                self._spread(time.thread_time() - began)
 
     def turn(self, ready: Sequence[Waiting]) -> None:
         """Do one piece of work: that of the tenant who had least."""
@@ -215,9 +220,10 @@ class TrainingWorker:
         self._end(one)
 
     def _open_pass(self, one: Waiting) -> None:
-        record = self._begin(one)
+        record, began = self._begin(one), time.thread_time()
         try:
             self._passes[one.owner] = self._read_pass(record, one)
+            self._charge(one, time.thread_time() - began)
         except Exception as error:  # noqa: BLE001 - the client hears of any failure
             self.desk.finish(record, failed(error))
             self._end(one)
@@ -279,18 +285,18 @@ class TrainingWorker:
         spent_s += 0.0 if self.ranks is None else self.ranks.core_s
         self._token_s = spent_s * torch.get_num_threads() / tokens
         for place, size, result in zip(chosen, sizes, results, strict=True):
-            one = passes[place]
-            one.seconds += spent_s * size / tokens
-            self._charge(one.waiting, spent_s * size / tokens)
-            if self._passes.get(one.waiting.owner) is not one:
-                continue  # an earlier row of its call was not finite
-            try:
-                one.take(result)
-            except HoneError as error:
-                self._close_pass(one, failed(error))
-                continue
-            if len(one.results) == len(one.data):
-                self._close_pass(one, one.outcome())
+            one, fault, began = passes[place], None, time.thread_time()
+            open_still = self._passes.get(one.waiting.owner) is one  # else an earlier row of its call was not finite
+            if open_still:
+                try:
+                    one.take(result)
+                except HoneError as error:
+                    fault = error
+            self._charge(one.waiting, spent_s * size / tokens + time.thread_time() - began)
+            if fault is not None:
+                self._close_pass(one, failed(fault))
+            elif open_still and len(one.results) == len(one.data):
+                self._close_pass(one, one.outcome(self._unbilled_s.pop(one.waiting.owner, 0.0)))
 
     def _close_pass(self, one: _Pass, outcome: RequestResult) -> None:
         if outcome.category is not None:
@@ -481,7 +487,18 @@ class TrainingWorker:
         seconds *= torch.get_num_threads()
         with self.desk.wake:
             self.desk.turns.charge(one.tenant, seconds)
-        self._work_s[one.owner] = self._work_s.get(one.owner, 0.0) + seconds
+        for account in (self._work_s, self._unbilled_s):
+            account[one.owner] = account.get(one.owner, 0.0) + seconds
+        self._turn_s[one] = self._turn_s.get(one, 0.0) + seconds
+
+    def _spread(self, turn_s: float) -> None:
+        """Charge what a turn took beyond the work on its requests, such as writing results, by that work."""
+        charged, self._turn_s = self._turn_s, {}
+        total = sum(charged.values())
+        beyond = turn_s * torch.get_num_threads() - total
+        for one, seconds in charged.items() if total and beyond > 0 else ():
+            self._charge(one, beyond * seconds / total / torch.get_num_threads())
+        self._turn_s = {}
 
 
 def _adam_params(body: Mapping[str, Any]) -> Mapping[str, object]:
