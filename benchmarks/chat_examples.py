@@ -117,8 +117,7 @@ def preferences(folder: Path) -> Figures:
 def reward_model(folder: Path) -> Figures:
     run = folder / "runs" / "run"
     rewards = column(run / "rl", "reward/mean")
-    brief = held_out_score("hone:smollm2", folder, "capitals_held_out.jsonl", f"{EXAMPLES}/chats.py:brief")
-    scores = {"score, base": brief, "score, rl": last(run / "rl", "eval/score")}
+    scores = {f"score, {stage}": last(run / stage, "eval/score") for stage in ("base", "rl")}
     reward = {
         "reward, first 3 steps": float(np.mean(rewards[:3])),
         "reward, last 3 steps": float(np.mean(rewards[-3:])),

@@ -48,9 +48,9 @@ RUNS: dict[str, dict[str, Any]] = {
         "recipe": "dpo", "batch": 2, "task": {"source": "pairs.jsonl"}, "samples": {"prompts": 0},
         "algorithm": {"loss": {"kind": "dpo", "beta": 0.1}},
     },
-    "GRPO, 4 x 8 answers of 48 tokens, with generation": {
+    "GRPO, 2 x 8 answers of 48 tokens, with generation": {
         "recipe": "grpo", "task": {"source": "sums.jsonl"}, "rewards": {"functions": [{"use": "chance.py:chance"}]},
-        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 8, "max_tokens": 48},
+        "rollout": {"prompts_per_step": 2, "samples_per_prompt": 8, "max_tokens": 48},
     },
 }  # fmt: skip
 CHANCE = '''"""A reward that every answer differs in."""

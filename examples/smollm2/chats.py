@@ -1,8 +1,8 @@
 """Small data for the examples of this folder: `python examples/smollm2/chats.py` writes it into the current folder.
 
 Conversations that recall a fact, pairs that prefer brief answers, the same answers marked good or bad, and dialogues
-that call the calculator; each with rows held out, of other names, countries or numbers. The configs also name two
-functions of this file: a reward and the solution of a sum.
+that call the calculator; each with rows held out, of other names, countries or numbers. The configs also name
+functions of this file: two rewards and the solution of a sum.
 """
 
 import json
@@ -100,8 +100,18 @@ def number(answer: str) -> str:
 
 def brief(completions: Sequence[str | list[dict[str, str]]], **_: object) -> list[float]:
     """Score answers: 1 for one of at most five words, else 0."""
+    return at_most(5, completions)
+
+
+def sentence(completions: Sequence[str | list[dict[str, str]]], **_: object) -> list[float]:
+    """Score answers: 1 for one of at most six words, as "The capital of France is Paris." has, else 0."""
+    return at_most(6, completions)
+
+
+def at_most(words: int, completions: Sequence[str | list[dict[str, str]]]) -> list[float]:
+    """Score answers: 1 for one of at most so many words, and at least one, else 0."""
     texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
-    return [float(0 < len(text.split()) <= 5) for text in texts]
+    return [float(0 < len(text.split()) <= words) for text in texts]
 
 
 def write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -122,6 +132,7 @@ def main(folder: Path = Path()) -> None:
     write(folder / "marked.jsonl", [row for pair in pairs[:28] for row in as_marked(pair)])
     write(folder / "capitals.jsonl", [{"prompt": row["prompt"]} for row in pairs[:28]])
     write(folder / "capitals_held_out.jsonl", [{"prompt": row["prompt"]} for row in pairs[28:]])
+    write(folder / "capitals_often.jsonl", [{"prompt": row["prompt"]} for row in pairs[28:] for _ in range(8)])
     products = [product_row(chance) for _ in range(48 + 400 + 40)]
     write(folder / "calls.jsonl", [as_dialogue(row) for row in products[:48]])
     write(folder / "products.jsonl", products[48:448])

@@ -19,8 +19,9 @@ SHORTER = {
     "dpo.toml": ["steps=1", "batch=2", "evaluation.max_tokens=2"],
     "kto.toml": ["steps=1", "batch=2", "samples.prompts=2", "evaluation.max_tokens=2"],
     "reward_model.toml": [
-        *("stage.0.steps=1", "stage.0.batch=2", "stage.1.steps=1", "stage.1.rollout.prompts_per_step=2"),
-        *("stage.1.rollout.samples_per_prompt=2", "stage.1.rollout.max_tokens=4", "stage.1.evaluation.max_tokens=2"),
+        *("stage.0.steps=1", "stage.0.batch=2", "stage.1.rollout.prompts_per_step=2", "stage.1.rollout.max_tokens=4"),
+        *("stage.1.evaluation.max_tokens=2", "stage.2.evaluation.max_tokens=2", "stage.2.steps=1"),
+        *("stage.2.rollout.prompts_per_step=2", "stage.2.rollout.samples_per_prompt=2", "stage.2.rollout.max_tokens=4"),
     ],
     "grpo.toml": [
         *("shared.evaluation.task.size=4", "shared.evaluation.max_tokens=4", "stage.0.task.size=2"),

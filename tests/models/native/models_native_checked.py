@@ -28,6 +28,13 @@ def main() -> None:
         for shape in ((1, 32, 32), (33, 96, 32), (1061, 64, 96)):
             cases.test_the_gradient_of_a_weight(isa, *shape)
     products._MIN_MULTIPLICATIONS, products._MIN_SIZE = 0, 1  # pyright: ignore - small products too
+    for isa in ("avx512_bf16", "amx"):
+        try:
+            library.open_kernels(path, isa)
+        except ConfigError:
+            continue
+        for shape in product_cases.SHAPES:
+            product_cases.test_a_product_of_rounded_numbers_sums_in_float32(shape)
     for shape in product_cases.SHAPES:
         product_cases.check(*shape)
     print("ok")
