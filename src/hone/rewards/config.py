@@ -115,6 +115,16 @@ Reward: TypeAlias = Annotated[
 ]
 
 
+class AgentSessionsConfig(Config):
+    """Sessions of agents: the interpreter that holds them, and how long they are waited for."""
+
+    python: str = ""
+    """Interpreter that has the package of the environment; empty: this one."""
+    deadline_s: float = Field(default=120.0, gt=0)
+    """A session that neither asks nor reports for so many seconds has no score; a run whose sessions do not begin
+    within five times as long stops."""
+
+
 class UserCodeConfig(Config):
     """Processes and limits of reward functions and of worlds, in training and in evaluation."""
 
@@ -130,6 +140,8 @@ class UserCodeConfig(Config):
     confined: bool = True
     """Keep the processes from signalling others and from writing into the run's folder, as far as the system can; a
     limit that it cannot hold is a warning."""
+    agents: AgentSessionsConfig | None = None
+    """Sessions of agents, for the sources `verifiers:` and `agents:`."""
 
 
 class LearnableConfig(Config):

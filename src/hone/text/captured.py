@@ -10,6 +10,7 @@ from hone.core.errors import ConfigError, ResourceError
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import check_cluster
+from hone.rewards.config import AgentSessionsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.sources.live import LiveSource
 from hone.text.adapters.verifiers import VerifiersDriver
@@ -23,7 +24,7 @@ from hone.text.serving.completions.served_model import ServedModel
 from hone.text.tasks.chat_rows import row_tokenizer
 from hone.text.tasks.conversation import AnswerEffort
 from hone.text.tasks.dataset import ExampleDataset, build_examples
-from hone.text.tasks.task import VERIFIERS, AgentSessionsConfig, TaskConfig, agent_address
+from hone.text.tasks.task import VERIFIERS, TaskConfig, agent_address
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS
 
@@ -75,7 +76,8 @@ def captured_inputs(
 ) -> TextInputs[Sequence[Prompt]]:
     """Inputs of a run whose dialogues are held by agents: they bring the prompts."""
 
-    source, driver = config.task.source, _driver(config.task)
+    agents = config.user_code.agents or AgentSessionsConfig()
+    source, driver = config.task.source, _driver(config.task, agents.python)
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
         del examples
@@ -128,7 +130,8 @@ def open_captured_text(
         raise ResourceError(missing) from None
     tokenizer = row_tokenizer(task, {}, policy.tokenizer)
     context = dialogue_context(rollout.context, policy.decoder.config.max_positions)
-    driver, agents = _driver(task), task.agents or AgentSessionsConfig()
+    agents = config.user_code.agents or AgentSessionsConfig()
+    driver = _driver(task, agents.python)
     host, port = agent_address(task.source) if driver is None else ("127.0.0.1", 0)
     server = CaptureServer(host, port)
     address = server.bind()
@@ -169,11 +172,8 @@ def open_captured_text(
     return CapturedText(world=world, actor=actor, scorer=inputs.scorer, close_address=server.close)
 
 
-def _driver(task: TaskConfig) -> VerifiersDriver | None:
+def _driver(task: TaskConfig, python: str) -> VerifiersDriver | None:
     """Holder of the sessions; None where agents come of themselves."""
     if not task.source.startswith(VERIFIERS):
         return None
-    agents = task.agents or AgentSessionsConfig()
-    return VerifiersDriver(
-        name=task.source.removeprefix(VERIFIERS), config=task.options, size=task.size, python=agents.python
-    )
+    return VerifiersDriver(name=task.source.removeprefix(VERIFIERS), config=task.options, size=task.size, python=python)

@@ -132,6 +132,11 @@ class LanguageRunConfig(DataRunConfig):
     task: TaskConfig
     """The data."""
 
+    @model_validator(mode="after")
+    def _agents_fit(self) -> "LanguageRunConfig":
+        self.task.require_agents(self.user_code.agents)
+        return self
+
     @classmethod
     def planned(cls) -> PlannedRecipe:
         return PlannedRecipe()

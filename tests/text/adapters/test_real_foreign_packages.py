@@ -57,8 +57,9 @@ def test_an_environment_of_verifiers_trains_unchanged(
         f"""
 [task]
 source = "verifiers:sums_env"
-agents = {{ python = "{python}" }}
 options = {{ agent = {{ {harness}runtime = {{ type = "subprocess" }} }} }}
+[user_code]
+agents.python = "{python}"
 [rollout]
 prompts_per_step = 2
 samples_per_prompt = 2

@@ -83,7 +83,7 @@ def test_environments_that_cannot_be_opened_say_why(
 
 
 def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"{sys.executable} has no package verifiers; .* task\.agents\.python"):
+    with pytest.raises(ConfigError, match=rf"{sys.executable} has no package verifiers; .* user_code\.agents\.python"):
         VerifiersDriver(name="sums", folder=tmp_path).examples()
 
 
@@ -103,6 +103,7 @@ max_positions = 64
 alphabet = "0123456789+="
 [task]
 source = "verifiers:sums"
+[user_code]
 agents.python = "{python}"
 [rollout]
 prompts_per_step = 2

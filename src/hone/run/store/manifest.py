@@ -140,6 +140,7 @@ MOVED: Final = (
     (r"rollout\.max_staleness\.replay_interleaving", "rollout.max_staleness.interleaving"),
     (r"run\.samples_every", "run.rollouts_every"),
     (r"learn\.said", "learn.policy"),
+    (r"(?:.*\b)?task\.agents((?:\.(?:python|deadline_s))?)", r"user_code.agents\1"),
 )
 """Pattern of a whole key, and the key that says the same now."""
 

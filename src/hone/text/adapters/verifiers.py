@@ -106,7 +106,7 @@ class VerifiersDriver:
         if "No module named 'verifiers'" in fault:
             return ConfigError(
                 f"{VERIFIERS}{self.name}: {self.python or sys.executable} has no package verifiers; install it there "
-                "(pip install verifiers), or name an interpreter that has it in task.agents.python"
+                "(pip install verifiers), or name an interpreter that has it in user_code.agents.python"
             )
         return UserCodeError(f"{VERIFIERS}{self.name} cannot be opened: {fault}")
 

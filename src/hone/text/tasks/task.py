@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from hone.core.config import Config, is_loopback
 from hone.core.errors import ConfigError, DataError, did_you_mean
+from hone.rewards.config import AgentSessionsConfig
 from hone.text.tasks.dataset import DatasetKind, ExampleDataset, read_examples
 from hone.text.tasks.reasoning_gym import PREFIX, reasoning_gym_examples
 from hone.text.tasks.scored_rows import PromptContent
@@ -21,16 +22,6 @@ from hone.text.tools.loading import ToolsConfig
 
 VERIFIERS: Final = "verifiers:"
 AGENTS: Final = "agents:"
-
-
-class AgentSessionsConfig(Config):
-    """Sessions of agents: the interpreter that holds them, and how long they are waited for."""
-
-    python: str = ""
-    """Interpreter that has the package of the environment; empty: this one."""
-    deadline_s: float = Field(default=120.0, gt=0)
-    """A session that neither asks nor reports for so many seconds has no score; a run whose sessions do not begin
-    within five times as long stops."""
 
 
 def is_captured(source: str) -> bool:
@@ -92,8 +83,6 @@ class TaskConfig(Config):
     """Treatment of invalid rows of a file, and of rows that repeat the `id` of an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
     """Treatment of prompts that exceed the model's context; `truncate` keeps the last tokens."""
-    agents: AgentSessionsConfig | None = None
-    """Sessions of agents, for the sources `verifiers:` and `agents:`."""
     tools: ToolsConfig | None = None
     """Tools that the policy may call; with prompts in place of a world, the first turn without a call ends a dialogue.
     Rows that are learnt are told of them, and nothing is run."""
@@ -146,16 +135,23 @@ class TaskConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _agents_fit(self) -> "TaskConfig":
+    def _agents_are_near(self) -> "TaskConfig":
         if self.source.startswith(AGENTS):
             agent_address(self.source)
-        if self.agents is None:
-            return self
-        if not self.is_captured:
-            raise ValueError(f"agents is for the sources {VERIFIERS}NAME and {AGENTS}HOST:PORT, got {self.source}")
-        if self.source.startswith(AGENTS) and self.agents.python:
-            raise ValueError(f"agents.python is for {VERIFIERS}NAME; agents that come of themselves need none")
         return self
+
+    def require_agents(self, agents: AgentSessionsConfig | None) -> None:
+        """Raise ValueError for `user_code.agents` beside a source that has none."""
+        if agents is None:
+            return
+        if not self.is_captured:
+            raise ValueError(
+                f"user_code.agents is for the sources {VERIFIERS}NAME and {AGENTS}HOST:PORT, got {self.source}"
+            )
+        if self.source.startswith(AGENTS) and agents.python:
+            raise ValueError(
+                f"user_code.agents.python is for {VERIFIERS}NAME; agents that come of themselves need none"
+            )
 
     def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
         """Make or read them. Questions of `exclude` are left out of a made set, so that it is held out for real.
