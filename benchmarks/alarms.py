@@ -150,8 +150,8 @@ def dialogue(*, stuck: bool = False, deadline_s: float = 30.0) -> Settings:
         "recipe": "grpo", "steps": 40, "model": {"compute": "float32", "new": shape},
         "task": {"source": "dialogue:world.py:Letters", "size": 8, "turns": 2, "options": {"stuck": stuck}},
         "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_tokens": 6, "max_concurrent": 16},
-        "learner": {"lr": 1e-3}, "user_code": {"workers": 1, "deadline_s": deadline_s},
-        "rewards": {"missing_allowed": 1.0},
+        "learner": {"lr": 1e-3},
+        "user_code": {"workers": 1, "deadline_s": deadline_s, "missing_allowed": 1.0},
     }  # fmt: skip
 
 
@@ -296,7 +296,7 @@ def all_runs() -> Mapping[str, RecordedRun]:
         "bad_template": ("no_end", reward("near", "endless", learner={"lr": 1e-5}), None),
         "bad_engine": ("mismatch", reward(learner={"lr": 1e-2}), lambda: stopped_publication(15)),
         "bad_tool": ("tools", dialogue(stuck=True, deadline_s=1.0) | {"steps": 15}, None),
-        "bad_nan": ("missing_rewards", reward("broken", rewards={"missing_allowed": 1.0}), None),
+        "bad_nan": ("missing_rewards", reward("broken", user_code={"missing_allowed": 1.0}), None),
         "bad_groups": ("dead_groups", reward("never"), None),
         "bad_stale": ("stale", reward(rollout={"max_staleness": {"steps": 2}}), lambda: slow_replica(20)),
         "bad_kl": ("kl", CARTPOLE | {"seed": 3}, lambda: raised_rate(480, 100.0)),

@@ -187,7 +187,7 @@ DATA = [
          files={"prompts.jsonl": lines([{"prompt": "say 1"}] * 3)}, says=["2 rows repeat an earlier row"]),
 ]  # fmt: skip
 
-LOOSE = ["rewards.missing_allowed=1.0", "rollout.samples_per_prompt=2"]
+LOOSE = ["user_code.missing_allowed=1.0", "rollout.samples_per_prompt=2"]
 
 JUDGES = [
     Case(row=42, name="NaN within the budget", code=0, words=[use("some_nan")], keeps=False,

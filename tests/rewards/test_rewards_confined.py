@@ -66,7 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_harm_is_an_error_score_with_its_reason_and_the_run_goes_on(folder: Path) -> None:
     functions = 'rewards.functions=[{use="harm.py:kills"}, {use="harm.py:overwrites"}]'
     process = start(
-        folder, "train", "grpo.toml", functions, "steps=2", "rewards.missing_allowed=1.0", "run.certify=false"
+        folder, "train", "grpo.toml", functions, "steps=2", "user_code.missing_allowed=1.0", "run.certify=false"
     )
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said

@@ -140,6 +140,11 @@ class UserCodeConfig(Config):
     confined: bool = True
     """Keep the processes from signalling others and from writing into the run's folder, as far as the system can; a
     limit that it cannot hold is a warning."""
+    max_abs_score: float = Field(default=1e6, gt=0)
+    """Largest size of a score, of one turn's too, and of the weighted sum; an answer beyond it has no score."""
+    missing_allowed: float = Field(default=0.05, ge=0, le=1)
+    """Share of the last 200 answers that may lack a score before the run stops. Three batches in a row without a single
+    score stop it whatever the share."""
     agents: AgentSessionsConfig | None = None
     """Sessions of agents, for the sources `verifiers:` and `agents:`."""
 
@@ -160,25 +165,10 @@ class RewardsConfig(Config):
 
     functions: list[Reward] = Field(min_length=1)
     """Their weighted sum is the reward."""
-    max_abs_score: float = Field(default=1e6, gt=0)
-    """Largest size of a score, of one turn's too, and of the weighted sum; an answer beyond it has no score."""
-    missing_allowed: float = Field(default=0.05, ge=0, le=1)
-    """Share of the last 200 answers that may lack a score before the run stops. Three batches in a row without a single
-    score stop it whatever the share."""
     step_end: str = ""
     """Text that ends a step of an answer, such as ";" or a newline: functions may then return a list with one score
     for each piece of `answer.split(step_end)`, which is paid at the piece's last token; unset: answers have no
     steps."""
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> "RewardsConfig":
-        for place, reward in enumerate(self.functions):
-            if isinstance(reward, RewardFunction) and max(map(abs, reward.bounds or [0.0])) > self.max_abs_score:
-                raise ValueError(
-                    f"functions.{place}.bounds = {reward.bounds} reaches beyond max_abs_score = "
-                    f"{self.max_abs_score:g}; raise max_abs_score, or narrow the bounds"
-                )
-        return self
 
     @model_validator(mode="after")
     def _steps_have_an_end(self) -> "RewardsConfig":
@@ -189,6 +179,15 @@ class RewardsConfig(Config):
                     '= ";", or "\\n"'
                 )
         return self
+
+    def require_bounds_within(self, most: float) -> None:
+        """Raise ValueError for declared bounds beyond `user_code.max_abs_score`."""
+        for place, reward in enumerate(self.functions):
+            if isinstance(reward, RewardFunction) and max(map(abs, reward.bounds or [0.0])) > most:
+                raise ValueError(
+                    f"functions.{place}.bounds = {reward.bounds} reaches beyond user_code.max_abs_score = {most:g}; "
+                    "raise max_abs_score, or narrow the bounds"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ class UnscoredBudget:
         if len(self._missing) == self.window and count > self.allowed * self.window:
             raise reward_fault(
                 f"{count} of the last {self.window} answers have no score ({count / self.window:.1%}, allowed "
-                f"{self.allowed:.1%}); fix the reward function, or raise rewards.missing_allowed",
+                f"{self.allowed:.1%}); fix the reward function, or raise user_code.missing_allowed",
                 *self._example_lines(),
             )
 

@@ -118,7 +118,7 @@ class RewardScorer:
             dict(zip(self.config.names, columns, strict=True)),
             weights,
             tracebacks=tracebacks,
-            max_abs_score=self.config.max_abs_score,
+            max_abs_score=self.limits.max_abs_score,
             ids=[id_ for ticket in tickets for id_ in ticket.ids],
         )
         self.pending_notes.extend(

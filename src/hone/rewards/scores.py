@@ -85,7 +85,7 @@ def within_range(
         if any(abs(score) > max_abs_score for score in (result.score, *turns)):
             score = f"{result.score:g}" if result.turns is None else f"{list(result.turns)}"
             place = f" for prompt {ids[index]!r}" if index < len(ids) and ids[index] else ""
-            reason = f"the score {score}{place} is beyond rewards.max_abs_score = {max_abs_score:g}"
+            reason = f"the score {score}{place} is beyond user_code.max_abs_score = {max_abs_score:g}"
             checked[index] = failed_result(ScoreStatus.UNSCORABLE, reason)
     return checked
 

@@ -270,7 +270,7 @@ class RewardWorkerPool:
     def __init__(self, config: RewardsConfig, limits: UserCodeConfig, *, clock: Clock | None = None) -> None:
         self._limits, self._functions = limits, config.worker_functions
         self._clock = clock or SystemClock()
-        self._names, self._max_abs_score = config.function_names, config.max_abs_score
+        self._names, self._max_abs_score = config.function_names, limits.max_abs_score
         self._stats = [_FunctionStats() for _ in self._functions]
         self._changed = threading.Condition()
         self._jobs: deque[_RewardJob] = deque()

@@ -96,6 +96,12 @@ class DataRunConfig(RunConfig):
             raise ValueError(f"give either steps (at least 1) or epochs (passes over the rows), got {both}")
         return self
 
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> "DataRunConfig":
+        if self.evaluation is not None:
+            self.evaluation.rewards.require_bounds_within(self.user_code.max_abs_score)
+        return self
+
     def answers_evaluation(self) -> EvaluationConfig | None:
         return self.evaluation
 

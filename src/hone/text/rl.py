@@ -104,6 +104,7 @@ class TextRunConfig(DataRunConfig):
             require_ratio(self.rollout, has_ratio=self.has_ratio and require_on_policy not in self.requires)
         require_dialogues_fit(self.task, self.rewards, self.rollout)
         self.task.require_agents(self.user_code.agents)
+        self.rewards.require_bounds_within(self.user_code.max_abs_score)
         require_own_engine(self.rollout, self.cluster)
         if self.rollout.grammar is not None and self.cluster is not None:
             raise ValueError("rollout.grammar is for the embedded engine, and [cluster] has replicas; leave it out")

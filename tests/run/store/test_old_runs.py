@@ -110,6 +110,8 @@ def test_old_runs_compare(one: str, other: str, copies: Path, capsys: pytest.Cap
 
 EARLIER: dict[str, object] = {
     "rewards.workers": 4,
+    "rewards.missing_allowed": 0.2,
+    "evaluation.rewards.missing_allowed": 0.3,
     "evaluation.rewards.workers": 1,
     "rewards.missing_window": 50,
     "task.world.deadline_s": 30.0,
@@ -136,6 +138,7 @@ EARLIER: dict[str, object] = {
 }
 PRESENT: dict[str, object] = {
     "user_code.workers": 4,
+    "user_code.missing_allowed": 0.2,
     "user_code.deadline_s": 30.0,
     "task.options.size": 3,
     "task.isolate": "thread",

@@ -181,7 +181,7 @@ def test_settings_that_do_not_go_together_are_named_with_their_numbers() -> None
 
 def test_a_world_is_paid_without_being_named() -> None:
     functions = [{"use": "exact_match"}]
-    for given_rewards in (None, {"functions": functions}, {"max_abs_score": 5.0}):
+    for given_rewards in (None, {"functions": functions}, {"step_end": ""}):
         values = with_world_reward({"task": CHAT, **({} if given_rewards is None else {"rewards": given_rewards})})
         assert values["rewards"]["functions"][-1] == {"kind": "world"}  # type: ignore[index]
     own = {"task": CHAT, "rewards": {"functions": [{"kind": "world", "weight": 2.0}]}}

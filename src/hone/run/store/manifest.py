@@ -140,6 +140,8 @@ MOVED: Final = (
     (r"rollout\.max_staleness\.replay_interleaving", "rollout.max_staleness.interleaving"),
     (r"run\.samples_every", "run.rollouts_every"),
     (r"learn\.said", "learn.policy"),
+    (r"rewards\.(max_abs_score|missing_allowed)", r"user_code.\1"),
+    (r"evaluation\.rewards\.(max_abs_score|missing_allowed)", r"user_code.\1"),
     (r"(?:.*\b)?task\.agents((?:\.(?:python|deadline_s))?)", r"user_code.agents\1"),
 )
 """Pattern of a whole key, and the key that says the same now."""

@@ -302,7 +302,7 @@ def reward_scorer(
             members.append(([place], _WorldRewardMember()))
         elif place == functions[0]:
             members.append((functions, _FunctionMember(RewardWorkerPool(config, limits))))
-    return RewardScorer(config, limits, members, UnscoredBudget(allowed=config.missing_allowed), measured=measured)
+    return RewardScorer(config, limits, members, UnscoredBudget(allowed=limits.missing_allowed), measured=measured)
 
 
 ServerTicket: TypeAlias = "Future[list[RewardResult]]"

@@ -52,7 +52,7 @@ class SearchVerifierScorer(Config):
         return ", ".join(reward.name for reward in self.functions)
 
     def rewards(self, functions: Sequence[Reward]) -> RewardsConfig:
-        return RewardsConfig(functions=list(functions), missing_allowed=1.0)
+        return RewardsConfig(functions=list(functions))
 
 
 class SearchWorldModelScorer(SearchNetworkScorer):

@@ -426,7 +426,9 @@ class OpenedSearch:
         )
 
     def _verifier(self, asked: SearchVerifierScorer, functions: list[Reward]) -> RewardScorer:
-        scorer = reward_scorer(asked.rewards(functions), limits=self.limits, load=self.load)
+        scorer = reward_scorer(
+            asked.rewards(functions), limits=self.limits.model_copy(update={"missing_allowed": 1.0}), load=self.load
+        )
         self.opened.append(scorer)
         scorer.check(self.exam.examples.column_names(), self.exam.examples.rows)
         return scorer
