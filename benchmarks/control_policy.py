@@ -170,7 +170,7 @@ def speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
 def pendulum_speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     del seeds
     require_peer(PEER)
-    repetitions, steps = (1, 200) if quick else (7, 500)
+    repetitions, steps = (1, 200) if quick else (3, 400)
     for name in PENDULUM:
         speeds = []
         for _ in range(repetitions):
