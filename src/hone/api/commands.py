@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from hone.api.notebook import NotebookProgress, notebook_cell
 from hone.api.python_config import ConfigInput, RewardInput, TaskInput, document_of, evaluation_task
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, read_result
 from hone.cli.commands.evaluate import PolicyTarget, evaluate_policy, find_policy
@@ -84,7 +85,8 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     Python objects: functions as rewards, classes or functions that make environments, rows or a DataFrame as a dataset.
     The callbacks get an event after every step, evaluation and checkpoint; one that returns False ends the run after
     the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake, and
-    a run that may not fit; `progress` shows the run as the command does. `track` names trackers that follow the run
+    a run that may not fit; `progress` shows the run as the command does, in a
+    notebook as curves below the cell. `track` names trackers that follow the run
     ("wandb"), or gives the tables of `[[track]]` (`{"to": "mlflow", "project": "sums"}`), in place of the config's.
 
     With `resume`, `allow_changed_config` accepts new values of the algorithm, learner, rewards and rollout, and
@@ -95,6 +97,11 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     keeps although the recipe's default is another now.
     """
     callbacks = RunCallbacks(on_step=on_step, on_evaluation=on_evaluation, on_checkpoint=on_checkpoint)
+    display: ProgressDisplay = SilentProgress()
+    if progress and (cell := notebook_cell()) is not None:
+        display = NotebookProgress(cell=cell, clock=SystemClock())
+    elif progress:
+        display = RunProgress(console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout))
     with _messages_for_python():
         trackers = [
             {"to": one} if isinstance(one, str) else one for one in ([track] if isinstance(track, str) else track)
@@ -110,11 +117,7 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
                 opened,
                 Path(runs),
                 resume=resume,
-                progress=RunProgress(
-                    console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout)
-                )
-                if progress
-                else SilentProgress(),
+                progress=display,
                 callbacks=callbacks,
                 consent=ResumeConsent(config=allow_changed_config, code=allow_changed_code),
             )
