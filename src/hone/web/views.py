@@ -73,7 +73,7 @@ def run_view(folder: Path, row: RunRow, columns: RunColumns, rollouts: RolloutRe
     evaluated = [step for step, _ in _answer_files(folder)]
     has_world = any((folder / name).exists() for name in ("episode.json", "map.json", "robustness.json"))
     content = {
-        "preferences": "preference/margin_nats" in columns.names and "answers" in kept.values(),
+        "preferences": any(one.endswith("/margin_nats") for one in columns.names) and "answers" in kept.values(),
         "rollouts": bool(kept),
         "evaluation": bool(evaluated) or any((folder / name).exists() for name in (EVALUATIONS, SEARCH.name)),
         "world": has_world or "episodes" in kept.values(), "lanes": columns.rows > 0,
