@@ -59,7 +59,7 @@ class ExpertBalance:
             config, self.reduction = policy.decoder.config, reduction
             experts = config.experts
             assert experts is not None
-            self.counts = torch.zeros(config.layers - config.dense_layers, experts.count, dtype=torch.float64)
+            self.counts = torch.zeros(config.routed_layers, experts.count, dtype=torch.float64)
             rows = rows if inner is None else inner(policy, rows, update, reduction)
             if self.training.balance != "loss":
                 return rows

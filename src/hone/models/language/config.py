@@ -337,6 +337,11 @@ class ModelConfig:
         """Layers before the first one with experts; all of a dense model."""
         return self.layers if self.experts is None else self.experts.dense_layers
 
+    @property
+    def routed_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers
+
     def experts_of(self, layer: int) -> ExpertsConfig | None:
         """The mixture of a layer; None: it has an MLP."""
         return self.experts if layer >= self.dense_layers else None

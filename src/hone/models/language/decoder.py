@@ -415,12 +415,9 @@ class Decoder(nn.Module):
         halves: CompiledLayerHalves | None = None,
         routing: RoutingRecord | None = None,
     ) -> Tensor:
-        record = routing or RoutingRecord()
+        record, first = routing or RoutingRecord(), self.config.dense_layers
         for number, layer in enumerate(self.layers):
-            replayed, own = (
-                record.replayed_of(number - self.config.dense_layers),
-                turns[self.config.rope_tables[number]],
-            )
+            replayed, own = record.replayed_of(number - first), turns[self.config.rope_tables[number]]
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, routed = checkpoint(
                     layer, x, own, attend, by, None, replayed, use_reentrant=False, preserve_rng_state=False
@@ -491,9 +488,7 @@ class Decoder(nn.Module):
         if self.config.experts is None:
             with _offloading_activations(self) if self.offloads_activations else nullcontext():
                 return DecoderStates(hidden=self._hidden(packed, None), routing=None)
-        check_routing_shape(
-            packed.routing, layers=self.config.layers - self.config.dense_layers, experts=self.config.experts
-        )
+        check_routing_shape(packed.routing, layers=self.config.routed_layers, experts=self.config.experts)
         record = RoutingRecord(packed.routing)
         if self.routing_records is not None:
             self.routing_records.append(record)
