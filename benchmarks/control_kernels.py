@@ -2,14 +2,15 @@
 
     python benchmarks/control_kernels.py             about two minutes on one core
     python benchmarks/control_kernels.py --quick     half a minute: decides nothing
-    python benchmarks/control_kernels.py --only ppo  one part: ppo, one_call, compiled
+    python benchmarks/control_kernels.py --only ppo  one part: ppo, one_call, compiled, rounded
 
 Both sides are the same recipe with the same seed in one process, in float32 on one thread: with the part, and in plain
 torch with autograd; `one_call` compares PPO's minibatch in one compiled call with compiled networks around torch's
-loss. They take turns in slices of a few iterations; a ratio is the CPU time of the plain side over that
-of the other, the median over pairs of slices, with a 95% bootstrap interval. A part stays in hone where a whole recipe
-is at least 1.3 times as fast with it. The compiled networks need a processor with AVX2, and their rows are left out
-elsewhere. For a lesser processor's figures on a better one, lower hone and torch alike, as CONTRIBUTING.md says.
+loss, and `rounded` products of bfloat16 numbers with those of float32. They take turns in slices of a few iterations; a
+ratio is the CPU time of the plain side over that of the other, the median over pairs of slices, with a 95% bootstrap
+interval. A part stays in hone where a whole recipe is at least 1.3 times as fast with it. The compiled networks need a
+processor with AVX2, and their rows are left out elsewhere. For a lesser processor's figures on a better one, lower hone
+and torch alike, as CONTRIBUTING.md says.
 """
 
 import argparse
@@ -24,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control_policy import PENDULUM, ZOO, built
+from control_policy import PENDULUM, ZOO, built, with_products
 from offline import RACES, SAME, Race, noise_log
 from offline import built as built_offline
 from tables import Row, grow, tell
@@ -168,6 +169,27 @@ def compiled_rows(*, quick: bool) -> Iterator[Row]:
     os.environ[SWITCH] = "1"
 
 
+def rounded_rows(*, quick: bool) -> Iterator[Row]:
+    """SAC and TD3 with products of bfloat16 numbers and gradients written out, against float32 with and without."""
+    if not perceptron.supports_bfloat16():
+        print("no AVX-512 BF16 or AMX here: the rows of rounded products are left out")
+        return
+    for name, settings in PENDULUM.items():
+        rounded, written, plain = (
+            started(with_products(settings, products)) for products in ("bfloat16", "float32", "float32")
+        )
+        for phase in plain.recipe.learner.phases:  # pyright: ignore[reportAttributeAccessIssue]
+            phase.objective_with_backward = None
+        sides = {"float32": written, "float32 by autograd": plain}
+        for other, job in sides.items():
+            yield paired_row(
+                f"{name.upper()}, Pendulum-v1: bfloat16, against {other}",
+                lambda job=rounded: taken(job, 16),
+                lambda job=job: taken(job, 16),
+                quick=quick,
+            )
+
+
 def started(settings: dict[str, Any]) -> TrainingJob[Any]:
     """A job past its warm-up."""
     job = built(settings, seed=0, steps=10_000)
@@ -182,7 +204,7 @@ def offline_job(race: Race, log: Path) -> TrainingJob[Any]:
     return built_offline(race.recipe, tables | {"algorithm": SAME.get(race.recipe, {})})
 
 
-PARTS = {"compiled": compiled_rows, "ppo": ppo_rows, "one_call": one_call_rows}
+PARTS = {"compiled": compiled_rows, "ppo": ppo_rows, "one_call": one_call_rows, "rounded": rounded_rows}
 
 
 def main() -> None:
