@@ -237,6 +237,13 @@ def test_blocks_by_hand():
     assert found.extra_logp.item() == pytest.approx(third - math.log(total), abs=1e-6)
 
 
+def test_a_token_beyond_those_that_are_used_has_no_probability():
+    hidden, weight, _ = rounded_draws()
+    question = LogprobQuery(1.0, half=True, vocab_size_used=80)
+    logp = query_logprobs(hidden, weight, torch.tensor([79, 80, 89]).repeat(24)[:70], None, question).logp
+    assert logp.isfinite().tolist() == ([True, False, False] * 24)[:70]
+
+
 def test_no_tokens_have_no_gradient_and_weights_in_bfloat16_have_their_own():
     hidden, weight, chosen = rounded_draws()
     nothing = query_logprobs(hidden[:0], weight, chosen[:0], None, LogprobQuery(1.0, half=True)).logp

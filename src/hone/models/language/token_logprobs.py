@@ -280,7 +280,7 @@ class _BlockwiseLogprobsFunction(torch.autograd.Function):
     def forward(
         ctx: AutogradContext, hidden: Tensor, weight: Tensor, asked: Tensor, question: LogprobQuery
     ) -> tuple[Tensor, Tensor]:
-        logp = torch.empty(asked.shape)
+        logp = torch.full(asked.shape, -torch.inf)  # what a token beyond those that are used keeps
         entropies, normalisers = torch.zeros(len(hidden) if question.entropy else 0), torch.empty(len(hidden))
         used = weight[: question.vocab_size_used]
         for part in _row_blocks(hidden):
