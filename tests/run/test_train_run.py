@@ -6,6 +6,8 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from tiny_runs import CONFIGS, differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
+from tiny_runs import CONFIGS, ROOT, differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
 
 from hone.learner.gradient import GradientLearner, MetricsAccumulator, OptimizerPhase
 from hone.models.language.token_policy import TokenPolicy
@@ -228,8 +230,17 @@ def test_a_run_killed_in_its_first_save_and_killed_again_can_still_be_resumed(st
     shutil.copytree(straight / "sft" / "tiny", run)
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints" / ".tmp_step_00000002").mkdir(parents=True)
-    process = start(place, "train", "sft.toml", "--resume", "run.keep_last=9", "run.checkpoint_every=0", NO_CERTIFICATE)
-    wait_for(lambda: not (run / "checkpoints").exists(), process)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    words = ("train", "sft.toml", "--resume", "run.keep_last=9", "run.checkpoint_every=0")
+    process = subprocess.Popen(  # an interpreter that starts: a warm one has ended before it is killed
+        [sys.executable, "-m", "hone", *words], cwd=place, env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    end = time.monotonic() + 120
+    while (run / "checkpoints").exists():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.005)
     process.kill()
     process.communicate(timeout=60)
     assert hone("train", "sft.toml", "--resume", "run.keep_last=9") == 0

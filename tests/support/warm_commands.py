@@ -1,8 +1,8 @@
 """Command lines in processes of their own that start at once: forks of a process that has loaded torch and hone before.
 
 A new interpreter takes two processor seconds until a run's first step; a fork takes none. It has a session of its own,
-the default handlers of signals and its own environment, so that it is stopped and killed as a
-user's command is. Tests of a start itself run `python -m hone`.
+the default handlers of signals and its own environment, so that it is stopped and killed as a user's
+command is. Tests of a start itself run `python -m hone`.
 """
 
 import multiprocessing
