@@ -97,6 +97,61 @@ def poker_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
     )  # fmt: skip
 
 
+ORACLES: dict[str, Any] = {
+    "every": 5, "size": 200, "matchmaking": "nash", "latest": 0.0, "reset_every": 10, "exploiters_meet": "nash",
+    "payoffs": "exact", "sharpness": 50.0, "payoff_matches": 2, "anchors": [],
+}  # fmt: skip
+"""A league of best responses to the equilibrium of its population."""
+MAIN_ONLY: dict[str, Any] = {
+    "every": 5, "size": 200, "matchmaking": "pfsp", "latest": 0.5, "reset_every": 10, "exploiters_meet": "main",
+    "payoffs": "score", "payoff_matches": 32, "anchors": [],
+}  # fmt: skip
+"""A league whose exploiters meet main, and whose equilibrium is of matches won."""
+
+
+def learnt_kuhn(folder: Path, seed: int, league: dict[str, Any], *, steps: int) -> list[float]:
+    """NashConv of the mixture of a league of PPO policies, every twenty iterations."""
+    job = job_of(
+        "league", steps=steps, seed=seed, env={"id": "compiled:kuhn_poker", "num_envs": 256},
+        network={"hidden": [64], "activation": "tanh"}, league=league, algorithm={"entropy_weight": 0.01},
+        learner={"lr": 5e-3, "epochs": 4, "minibatches": 2, "lr_decay": "constant"},
+        evaluation={"episodes": 2, "sample": True, "nash_conv": True},
+    )  # fmt: skip
+    job.open_folder(folder)
+    found = list[float]()
+
+    def note(step: int, *_: object) -> None:
+        if step % 20 == 0:
+            assert job.evaluate is not None
+            found.append(job.evaluate().metrics["eval/nash_conv_mean"])
+
+    try:
+        train(job.recipe, steps=steps, callback=note)
+    finally:
+        job.close()
+    return found
+
+
+def learnt_poker_lines(*, steps: int = 160, seeds: int = 3) -> Iterator[AcceptanceLine]:
+    """How near a league of PPO policies comes to the equilibrium of Kuhn poker, and one whose exploiters meet main."""
+    for league, words in ((ORACLES, "exploiters meet the equilibrium, exact payoffs"), (MAIN_ONLY, "")):
+        curves = list[list[float]]()
+        count = seeds if words else 1
+        with cpu_seconds() as cpu, tempfile.TemporaryDirectory() as folder:
+            for seed in range(SEED, SEED + count):
+                curves.append(learnt_kuhn(Path(folder) / str(seed), seed, league, steps=steps))
+        last = [curve[-1] for curve in curves]
+        middle = float(np.mean([curve[len(curve) // 2 - 1] for curve in curves]))
+        yield AcceptanceLine(
+            figure="Kuhn poker: NashConv of the mixture of a league of PPO policies"
+            + ("" if words else ", exploiters meet main and payoffs are matches won"),
+            value=float(np.mean(last)), at_most=1e-3 if words else None, at_least=None if words else 0.2,
+            negative=not words, seeds=count, cpu_s=cpu.spent,
+            words=f"{words or 'the same number of matches'}; {steps} iterations, half way {middle:.3f}; of each: "
+            f"{', '.join(f'{one:.3f}' for one in last)}",
+        )  # fmt: skip
+
+
 def trained_four(
     seed: int, folder: Path, *, steps: int = 10_000, budget_s: float = math.inf
 ) -> tuple[NumpyPolicyValue, int, float]:
@@ -251,6 +306,8 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """All figures of the league."""
     torch.set_num_threads(1)
     yield from poker_lines(fast=fast)
+    if not fast:
+        yield from learnt_poker_lines()
     yield from pairing_lines(fast=fast)
     yield from worker_lines(fast=fast)
     yield from four_lines(fast=fast)

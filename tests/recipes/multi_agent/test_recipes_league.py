@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 from control_runs import StepRecorder
 
+from hone.control.seats.compiled_games import CompiledGame, game_tree
+from hone.control.seats.exploitability import infoset_probabilities
 from hone.control.seats.league import LeagueLearner, LeaguePool, PayoffTable, member_name
 from hone.control.seats.league_page import write_league_page
 from hone.control.seats.match_blocks import _open_player
 from hone.control.seats.match_log import FILE, MatchLog
 from hone.control.seats.match_source import MatchSource
+from hone.control.seats.matches import SeatLayout
 from hone.control.seats.opponents import EXPLOITER, Snapshot
+from hone.control.seats.tree_play import TreePlay
 from hone.core.errors import ConfigError
 from hone.core.state import substate
 from hone.recipes.registry import load_recipe
@@ -84,6 +88,22 @@ def test_a_table_is_restored() -> None:
     assert np.array_equal(other.matrix(other.names), table.matrix(table.names))
 
 
+def test_an_equilibrium_of_returns_is_not_that_of_matches_won() -> None:
+    """Rock, paper, scissors in which rock's win over scissors is paid twice: the equilibrium is 1/4, 1/2, 1/4."""
+    table, names = PayoffTable(), ["rock", "paper", "scissors"]
+    for one, other, paid in (("paper", "rock", 1.0), ("rock", "scissors", 2.0), ("scissors", "paper", 1.0)):
+        table.record(one, other, np.ones(2), np.full(2, paid))
+    assert table.mixture(names).tolist() == pytest.approx([1 / 3] * 3)
+    assert table.mixture(names, by_score=False).tolist() == pytest.approx([1 / 4, 1 / 2, 1 / 4])
+    assert table.mean_returns(["scissors", "rock"], table.returns).tolist() == [[0.0, -2.0], [2.0, 0.0]]
+    again = PayoffTable()
+    again.restore(table.state())
+    assert again.mixture(names, by_score=False).tolist() == table.mixture(names, by_score=False).tolist()
+    earlier = {name: value for name, value in table.state().items() if name != "returns"}
+    again.restore(earlier)
+    assert again.returns.tolist() == [1.0] * 6, "a state without returns: every match was for 1"
+
+
 def test_members_have_names() -> None:
     assert (member_name(40), member_name(2 * EXPLOITER + 60)) == ("main 40", "exploiter2 60")
 
@@ -120,6 +140,73 @@ def test_exploiters_meet_main_alone_and_in_both_seats(tmp_path: Path) -> None:
     pool.record((-1, 1), np.array([2.0, -2.0]))
     assert pool.metrics()["league/exploiter_score"] == 1.0
     assert (pool.snapshots[0].won, pool.snapshots[0].played) == (1.0, 1.0)
+    job.close()
+
+
+def test_exploiters_meet_the_equilibrium_of_the_population(tmp_path: Path) -> None:
+    job = job_of(tmp_path, league={**SMALL["league"], "exploiters": 1, "exploiters_meet": "nash", "latest": 1.0})
+    pool = pool_of(job)
+    assert [tuple(pool.draw(match)) for match in (1, 3)] == [(-2, -1), (-1, -2)], "nobody has joined: main"
+    pool.snapshots = [Snapshot(1), Snapshot(2)]
+    pool.table.record("main 2", "main 1", np.ones(2))  # the equilibrium is the second alone
+    drawn = {tuple(pool.draw(match)) for match in range(1, 100, 2)}
+    assert drawn == {(-2, 2), (2, -2)}
+    assert {tuple(pool.draw(match)) for match in range(0, 100, 2)} == {(-1, -1)}
+    pool.record((2, -2), np.array([2.0, -2.0]))
+    assert pool.metrics()["league/exploiter_score"] == 0.0
+    assert (pool.snapshots[1].won, pool.snapshots[1].played) == (0.0, 0.0), "not a match of main"
+    job.close()
+
+
+def test_exact_payoffs_are_expected_returns_of_the_tree(tmp_path: Path) -> None:
+    job = job_of(tmp_path, league={**SMALL["league"], "payoffs": "exact", "payoff_matches": 2}, steps=2)
+    train(job.recipe, steps=2, callback=StepRecorder())
+    pool, play = pool_of(job), TreePlay(tree=game_tree("kuhn_poker"))
+    names = [member_name(snapshot.version) for snapshot in pool.snapshots]
+    arrays = infoset_probabilities(play, _kuhn_layout(), [policy.numpy_policy() for policy in pool.policies()])
+    expected = np.array([[slow_return(play, one, other) for other in arrays] for one in arrays])
+    np.testing.assert_allclose(pool.table.mean_returns(names, pool.table.returns), expected, atol=1e-9)
+    np.testing.assert_allclose(expected, -expected.T, atol=1e-9)
+    assert len(names) == 3
+    job.close()
+
+
+def _kuhn_layout() -> SeatLayout:
+    game = CompiledGame("kuhn_poker")
+    game.reset(0)
+    return SeatLayout.from_game(game, "compiled:kuhn_poker")
+
+
+def slow_return(play: TreePlay, one: np.ndarray, other: np.ndarray) -> float:
+    """Payments to `one`, history by history, with `one` in either seat."""
+    tree, total = play.tree, 0.0
+    leaves = sorted(set(range(len(tree.parent))) - set(tree.parent.tolist()))
+    for seat in range(2):
+        for leaf in leaves:
+            chance, at = 1.0, leaf
+            while tree.parent[at] >= 0:
+                above = int(tree.parent[at])
+                mover = int(tree.mover[above])
+                policy = one if mover == seat else other
+                edge = tree.chance[at] if mover < 0 else policy[tree.infoset[above], tree.action[at]]
+                chance, at = chance * float(edge), above
+            total += chance * float(tree.paid[leaf, seat])
+    return total / 2
+
+
+def test_a_sharpened_exploiter_joins_as_its_mode_and_learns_on_as_it_was(tmp_path: Path) -> None:
+    job = job_of(tmp_path, league={**SMALL["league"], "sharpness": 1000.0, "warm_start": True}, steps=2)
+    train(job.recipe, steps=2, callback=StepRecorder())
+    play, layout = TreePlay(tree=game_tree("kuhn_poker")), _kuhn_layout()
+    exploiter = job.recipe.learner.learners[-2].policy
+    (joined,) = [
+        policy for policy, snapshot in zip(pool_of(job).policies(), pool_of(job).snapshots, strict=True)
+        if snapshot.version >= EXPLOITER
+    ]  # fmt: skip
+    soft, sharp = infoset_probabilities(play, layout, [exploiter.numpy_policy(), joined.numpy_policy()])
+    assert (sharp.argmax(axis=1) == soft.argmax(axis=1)).all()
+    assert np.median(sharp.max(axis=1)) > 0.999 > soft.max()
+    assert job.recipe.learner.learners[-2].updates > 0, "it did not begin anew"
     job.close()
 
 
@@ -264,6 +351,10 @@ def test_a_member_plays_elsewhere(tmp_path: Path) -> None:
         ({"env": {"id": "seat_games:UnevenGame", "num_envs": 4}}, "has 3 seats: payoffs of a league are of two"),
         ({"opponents": {"kind": "self"}}, "a league has its own"),
         ({"env": {**KUHN, "sharing": "independent"}}, "a league needs one policy for every seat"),
+        (
+            {"env": {"id": "compiled:connect_four", "num_envs": 4}, "league": {"payoffs": "exact"}},
+            "needs the whole tree of a game",
+        ),
         ({"algorithm": {"normalise": {"rewards": True}}}, "algorithm.normalise: members of a league"),
         ({"league": {"anchors": ["mcts:5"]}}, "tree search with a network is for"),
     ],

@@ -7,6 +7,7 @@ ratings with their deviations, and the opponents of the next matches.
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,14 +26,17 @@ from hone.control.networks.actor_critic import ActorCritic, ControlPolicy
 from hone.control.networks.mlp import DiscreteActions
 from hone.control.rows import StepRows, step_rows
 from hone.control.seats.adapters import game_maker
+from hone.control.seats.compiled_games import game_tree
 from hone.control.seats.evaluation import open_arena
+from hone.control.seats.exploitability import infoset_probabilities
 from hone.control.seats.league_page import EXPLOITABILITY, write_league_page
 from hone.control.seats.match_log import MatchLog
 from hone.control.seats.match_source import MatchSource, WorkersConfig, open_runner
 from hone.control.seats.matches import SeatLayout
 from hone.control.seats.opponents import EXPLOITER, OpponentPool, PastOpponents, match_scores, pfsp_weights
-from hone.control.seats.players import Player
+from hone.control.seats.players import Player, PolicyPlayer
 from hone.control.seats.training import NamedPlayers, SeatsRunConfig, apart_by, seats_scorer, snapshot_gate
+from hone.control.seats.tree_play import TreePlay
 from hone.control.seats.world import LEARNER, SeatWorld, open_seat_world
 from hone.control.spaces import gaussian_spaces
 from hone.core.config import new_default
@@ -50,8 +54,8 @@ from hone.sources.asynchronous import AsyncSource
 
 Floats = NDArray[np.float64]
 RATINGS: Final = WengLin()
-Duel = Callable[[Player, Player, int], Floats]
-"""Two players and a number that seeds their matches -> the scores of the first, in every seat alike."""
+Duel = Callable[[Player, Player, int], tuple[Floats, Floats]]
+"""Two players and a number that seeds their matches -> scores and returns of the first, in every seat alike."""
 
 
 class LeagueOpponents(PastOpponents):
@@ -63,7 +67,18 @@ class LeagueOpponents(PastOpponents):
     """Members that main meets: `pfsp`, by (1 - p)^2 with the chance p to beat them; `nash`, by the equilibrium of the
     payoffs; `uniform`; `latest`, the newest one alone."""
     exploiters: int = Field(default=1, ge=0, le=8)
-    """Policies that learn to beat the present main."""
+    """Policies that learn to beat the present main, or the population."""
+    exploiters_meet: Literal["main", "nash"] = "main"
+    """Opponents of the exploiters: the present main, or members by the equilibrium of the payoffs. An exploiter then
+    learns a best response to the equilibrium (policy-space response oracles; Lanctot et al., 2017)."""
+    sharpness: float = Field(default=1.0, ge=1)
+    """Factor of the logits of an exploiter that joins the population: far above 1 it plays its mode, as pure best
+    responses do."""
+    warm_start: bool = False
+    """Let an exploiter that joined go on learning from its present weights, in place of beginning anew."""
+    payoffs: Literal["score", "return", "exact"] = "score"
+    """Payoffs whose equilibrium is taken: `score` (won, drawn or lost), `return` (the payments, where matches are won
+    by more or less, as in poker), or `exact`, the expected returns from the whole tree of Kuhn or Leduc poker."""
     reset_every: int = Field(default=20, ge=1)
     """Iterations after which an exploiter joins the population, and begins anew."""
     payoff_matches: int = Field(default=32, ge=2)
@@ -81,28 +96,35 @@ class PayoffTable:
     """`[M, 2]` places in `names`."""
     scores: Floats = field(default_factory=lambda: np.zeros(0))
     """`[M]` of the first of each pair."""
+    returns: Floats = field(default_factory=lambda: np.zeros(0))
+    """`[M]` of the first of each pair, against the other's, which is as much less than 0."""
 
-    def record(self, one: str, other: str, scores: Floats) -> None:
-        """Take note of matches between two members."""
+    def record(self, one: str, other: str, scores: Floats, returns: Floats | None = None) -> None:
+        """Take note of matches between two members; without `returns` each was for 1."""
         self.names += [name for name in (one, other) if name not in self.names]
         pair = [[self.names.index(one), self.names.index(other)]] * len(scores)
         self.pairs = np.concatenate([self.pairs, np.array(pair, np.int64).reshape(-1, 2)])
         self.scores = np.concatenate([self.scores, scores])
+        self.returns = np.concatenate([self.returns, 2 * scores - 1 if returns is None else returns])
 
     def matrix(self, names: Sequence[str]) -> Floats:
         """`[n, n]` mean score of each of `names` against each other; 1/2 where two have not met."""
+        return 0.5 + 0.5 * self.mean_returns(names, 2 * self.scores - 1)
+
+    def mean_returns(self, names: Sequence[str], returns: Floats) -> Floats:
+        """`[n, n]` mean of the returns `[M]` of each of `names` against each other; 0 where two have not met."""
         size = len(self.names)
         both = np.concatenate([self.pairs, self.pairs[:, ::-1]])
-        cells, scores = both[:, 0] * size + both[:, 1], np.concatenate([self.scores, 1 - self.scores])
+        cells, paid = both[:, 0] * size + both[:, 1], np.concatenate([returns, -returns])
         played = np.bincount(cells, minlength=size * size)
-        won = np.bincount(cells, scores, minlength=size * size)
-        means = np.where(played > 0, won / np.maximum(played, 1), 0.5).reshape(size, size)
+        total = np.bincount(cells, paid, minlength=size * size)
+        means = np.where(played > 0, total / np.maximum(played, 1), 0.0).reshape(size, size)
         places = [self.names.index(name) for name in names]
         return means[np.ix_(places, places)]
 
-    def mixture(self, names: Sequence[str]) -> Floats:
-        """`[n]` equilibrium weights of `names` in the game of choosing one of them, paid 2 * score - 1."""
-        return nash_mixture(2 * self.matrix(names) - 1).row
+    def mixture(self, names: Sequence[str], *, by_score: bool = True) -> Floats:
+        """`[n]` equilibrium weights of `names` in the game of choosing one of them, by 2 * score - 1 or by returns."""
+        return nash_mixture(self.mean_returns(names, 2 * self.scores - 1 if by_score else self.returns)).row
 
     def ratings(self) -> Floats:
         """`[P, 3]` Weng-Lin ratings of all members, after all matches in their order."""
@@ -110,13 +132,18 @@ class PayoffTable:
         return rate_games(RATINGS, fresh, self.pairs, self.scores)
 
     def state(self) -> State:
-        return {"names": list(self.names), "pairs": self.pairs.copy(), "scores": self.scores.copy()}
+        return {
+            "names": list(self.names), "pairs": self.pairs.copy(), "scores": self.scores.copy(),
+            "returns": self.returns.copy(),
+        }  # fmt: skip
 
     def restore(self, state: State) -> None:
         names = state["names"]
         assert isinstance(names, list)
         self.names, self.pairs = [str(name) for name in names], array(state, "pairs").astype(np.int64)
         self.scores = array(state, "scores").astype(np.float64)
+        earlier = "returns" not in state  # saved before there were returns
+        self.returns = 2 * self.scores - 1 if earlier else array(state, "returns").astype(np.float64)
 
 
 @dataclass(kw_only=True)
@@ -135,20 +162,19 @@ class LeaguePool(OpponentPool):
     solved: tuple[tuple[str, ...], int, Floats] = ((), 0, np.zeros(0))
     """Members and number of matches whose equilibrium is known, and its weights."""
     exploited: list[float] = field(default_factory=list[float])
-    """Scores of exploiters against main since they were told."""
+    """Scores of exploiters since they were told."""
 
     def draw(self, match: int) -> Sequence[int]:
-        """Main against itself or a member; in the other matches, each exploiter in turn against main."""
+        """Main against itself or a member; in the other matches, each exploiter in turn against main or a member."""
         number, role = divmod(match, 1 + self.rules.exploiters)
         seat = number % self.seats
-        if role:
-            return [LEARNER - role if place == seat else LEARNER for place in range(self.seats)]
         chance, pick = uniforms(self.seed, "opponents", match, count=2)
-        if not self.snapshots or chance < self.rules.latest:
-            return (LEARNER,) * self.seats
-        below = np.cumsum(self._weights()) <= pick
-        other = self.snapshots[min(int(below.sum()), len(self.snapshots) - 1)].version
-        return [LEARNER if place == seat else other for place in range(self.seats)]
+        meets_main = self.rules.exploiters_meet == "main" if role else chance < self.rules.latest
+        other = LEARNER
+        if self.snapshots and not meets_main:
+            below = np.cumsum(self.member_weights() if role else self._weights()) <= pick
+            other = self.snapshots[min(int(below.sum()), len(self.snapshots) - 1)].version
+        return [LEARNER - role if place == seat else other for place in range(self.seats)]
 
     def _weights(self) -> Floats:
         count = len(self.snapshots)
@@ -159,10 +185,10 @@ class LeaguePool(OpponentPool):
         return np.eye(count)[-1] if self.rules.matchmaking == "latest" else np.full(count, 1 / count)
 
     def record(self, players: Sequence[int], returns: Floats) -> None:
-        """Take note of a match of main with a member, or with an exploiter."""
-        others = [player for player in players if player != LEARNER]
-        if others and others[0] < LEARNER:
-            self.exploited.append(match_scores(returns, list(players).index(others[0])))
+        """Take note of a match of main with a member, or of an exploiter."""
+        lowest = min(players)
+        if lowest < LEARNER:
+            self.exploited.append(match_scores(returns, list(players).index(lowest)))
         else:
             super().record(players, returns)
 
@@ -176,21 +202,23 @@ class LeaguePool(OpponentPool):
             self.renewed = version
             for role, exploiter in self.exploiters.items():
                 number = role * EXPLOITER + version
-                self.add(exploiter.policy, number)
+                self.add(exploiter.sharpened(self.rules.sharpness), number)
                 self._measure(number, version)
-                exploiter.begin_anew()
+                if not self.rules.warm_start:
+                    exploiter.begin_anew()
 
     def _measure(self, number: int, version: int) -> None:
         """Let a new member play every other one, and write what follows from the payoffs."""
         name, mine = member_name(number), self.player(number)
         others = dict(self.anchors)
+        self.table.record(name, name, np.zeros(0))  # the first one has nobody to play
         for other in [one.version for one in self.snapshots if one.version != number]:
             try:
                 others[member_name(other)] = self.player(other)
             except DataError as error:
                 self.retire(other, "; ".join(error.messages))
         for other, player in others.items():
-            self.table.record(name, other, self.duel(mine, player, len(self.table.scores)))
+            self.table.record(name, other, *self.duel(mine, player, len(self.table.scores)))
         if self.log is None:
             return
         members = [member_name(snapshot.version) for snapshot in self.snapshots]
@@ -209,7 +237,8 @@ class LeaguePool(OpponentPool):
         """Equilibrium weights of the snapshots; solved again only where members or payoffs have changed."""
         names = tuple(member_name(snapshot.version) for snapshot in self.snapshots)
         if self.solved[:2] != (names, len(self.table.scores)):
-            self.solved = (names, len(self.table.scores), self.table.mixture(names))
+            weights = self.table.mixture(names, by_score=self.rules.payoffs == "score")
+            self.solved = (names, len(self.table.scores), weights)
         return self.solved[2]
 
     def metrics(self) -> Metrics:
@@ -245,6 +274,14 @@ class Exploiter:
     def policy(self) -> ActorCritic:
         """Its present policy."""
         return self.learner.policy
+
+    def sharpened(self, factor: float) -> ActorCritic:
+        """A copy whose logits are `factor` times as large."""
+        policy = copy.deepcopy(self.policy)
+        with torch.no_grad():
+            for parameter in policy.actor.layer_parameters[-1]:
+                parameter.mul_(factor)
+        return policy
 
     def begin_anew(self) -> None:
         """Go back to the first weights, and forget all steps."""
@@ -356,6 +393,11 @@ class LeagueRunConfig(SeatsRunConfig):
         normalise = self.method().normalise
         if normalise.observations or normalise.rewards:
             yield "algorithm.normalise: members of a league read observations as they are; leave it out"
+        if self.league.payoffs == "exact" and self.env.id not in ("compiled:kuhn_poker", "compiled:leduc_poker"):
+            yield (
+                'league.payoffs = "exact" needs the whole tree of a game: compiled:kuhn_poker or compiled:leduc_poker; '
+                f'{self.env.id} has none here: take "return"'
+            )
         if self.central_critic:
             yield f"{self.recipe}: a league has no critic of the whole match"
 
@@ -386,14 +428,20 @@ def _league_learners(
 
 
 def _duel_of(config: LeagueRunConfig, layout: SeatLayout) -> Duel:
-    """Matches of two members, as many in either seat."""
+    """Matches of two members, as many in either seat; with exact payoffs their returns are the expected ones."""
     arenas = partial(open_arena, game_maker(config.env), layout, max_steps=config.env.max_match_steps)
+    is_exact = config.league.payoffs == "exact"
+    play = TreePlay(tree=game_tree(config.env.id.removeprefix("compiled:"))) if is_exact else None
 
-    def duel(one: Player, other: Player, number: int) -> Floats:
+    def duel(one: Player, other: Player, number: int) -> tuple[Floats, Floats]:
         count = 2 * (config.league.payoff_matches // 2)
         seating = [[one, other], [other, one]] * (count // 2)
         returns = arenas(matches=count).play(seating, seed=key(config.seed, "payoffs", number))
-        return np.array([match_scores(row, place % 2) for place, row in enumerate(returns)])
+        scores = np.array([match_scores(row, place % 2) for place, row in enumerate(returns)])
+        paid = np.array([(row[place % 2] - row[1 - place % 2]) / 2 for place, row in enumerate(returns)])
+        if play is not None and isinstance(one, PolicyPlayer) and isinstance(other, PolicyPlayer):
+            paid[:] = play.mean_return(*infoset_probabilities(play, layout, [one.policy, other.policy]))
+        return scores, paid
 
     return duel
 

@@ -101,6 +101,13 @@ class TreePlay:
             values += np.bincount(parents, taken[level] * values[level], minlength=len(values))
         return best, float(values[0])
 
+    def mean_return(self, one: Floats, other: Floats) -> float:
+        """Expected payment to `one` against `other`, over the two seats of a game for two."""
+        first = (self.tree.seat == 0)[:, None]
+        ahead = self.values(np.where(first, one, other))[0, 0]
+        behind = self.values(np.where(first, other, one))[0, 1]
+        return float(ahead + behind) / 2
+
     def nash_conv(self, policy: Floats) -> float:
         """NashConv (Lanctot et al., 2017): sum over seats of the best response's payment less the policy's; 0 in an
         equilibrium."""
