@@ -99,7 +99,7 @@ def poker_lines(*, fast: bool) -> Iterator[AcceptanceLine]:
 
 ORACLES: dict[str, Any] = {
     "every": 5, "size": 200, "matchmaking": "nash", "latest": 0.0, "reset_every": 10, "exploiters_meet": "nash",
-    "payoffs": "exact", "sharpness": 50.0, "payoff_matches": 2, "anchors": [],
+    "payoffs": "exact", "payoff_matches": 2, "anchors": [],
 }  # fmt: skip
 """A league of best responses to the equilibrium of its population."""
 MAIN_ONLY: dict[str, Any] = {

@@ -54,6 +54,8 @@ from hone.sources.asynchronous import AsyncSource
 
 Floats = NDArray[np.float64]
 RATINGS: Final = WengLin()
+_SHARPNESS: Final = {"main": 1.0, "nash": 50.0}
+"""Factor of the logits of an exploiter that joins the population."""
 Duel = Callable[[Player, Player, int], tuple[Floats, Floats]]
 """Two players and a number that seeds their matches -> scores and returns of the first, in every seat alike."""
 
@@ -70,12 +72,8 @@ class LeagueOpponents(PastOpponents):
     """Policies that learn to beat the present main, or the population."""
     exploiters_meet: Literal["main", "nash"] = "main"
     """Opponents of the exploiters: the present main, or members by the equilibrium of the payoffs. An exploiter then
-    learns a best response to the equilibrium (policy-space response oracles; Lanctot et al., 2017)."""
-    sharpness: float = Field(default=1.0, ge=1)
-    """Factor of the logits of an exploiter that joins the population: far above 1 it plays its mode, as pure best
-    responses do."""
-    warm_start: bool = False
-    """Let an exploiter that joined go on learning from its present weights, in place of beginning anew."""
+    learns a best response to the equilibrium (policy-space response oracles; Lanctot et al., 2017), and joins nearly
+    as its mode, as best responses are pure."""
     payoffs: Literal["score", "return", "exact"] = "score"
     """Payoffs whose equilibrium is taken: `score` (won, drawn or lost), `return` (the payments, where matches are won
     by more or less, as in poker), or `exact`, the expected returns from the whole tree of Kuhn or Leduc poker."""
@@ -202,10 +200,9 @@ class LeaguePool(OpponentPool):
             self.renewed = version
             for role, exploiter in self.exploiters.items():
                 number = role * EXPLOITER + version
-                self.add(exploiter.sharpened(self.rules.sharpness), number)
+                self.add(exploiter.sharpened(_SHARPNESS[self.rules.exploiters_meet]), number)
                 self._measure(number, version)
-                if not self.rules.warm_start:
-                    exploiter.begin_anew()
+                exploiter.begin_anew()
 
     def _measure(self, number: int, version: int) -> None:
         """Let a new member play every other one, and write what follows from the payoffs."""
