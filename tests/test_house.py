@@ -37,7 +37,7 @@ MEASURES: dict[str, float] = {
     "pairs of classes that share half of their fields": 20,
     "names in docstrings that exist nowhere": 0,
     "locals named found, told, said, given": 0,
-    "public names per 1,000 lines": 23.3,
+    "public names per 1,000 lines": 23.4,
     "own modules imported by a file, nine in ten": 15,
     "own modules imported by a file, at most": 43,
 }
@@ -72,6 +72,7 @@ TORCH_FREE = (
 
 # path -> (lines allowed, reason)
 LONG_FILES: dict[str, tuple[int, str]] = {
+    "benchmarks/training_service.py": (743, "the rows of one service, a function each"),
     "src/hone/cli/options.py": (750, "one table of all commands and their options"),
 }
 # path::name -> (lines allowed, at most 80, reason)

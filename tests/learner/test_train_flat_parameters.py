@@ -15,10 +15,11 @@ from hone.models.language.init import new_model
 from hone.models.packing import pack_rows, row_targets
 
 
-def model() -> Decoder:
+def model(*, tied: bool = False) -> Decoder:
     config = ModelConfig(
-        family="qwen3", vocab_size=11, hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1, head_dim=16
-    )
+        family="qwen3", vocab_size=11, hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1, head_dim=16,
+        tie_embeddings=tied,
+    )  # fmt: skip
     found = new_model(config, seed=1)
     found.set_compute_dtype("bfloat16")
     return found
@@ -69,6 +70,22 @@ def test_gradients_that_are_handed_over_are_those_of_autograd(monkeypatch: pytes
     policy.set_compute_dtype("bfloat16")
     monkeypatch.setenv("HONE_NATIVE", "0")  # and layers that have no kernel
     assert torch.equal(received(parameters, passes(9)), plain(9))
+
+
+def test_a_weight_of_two_layers_has_the_sum_of_both() -> None:
+    """The head writes its gradient, and autograd brings that of the embedding: the same terms in another order."""
+    policy = model(tied=True)
+    parameters = FlatParameters(policy.parameters())
+
+    def passes() -> None:
+        for seed in (3, 4, 5):
+            backward(policy, seed)
+
+    for _ in range(2):  # as autograd has them, then into the buffers
+        collected = received(parameters, passes)
+        parameters.zero_grad()
+        passes()
+        torch.testing.assert_close(collected, parameters.gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_what_autograd_brings_all_the_same_is_added() -> None:

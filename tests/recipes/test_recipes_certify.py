@@ -9,7 +9,7 @@ import pytest
 import tiny_runs
 from certificate_worlds import built, checked, figures, lay_out, text_config
 
-from hone.certify import check as certified_job
+from hone.certify import job as certified_job
 from hone.certify.check import GradientProbe, build_certificate
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError

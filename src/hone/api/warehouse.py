@@ -95,8 +95,8 @@ def load(file: str | Path, *, clock: Clock | None = None) -> Dispatcher:
     """The dispatcher of a file, with the version of each skill: the one that the file names, else the library's
     champion, else the planned way. `dispatcher.skills` has them.
 
-    Raises ConfigError with all faults: of the file, and of each skill whose version the library has not, or whose files
-    are not those of its digest.
+    Raises ConfigError with all faults: of the file, and of each skill with a version that the library lacks, or with
+    files of another digest.
     """
     config = load_config(DispatcherConfig, file).config
     with ExitStack() as opened:
@@ -110,7 +110,7 @@ class WarehouseEpisode:
 
     seed: int
     policy: str
-    """Who assigned: `greedy`, or a folder."""
+    """Policy of the assignments: `greedy`, or a folder."""
     deliveries: int
     collisions: int
     failures: int
@@ -119,7 +119,7 @@ class WarehouseEpisode:
     """Skill -> version -> executions."""
     executions: Sequence[SkillExecution] = field(repr=False)
     transitions: Sequence[StageTransition] = ()
-    """What the trials came to meanwhile."""
+    """Verdicts of the trials meanwhile."""
 
     def write(self, path: str | Path) -> None:
         """Write everything as JSON. Raises ResourceError."""
@@ -129,8 +129,8 @@ class WarehouseEpisode:
 def play(file: str | Path, *, seed: int, clock: Clock | None = None) -> WarehouseEpisode:
     """Play an episode of the floor of a file, and record each execution of a skill in its library.
 
-    Executions under trial are drawn by their names; every hundred executions the trials are looked at, and what they
-    come to acts on the next ones. Raises as `load`.
+    Executions under trial are drawn by their names; every hundred executions the trials are judged, and the next
+    executions follow the verdict. Raises as `load`.
     """
     config = load_config(DispatcherConfig, file).config
     with ExitStack() as opened:

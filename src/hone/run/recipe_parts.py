@@ -23,6 +23,7 @@ _HELPERS = (
 )
 """Modules whose functions only wire parts: their code is read too."""
 LIVE_SOURCE = "Live(text task, engine)"
+_IN_LIVE = ("LiveSource", "WholeEpisodes")
 
 
 def recipe_parts(
@@ -40,7 +41,7 @@ def recipe_parts(
     assert isinstance(method, FunctionType)
     named = list(dict.fromkeys(_named(method.__code__, method.__globals__)))
     for part in named:
-        if part.__module__.startswith(("hone.sources.", "hone.text.recipe")) and part.__module__ != "hone.sources.live":
+        if part.__module__.startswith(("hone.sources.", "hone.text.recipe")) and part.__name__ not in _IN_LIVE:
             source = f"{part.__name__}({source})"
     return RecipeParts(
         source=source,

@@ -98,7 +98,7 @@ class DataRunConfig(RunConfig):
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> "DataRunConfig":
-        if self.evaluation is not None:
+        if isinstance(self.evaluation, EvaluationConfig):  # scorers are judged on labels
             self.evaluation.rewards.require_bounds_within(self.user_code.max_abs_score)
         return self
 

@@ -22,7 +22,7 @@ RUNNER = {
     "amx": AMX,
 }
 TRAINING = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": ("-mavx512bf16",), "amx": (*AMX, "-mavx512bf16")}
-PERCEPTRON = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
+PERCEPTRON = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": ("-mavx512bf16",), "amx": AMX}
 
 
 @cache

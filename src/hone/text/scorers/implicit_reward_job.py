@@ -140,9 +140,12 @@ def evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest) 
         raise ConfigError(f"{request.policy}: its run has no [held_out]; name labelled answers with --task FILE")
     task = config.task if held_out is None else held_out.task
     held_out = ScorerEvaluationConfig(task=task.model_copy(update={"source": request.task or task.source}))
+    model = config.model
+    saved = ModelSource(
+        path=str(request.policy), weights=model.weights, compute=model.compute, exactness=model.exactness
+    )
     policy, start = (
-        open_policy(source, seed=config.seed, device=request.device, temperature=1.0)
-        for source in (ModelSource(path=str(request.policy)), config.model)
+        open_policy(source, seed=config.seed, device=request.device, temperature=1.0) for source in (saved, model)
     )
     examples = read_answers(held_out.task, config.answers)
     context = policy.decoder.config.max_positions
