@@ -222,8 +222,8 @@ def write_rollouts(path: Path, table: RolloutTable) -> None:
         times = _times_path(path)
         with writing(times.parent):
             times.parent.mkdir(exist_ok=True)
-        columns = {"seconds": list(table.times.seconds), "world_seconds": list(table.times.world_seconds)}
-        replace_file(times, to_json(columns), sync=False)
+        seconds, waiting = table.times.seconds, table.times.world_seconds
+        replace_file(times, to_json({"seconds": [*seconds], "world_seconds": [*waiting]}), sync=False)
 
 
 def _answer_columns(table: AnswerRollouts) -> dict[str, Any]:
