@@ -23,9 +23,13 @@ from hone.lab.experiments.delayed_rewards import WEIGHTED as WEIGHTED_OPEN
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.drift_with_and_without_recall import ANEW, LEARNER, RECALL
 from hone.lab.experiments.drift_with_and_without_recall import FROZEN as ONE_VERSION
+from hone.lab.experiments.duplicates_without_keys import KEYS
+from hone.lab.experiments.duplicates_without_keys import LAST as LAST_OUTCOME
+from hone.lab.experiments.duplicates_without_keys import SUM as SUM_OF_ALL
 from hone.lab.experiments.elo_without_deviation import DEVIATION as WITH_DEVIATION
 from hone.lab.experiments.elo_without_deviation import LARGE as LARGE_STEPS
 from hone.lab.experiments.elo_without_deviation import SMALL as SMALL_STEPS
+from hone.lab.experiments.fairness_under_borrowing import FADES, NEVER
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
@@ -67,8 +71,18 @@ REFUTED: dict[str, Sequence[Case]] = {
     "direct-method-alone": [
         {"errors": {"dm": np.zeros(3), "dr": np.full(3, 0.1)}, "covered": {"dm": 0.95, "dr": 0.5}},
     ],
+    "duplicates-without-keys": [
+        {
+            "errors": {KEYS: np.full(3, 0.1), SUM_OF_ALL: np.zeros(3), LAST_OUTCOME: np.zeros(3)},
+            "preferred": {KEYS: 0.5, SUM_OF_ALL: 0.9, LAST_OUTCOME: 0.5},
+        },
+    ],
     "elo-without-deviation": [
         {"excess": {WITH_DEVIATION: np.full(3, 0.2), SMALL_STEPS: np.full(3, 0.2), LARGE_STEPS: np.full(3, 0.1)}}
+    ],
+    "fairness-under-borrowing": [
+        {"shares": {FADES: np.full((2, 16), 0.6), NEVER: np.full((2, 16), 0.5)}},
+        {"shares": {FADES: np.full((2, 16), 0.4), NEVER: np.full((2, 16), 0.5)}},
     ],
     "flat-or-dispatched": [
         {
