@@ -160,6 +160,21 @@ def probability_errors(run: ServedRun) -> tuple[float, int]:
 # ---------------------------------------------------------------------------------------------- windows
 
 
+def exactness_lines(
+    policy: str, largest: float, differing: int, restarts: int, seeds: range, *, restarts_a_run: int
+) -> Iterator[AcceptanceLine]:
+    """Logged probabilities against those of the mixture, replays against the log, restarts against their runs."""
+    count = len(seeds)
+    yield AcceptanceLine(
+        figure=f"{policy}, largest error of a logged probability", value=largest, at_most=1e-12, seeds=count
+    )
+    yield AcceptanceLine(figure=f"{policy}, replays that differ", value=differing, at_most=0, seeds=count)
+    yield AcceptanceLine(
+        figure=f"{policy}, restarts from the log with another learner", value=restarts, at_most=0, seeds=count,
+        words=f"{restarts_a_run * count} restarts",
+    )  # fmt: skip
+
+
 def window_lines(seeds: range, rounds: int) -> Iterator[AcceptanceLine]:
     """Two abrupt changes: windows of several lengths beside one learner, both through the service."""
     shares, plain, largest, differing, restarts = list[float](), list[float](), 0.0, 0, 0
@@ -185,14 +200,7 @@ def window_lines(seeds: range, rounds: int) -> Iterator[AcceptanceLine]:
         at_least=0.03 if rounds >= 3_000 else 0.015, seeds=len(seeds),
         words=f"one learner {np.mean(plain):.3f}, least gain {gains.min():.3f}; wider for fewer rounds",
     )  # fmt: skip
-    yield AcceptanceLine(
-        figure="windows, largest error of a logged probability", value=largest, at_most=1e-12, seeds=len(seeds)
-    )
-    yield AcceptanceLine(figure="windows, replays that differ", value=differing, at_most=0, seeds=len(seeds))
-    yield AcceptanceLine(
-        figure="windows, restarts from the log with another learner", value=restarts, at_most=0, seeds=len(seeds),
-        words=f"{3 * len(seeds)} restarts",
-    )  # fmt: skip
+    yield from exactness_lines("windows", largest, differing, restarts, seeds, restarts_a_run=3)
 
 
 # ---------------------------------------------------------------------------------------------- traffic
@@ -273,14 +281,7 @@ def traffic_lines(seeds: range, rounds: int) -> Iterator[AcceptanceLine]:
         figure="traffic, share gained over an equal split", value=gain, at_least=0.01, seeds=len(seeds),
         words=f"equal split {np.mean(equal):.3f}",
     )  # fmt: skip
-    yield AcceptanceLine(
-        figure="traffic, largest error of a logged probability", value=largest, at_most=1e-12, seeds=len(seeds)
-    )
-    yield AcceptanceLine(figure="traffic, replays that differ", value=differing, at_most=0, seeds=len(seeds))
-    yield AcceptanceLine(
-        figure="traffic, restarts from the log with another learner", value=restarts, at_most=0, seeds=len(seeds),
-        words=f"{2 * len(seeds)} restarts",
-    )  # fmt: skip
+    yield from exactness_lines("traffic", largest, differing, restarts, seeds, restarts_a_run=2)
     yield AcceptanceLine(
         figure="traffic, share of 95% intervals of the versions' values that hold the truth",
         value=float(held[0]) / (2 * len(seeds)), at_least=0.75 if len(seeds) < 10 else 0.85, seeds=len(seeds),

@@ -24,6 +24,7 @@ _HELPERS = (
 """Modules whose functions only wire parts: their code is read too."""
 LIVE_SOURCE = "Live(text task, engine)"
 _IN_LIVE = ("LiveSource", "WholeEpisodes")
+"""Sources that `LIVE_SOURCE` stands for already."""
 
 
 def recipe_parts(

@@ -104,15 +104,19 @@ def check(sizes: list[int], rows: int, seed: int = 0, *, tanh: bool = False) -> 
     assert max(relative_error(one, real) for one, real in zip(ours.parts(), true.parts(), strict=True)) < 2e-6
 
 
-@every_isa
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
+any_network = given(
     st.lists(st.integers(32, 100), min_size=2, max_size=4),
     st.integers(1, 40),
     st.integers(1, 5),
     st.integers(32, 300),
     st.integers(0, 99),
 )
+"""Widths of hidden layers, inputs, outputs, rows and a seed."""
+
+
+@every_isa
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@any_network
 def test_any_shape(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
     check([inputs, *hidden, outputs], rows, seed)
 
@@ -130,13 +134,7 @@ every_vector = pytest.mark.usefixtures("vectors")
 
 @every_vector
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.integers(32, 100), min_size=2, max_size=4),
-    st.integers(1, 40),
-    st.integers(1, 5),
-    st.integers(32, 300),
-    st.integers(0, 99),
-)
+@any_network
 def test_any_shape_of_tanh_units(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
     check([inputs, *hidden, outputs], rows, seed, tanh=True)
 
@@ -412,13 +410,7 @@ def check_rounded(sizes: list[int], rows: int, seed: int = 0) -> None:
 
 @every_rounding
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.integers(32, 100), min_size=2, max_size=4),
-    st.integers(1, 40),
-    st.integers(1, 5),
-    st.integers(32, 300),
-    st.integers(0, 99),
-)
+@any_network
 def test_any_shape_of_rounded_products(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
     check_rounded([inputs, *hidden, outputs], rows, seed)
 

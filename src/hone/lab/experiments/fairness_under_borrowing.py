@@ -1,13 +1,13 @@
 """Fairness under borrowing: a tenant that used slots that nobody else wanted should not pay for them without end."""
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hone.core.decisions import Floats
 from hone.core.random import generator
+from hone.decide.simulators.recommendation import SimulatedClock
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import RunQueue
@@ -20,23 +20,10 @@ FADES, NEVER = "use fades", "use counts for ever"
 _HALF_LIVES_S = {FADES: 1800.0, NEVER: 1e12}
 
 
-@dataclass
-class _SimulatedClock:
-    """Seconds that the experiment sets."""
-
-    at_s: float = 0.0
-
-    def now_s(self) -> float:
-        return self.at_s
-
-    def monotonic_s(self) -> float:
-        return self.at_s
-
-
 def shares_after_absence(seed: int, run: int, half_life_s: float) -> Floats:
     """Share of the slots' time that the tenant who had borrowed has in each half hour after the other's return
     `[_BINS]`, by hone's queue."""
-    clock = _SimulatedClock()
+    clock = SimulatedClock(time_s=0.0)
     with tempfile.TemporaryDirectory() as folder:
         database = open_queue_database(str(Path(folder) / "queue.db"))
         queue = RunQueue(database, clock, lease_s=1e9, half_life_s=half_life_s)
@@ -45,23 +32,23 @@ def shares_after_absence(seed: int, run: int, half_life_s: float) -> Floats:
     return used[1] / used.sum(0)
 
 
-def _used_after_absence(queue: RunQueue, clock: _SimulatedClock, draws: np.random.Generator) -> Floats:
+def _used_after_absence(queue: RunQueue, clock: SimulatedClock, draws: np.random.Generator) -> Floats:
     """Seconds of the slots that the lender and the borrower use in each half hour `[2, _BINS]`."""
     used, edges = np.zeros((2, _BINS)), _AWAY_S + _BIN_S * np.arange(_BINS + 1)
     arrivals = {"borrower": 0.0, "lender": _AWAY_S}
     running: list[tuple[float, int, int, int, float]] = []
-    while clock.at_s < edges[-1]:
-        for tenant in [name for name, at_s in arrivals.items() if at_s <= clock.at_s]:
+    while clock.time_s < edges[-1]:
+        for tenant in [name for name, at_s in arrivals.items() if at_s <= clock.time_s]:
             del arrivals[tenant]
             for _ in range(_SLOTS):
                 queue.submit(tenant, "job", ["x.toml"])
         while len(running) < _SLOTS and (job := queue.claim("worker")) is not None:
             queue.submit(job.tenant, "job", ["x.toml"])  # as many wait as before
-            end = clock.at_s + float(draws.exponential(_JOB_S))
-            running.append((end, job.id, job.token, int(job.tenant == "borrower"), clock.at_s))
+            end = clock.time_s + float(draws.exponential(_JOB_S))
+            running.append((end, job.id, job.token, int(job.tenant == "borrower"), clock.time_s))
         ended = min(running)
         running.remove(ended)
-        clock.at_s = ended[0]
+        clock.time_s = ended[0]
         queue.finish(ended[1], ended[2], "done")
         used[ended[3]] += np.diff(np.clip(edges, ended[4], ended[0]))
     return used
