@@ -229,7 +229,8 @@ def factor_bytes(dtype: str) -> int:
 
 
 def live_bytes() -> float:
-    """Bytes of all tensors that this process holds."""
+    """Bytes of all tensors that this process holds; what earlier tests left in circles is collected first."""
+    gc.collect()
     found: dict[int, int] = {}
     for one in gc.get_objects():
         if type(one) in (torch.Tensor, torch.nn.Parameter):
