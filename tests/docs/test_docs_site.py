@@ -50,13 +50,13 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "search" / "search_index.json").stat().st_size > 100_000
 
 
-def test_files_that_pages_name_exist() -> None:
+def test_files_and_folders_that_pages_name_exist() -> None:
     made_by_a_page = {"src/hone/recipes/text/leaky_clip.py"}
     missing: list[str] = []
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        names = re.findall(
-            r"\b(?:tests|benchmarks|examples|src)/[\w/]+\.(?:py|toml|md)\b", path.read_text(encoding="utf-8")
-        )
+        text = path.read_text(encoding="utf-8")
+        names = re.findall(r"\b(?:tests|benchmarks|examples|src)/[\w/]+\.(?:py|toml|md)\b", text)
+        names += re.findall(r"`((?:tests|benchmarks|examples|deploy|src)/[\w/]+)`", text)
         missing += [
             f"{path.name}: {name}" for name in names if name not in made_by_a_page and not (ROOT / name).exists()
         ]
