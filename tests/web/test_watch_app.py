@@ -28,6 +28,7 @@ from hone.run.report.timeline import step_timeline
 from hone.run.report.timing_section import bottleneck_line
 from hone.run.store.durable import read_json
 from hone.run.store.evaluations import AnswerRow, latest_answers
+from hone.run.store.manifest import read_config
 from hone.run.store.metrics import read_metrics
 from hone.run.store.records import parse_record
 from hone.run.store.rollouts import read_samples
@@ -220,7 +221,7 @@ def test_the_run_page_has_families_with_intervals_events_and_a_bottleneck(root: 
     assert {"reward/missing", "episodes/ended"} <= {one["name"] for one in page["constants"]}
     whole = step_timeline(read_metrics(root / "sums-1" / "metrics.jsonl"))
     assert whole is not None
-    assert page["timelines"][0]["bottleneck"] == bottleneck_line(whole)
+    assert page["timelines"][0]["bottleneck"] == bottleneck_line(whole, read_config(root / "sums-1" / "config.json"))
     assert page["timelines"][0]["step_s"] == pytest.approx(whole.step_s)
     assert [one["title"].split(":")[0] for one in page["timelines"][1:]] == ["last", "median", "slowest"]
     assert page["rollouts"] == {str(step): "answers" for step in (10, 20, 30, 40, 50, 60)}

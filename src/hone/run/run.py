@@ -98,7 +98,7 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
     try:
         metrics = read_metrics(folder.metrics_path)
         timeline = step_timeline(metrics)
-        lines = [] if timeline is None else [bottleneck_line(timeline)]
+        lines = [] if timeline is None else [bottleneck_line(timeline, folder.config())]
         if (line := _mismatch_line(metrics)) is not None:
             lines.append(line)
         if measure_matmuls is not None and update_flops_per_s(metrics) is not None:

@@ -21,6 +21,7 @@ from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.report.html import format_duration, format_number
 from hone.run.report.timeline import step_timeline
 from hone.run.report.timing_section import bottleneck_line
+from hone.run.store.manifest import read_config
 from hone.web.app import WatchParts, make_app
 from hone.web.columns import RunColumns, cache_root, drop_old_caches
 from hone.web.guard import TOKEN_BYTES, AccessRules
@@ -115,7 +116,7 @@ def run_lines(listing: RunListing, row: RunRow) -> list[str]:
     timeline = step_timeline(columns.metric_columns())
     columns.close()
     if timeline is not None:
-        lines.append(bottleneck_line(timeline))
+        lines.append(bottleneck_line(timeline, read_config(listing.folder(row.id) / "config.json")))
     cause = row.diagnosis
     return [*lines, *([] if cause is None else [cause.sentence]), *alarm_lines([row])]
 

@@ -4,7 +4,7 @@ Belongs here: putting together what other modules compute. No figure has a secon
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -64,7 +64,7 @@ _HEALTH: Final = {
 
 def run_view(folder: Path, row: RunRow, columns: RunColumns, rollouts: RolloutReader) -> dict[str, Any]:
     """Everything of the run page but the curves."""
-    manifest = read_manifest(folder / "manifest.json")
+    manifest, config = read_manifest(folder / "manifest.json"), read_config(folder / "config.json")
     events = read_events(folder)
     constants = _constants(columns)
     charts = chart_families(columns.names, lambda name: name not in constants)
@@ -93,15 +93,14 @@ def run_view(folder: Path, row: RunRow, columns: RunColumns, rollouts: RolloutRe
             for unit, meaning in [describe(name)]
         ],
         "events": [asdict(one) for one in events.events],
-        "timelines": _timelines(columns),
+        "timelines": _timelines(columns, config),
         "histograms": sorted(read_histograms(folder)),
         "rollouts": kept,
         "evaluations": evaluated,
         "without": [name for name, there in content.items() if not there],
         "has_report": (folder / "report.html").exists(),
         "config": [
-            {"key": key, "value": format_value(one.value), "origin": one.origin}
-            for key, one in read_config(folder / "config.json").items()
+            {"key": key, "value": format_value(one.value), "origin": one.origin} for key, one in config.items()
         ],
         "changes": [{"step": one.after_step, "words": one.change} for one in manifest.changes],
         "about": {
@@ -162,7 +161,7 @@ def _health(columns: RunColumns) -> list[dict[str, Any]]:
     return result
 
 
-def _timelines(columns: RunColumns) -> list[dict[str, Any]]:
+def _timelines(columns: RunColumns, keys: Container[str]) -> list[dict[str, Any]]:
     """The mean step, the last, the median and the slowest one, each with its sentence."""
     if not columns.rows:
         return []
@@ -200,7 +199,7 @@ def _timelines(columns: RunColumns) -> list[dict[str, Any]]:
             "loop": [asdict(span) for span in one.loop],
             "collect_parts": [asdict(span) for span in one.collect_parts],
             "overlapping": [asdict(span) for span in one.overlapping],
-            "bottleneck": bottleneck_line(one),
+            "bottleneck": bottleneck_line(one, keys),
             "waits": [asdict(wait) for wait in step_waits(one)],
         }
         for title, one in shown

@@ -130,7 +130,8 @@ def test_the_split_of_time_adds_up(tmp_path):
 
 def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
     engine = {"time/generate_s": 1.8, "time/generate_model_s": 1.5, "time/generate_prefill_s": 0.5}
-    folder = make_run(tmp_path, "r", extra=engine | {"learner/flops": 6e9})
+    config = {"user_code.workers": ConfigSetting(value=2, origin="default")}
+    folder = make_run(tmp_path, "r", config=config, extra=engine | {"learner/flops": 6e9})
     SPEED.write(folder, MatmulRate(dtype="float32", device="cpu", threads=2, matmul_flops_per_s=3.2e10))
     page = page_of(folder)
     for words in (

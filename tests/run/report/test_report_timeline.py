@@ -12,6 +12,9 @@ from hone.run.report.timing_section import bottleneck_line, step_waits
 from hone.run.store.metrics import MetricColumns
 from hone.run.store.records import SPEED, MatmulRate, format_flops, speed_line, update_flops_per_s
 
+TEXT = ("model.compute", "run.ranks", "rollout.max_concurrent", "rollout.max_staleness", "user_code.workers")
+CONTROL = ("env.num_envs", "run.ranks", "learner.products")
+
 
 def columns(steps, **values):
     return MetricColumns(
@@ -64,10 +67,10 @@ def test_a_step_by_hand():
         ("rewards", 0.4, 0.1),
     ]
     assert found.overlapping == ()
-    assert bottleneck_line(found) == (
+    assert bottleneck_line(found, TEXT) == (
         "The bottleneck is the learner's update (update): 30% of a step, 0.3 s of 1.0 s; larger micro-batches "
-        "(learner.micro_batch_tokens), bfloat16 products or more ranks would shorten it, and rollout.max_staleness = 1 "
-        "would generate during the update."
+        "(learner.micro_batch_tokens) or products in bfloat16 (model.compute) or more ranks (run.ranks) would shorten "
+        "it, and rollout.max_staleness = 1 would generate during the update."
     )
     assert waits(found) == [("learner", "rollout", 0.5), ("rollout", "learner", 0.5), ("generation", "rewards", 0.1)]
 
@@ -76,10 +79,10 @@ def test_generation_that_is_slowest_says_what_its_longest_answers_cost():
     found = step_timeline(
         text_run(time__update_s=[0.1, 0.1], time__generate_prefill_s=[0.5, 0.5], time__step_s=[5.0, 3.0])
     )
-    assert bottleneck_line(found) == (
+    assert bottleneck_line(found, TEXT) == (
         "The bottleneck is generation (decode): 25% of a step, 0.2 s of 0.8 s; 0.1 s of slot time passed while only "
-        "the longest answers were unfinished; more answers at once (rollout.max_concurrent) or more replicas would "
-        "shorten it, and rollout.max_staleness = 1 would generate during the update."
+        "the longest answers were unfinished; more answers at once (rollout.max_concurrent) or more replicas "
+        "(cluster.rollout.replicas) would shorten it, and rollout.max_staleness = 1 would generate during the update."
     )
 
 
@@ -88,7 +91,7 @@ def test_generation_beside_the_loop_is_no_part_of_its_time():
     assert found.collect_parts == ()
     assert spans(found.overlapping) == [("prefill", 0.0, 0.075), ("decode", 0.075, 0.225), ("bookkeeping", 0.3, 0.1)]
     assert sum(span.seconds_s for span in found.loop) == pytest.approx(found.step_s)
-    assert bottleneck_line(found).startswith(
+    assert bottleneck_line(found, TEXT).startswith(
         "The bottleneck is generation (decode), beside the loop: the learner waited for 55% of a step, 0.6 s of 1.1 s; "
     )
     assert waits(found) == [("learner", "rollout", 0.6)]
@@ -109,10 +112,10 @@ def test_waits_that_were_measured_tell_apart_who_waited_for_whom():
     assert dict(found.finest_parts())["publish"] == pytest.approx(0.35), "the transfer, beside the wait"
     assert sum(seconds for _, seconds in found.finest_parts()) == pytest.approx(1.0)
     slow = step_timeline(text_run(**rest, **beside | {"time__rollout_awaited_s": [3.0, 2.0]}))
-    assert bottleneck_line(slow) == (
+    assert bottleneck_line(slow, TEXT) == (
         "The bottleneck is tools and environments, while nothing was generated (tools), beside the loop: the learner "
-        "waited for 50% of a step, 0.5 s of 1.0 s; more answers at once (rollout.max_concurrent) would fill it, and "
-        "faster tools shorten it."
+        "waited for 50% of a step, 0.5 s of 1.0 s; more answers at once (rollout.max_concurrent) or faster tools "
+        "would shorten it."
     )
 
 
@@ -126,11 +129,23 @@ def test_a_run_without_a_language_model():
     found = step_timeline(columns([4], time__collect_s=[3.0], time__update_s=[1.0], time__step_s=[4.0], loss=[1.0]))
     assert spans(found.loop) == [("collect", 0.0, 0.75), ("update", 0.75, 0.25)]
     assert found.collect_parts == found.overlapping == ()
-    assert bottleneck_line(found) == (
+    assert bottleneck_line(found, CONTROL) == (
         "The bottleneck is collecting episodes (collect): 75% of a step, 0.75 s of 1.0 s; more environments at once "
         "(env.num_envs) would shorten it."
     )
     assert waits(found) == []
+
+
+def test_a_setting_that_the_recipe_does_not_have_is_not_proposed():
+    found = step_timeline(columns([4], time__collect_s=[1.0], time__update_s=[3.0], time__step_s=[4.0]))
+    slow = "The bottleneck is the learner's update (update): 75% of a step, 0.75 s of 1.0 s"
+    assert bottleneck_line(found, ()) == f"{slow}."
+    assert bottleneck_line(found, ("learner.products",)) == (
+        f"{slow}; products in bfloat16 (learner.products) would shorten it."
+    )
+    assert bottleneck_line(found, CONTROL) == (
+        f"{slow}; products in bfloat16 (learner.products) or more ranks (run.ranks) would shorten it."
+    )
 
 
 @pytest.mark.parametrize("metrics", [columns([]), columns([3], loss=[1.0]), columns([3], time__step_s=[0.0])])

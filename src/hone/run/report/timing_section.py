@@ -4,7 +4,7 @@ A step as a timeline, who waited for whom, the bottleneck with what would shorte
 it, and the planned components of memory beside the most that was measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,17 +38,26 @@ _PARTS: Final = {
     "waiting": "episodes that are collected in parallel (collect and publish)",
     OTHER: "unaccounted time (other)",
 }
-_REMEDIES: Final = {
-    "collect": "more environments at once (env.num_envs) would shorten it",
-    "update": "larger micro-batches (learner.micro_batch_tokens), bfloat16 products or more ranks would shorten it",
-    "evaluate": "a larger evaluation.every would shorten it",
-    "save": "larger values of run.log_every, run.rollouts_every and run.checkpoint_every would shorten it",
-    "decode": "more answers at once (rollout.max_concurrent) or more replicas would shorten it",
-    "prefill": "shorter prompts, or more answers to each, would shorten it",
-    "tools": "more answers at once (rollout.max_concurrent) would fill it, and faster tools shorten it",
-    "rewards": "more reward processes (user_code.workers) or faster reward functions would shorten it",
+_REMEDIES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "collect": (("env.num_envs", "more environments at once (env.num_envs)"),),
+    "update": (
+        ("model.compute", "larger micro-batches (learner.micro_batch_tokens)"),
+        ("model.compute", "products in bfloat16 (model.compute)"),
+        ("learner.products", "products in bfloat16 (learner.products)"),
+        ("run.ranks", "more ranks (run.ranks)"),
+    ),
+    "evaluate": (("evaluation.every", "a larger evaluation.every"),),
+    "save": (("run.log_every", "larger values of run.log_every, run.rollouts_every and run.checkpoint_every"),),
+    "decode": (
+        ("rollout.max_concurrent", "more answers at once (rollout.max_concurrent)"),
+        ("rollout.max_concurrent", "more replicas (cluster.rollout.replicas)"),
+    ),
+    "prefill": (("rollout.max_concurrent", "shorter prompts or more answers to each"),),
+    "tools": (("rollout.max_concurrent", "more answers at once (rollout.max_concurrent) or faster tools"),),
+    "rewards": (("user_code.workers", "more reward processes (user_code.workers) or faster reward functions"),),
 }
-_OVERLAP: Final = "rollout.max_staleness = 1 would generate during the update"
+"""What would shorten a part, each with the key that a recipe must have for it."""
+_OVERLAP: Final = ("rollout.max_staleness", "rollout.max_staleness = 1 would generate during the update")
 _GENERATED: Final = ("decode", "prefill", "bookkeeping")
 
 
@@ -86,8 +95,11 @@ def step_waits(timeline: Timeline) -> list[StepWait]:
     ]
 
 
-def bottleneck_line(timeline: Timeline) -> str:
-    """Sentence about the slowest part of a step: its share, and what would shorten it."""
+def bottleneck_line(timeline: Timeline, keys: Container[str]) -> str:
+    """Sentence about the slowest part of a step: its share, and what would shorten it.
+
+    `keys` are those of the run's config: a setting that the recipe does not have is not proposed.
+    """
     name, seconds = timeline.finest_parts()[0]
     share = (
         f"{seconds / timeline.step_s:.0%} of a step, {format_duration(seconds)} of {format_duration(timeline.step_s)}"
@@ -102,10 +114,11 @@ def bottleneck_line(timeline: Timeline) -> str:
         line += (
             f"; {format_duration(timeline.tail_s)} of slot time passed while only the longest answers were unfinished"
         )
-    remedies = [_REMEDIES[name]] if name in _REMEDIES else []
+    remedies = " or ".join(words for key, words in _REMEDIES.get(name, ()) if key in keys)
+    clauses = [f"{remedies} would shorten it"] if remedies else []
     if not timeline.is_parallel and timeline.collect_parts and name in (*_GENERATED, "tools", "rewards", "update"):
-        remedies.append(_OVERLAP)
-    return f"{'; '.join([line, ', and '.join(remedies)] if remedies else [line])}."
+        clauses += [_OVERLAP[1]] if _OVERLAP[0] in keys else []
+    return f"{'; '.join([line, ', and '.join(clauses)] if clauses else [line])}."
 
 
 # ------------------------------------------------------------------------------------------------------- timing section
@@ -129,7 +142,7 @@ def timing_section(stage: RunData, level: str) -> Html:
     heads = ("who waited for whom", "share", "in all", "a step")
     parts = [
         element(level, text("Time per part of a step")),
-        styled("p", "verdict", text(bottleneck_line(timeline))),
+        styled("p", "verdict", text(bottleneck_line(timeline, stage.config))),
         styled(
             "div",
             "card",
