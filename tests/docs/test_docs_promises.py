@@ -10,7 +10,10 @@ import pytest
 from syntax_nodes import nodes
 
 from hone.cli.options import COMMANDS
-from hone.recipes.registry import recipe_names
+from hone.config.resolve import all_keys
+from hone.recipes.registry import load_recipe, recipe_names
+from hone.run.alarms import RULES
+from hone.run.report.timing_section import REMEDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -148,3 +151,13 @@ def test_docstrings_name_nothing_that_is_gone() -> None:
     sources = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path.read_text("utf-8") for path in paths}
     planted = '"""Reads what `run_curves.read_runs` left.\n\n>>> Faulty()\n"""'
     assert names_that_are_gone({**sources, "planted": planted}) == ["planted: run_curves.read_runs", "planted: Faulty"]
+
+
+def test_settings_that_advice_names_exist() -> None:
+    keys = {".".join(map(str, key)) for name in ("dapo", "ppo", "sac") for key in all_keys(load_recipe(name).config)}
+    advice = [rule.advice for rule in RULES.values()]
+    advice += [f"{key} {words}" for remedies in REMEDIES.values() for key, words in remedies]
+    tables = r"(?<![\w.])(?:learner|rollout|algorithm|rewards|run|env|cluster)"
+    named = {key for words in advice for key in re.findall(tables + r"(?:\.\w+)+", words)}
+    assert len(named) > 15
+    assert named - keys == set()

@@ -310,8 +310,8 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
     ),
     "length": AlarmRule(
         judge=_length, limit=0.05, limit_is="share of answers cut by the length limit",
-        advice="raise rollout.max_tokens, add a length penalty (rewards.overlong), or set "
-        'rollout.learnable.truncated = "mask"; look whether longer answers score more',
+        advice="raise rollout.max_tokens, use the recipe dapo, which punishes long answers (algorithm.overlong_share), "
+        'or set rollout.learnable.truncated = "mask"; look whether longer answers score more',
         metrics=("answers/tokens_mean", "episodes/truncated"),
         cause="the reward pays for length, whatever the answer is worth",
         brings=("entropy_collapse", "dead_groups"),

@@ -67,7 +67,7 @@ def _open_tracker(to: str) -> Tracker:
     missing = [name for name in ("start", "log", "samples", "finish") if name not in dir(made)]
     if missing:
         raise ConfigError(
-            f"tracker {to!r} has no {', '.join(missing)}; a tracker has the methods of run.trackers.Tracker"
+            f"tracker {to!r} has no {', '.join(missing)}; a tracker has the methods of hone.run.trackers.Tracker"
         )
     return made
 

@@ -38,7 +38,7 @@ _PARTS: Final = {
     "waiting": "episodes that are collected in parallel (collect and publish)",
     OTHER: "unaccounted time (other)",
 }
-_REMEDIES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+REMEDIES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "collect": (("env.num_envs", "more environments at once (env.num_envs)"),),
     "update": (
         ("model.compute", "larger micro-batches (learner.micro_batch_tokens)"),
@@ -114,7 +114,7 @@ def bottleneck_line(timeline: Timeline, keys: Container[str]) -> str:
         line += (
             f"; {format_duration(timeline.tail_s)} of slot time passed while only the longest answers were unfinished"
         )
-    remedies = " or ".join(words for key, words in _REMEDIES.get(name, ()) if key in keys)
+    remedies = " or ".join(words for key, words in REMEDIES.get(name, ()) if key in keys)
     clauses = [f"{remedies} would shorten it"] if remedies else []
     if not timeline.is_parallel and timeline.collect_parts and name in (*_GENERATED, "tools", "rewards", "update"):
         clauses += [_OVERLAP[1]] if _OVERLAP[0] in keys else []
