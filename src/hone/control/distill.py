@@ -44,7 +44,7 @@ class DistillConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRound:
+class _TreeRound:
     """One round of distillation."""
 
     states: int
@@ -54,7 +54,7 @@ class TreeRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeMeasures:
+class _TreeMeasures:
     """What a tree is worth beside its teacher, on the same fresh episodes."""
 
     teacher: Estimate
@@ -81,9 +81,9 @@ class DistilledTree:
     """A tree, how it came about, and its measures."""
 
     tree: DecisionTree
-    rounds: Sequence[TreeRound]
+    rounds: Sequence[_TreeRound]
     best_round: int
-    measures: TreeMeasures
+    measures: _TreeMeasures
     config: DistillConfig
     states: Array
     """`[n, *observation]` some states that the tree met in the fresh episodes, for examples."""
@@ -208,7 +208,7 @@ def distill_tree(
     grow = _grower(teacher, config)
     tree: DecisionTree | None = None
     grown: list[DecisionTree] = []
-    rounds: list[TreeRound] = []
+    rounds: list[_TreeRound] = []
     data: list[tuple[Array, Flags | None]] = []
     for number in counted(range(config.rounds), "rounds of the tree"):
         acting = teacher.acting if tree is None else tree.numpy_policy()
@@ -220,7 +220,7 @@ def distill_tree(
         judged = key(config.seed, "judge round") & 0x3FFFFFFF
         returns, _ = _play(env, tree.numpy_policy().best, episodes=config.episodes, seed=judged)
         grown.append(tree)
-        rounds.append(TreeRound(states=len(seen), leaves=tree.leaf_count, mean_return=float(returns.mean())))
+        rounds.append(_TreeRound(states=len(seen), leaves=tree.leaf_count, mean_return=float(returns.mean())))
         tell(f"round {number + 1} of {config.rounds}: {len(seen):,} states, return {returns.mean():.4g}")
     best = int(np.argmax([one.mean_return for one in rounds]))
     measures, states = measure_tree(grown[best], teacher, env, config)
@@ -306,7 +306,7 @@ def _node_facts(
 
 def measure_tree(
     tree: DecisionTree, teacher: SavedPolicy, env: GymConfig, config: DistillConfig
-) -> tuple[TreeMeasures, Array]:
+) -> tuple[_TreeMeasures, Array]:
     """Measures of a tree on fresh episodes, the same for tree, teacher and both together; and states that it met."""
     seed, episodes = key(config.seed, "judge tree") & 0x3FFFFFFF, config.judged_episodes
     alone, best = tree.numpy_policy().best, teacher.acting.best
@@ -325,7 +325,7 @@ def measure_tree(
     handed = tree.hands_over(seen, most_regret=config.most_regret)
     equal = _faithful(tree, teacher, seen, mask)
     other_seen, other_mask = by_teacher.states()
-    measures = TreeMeasures(
+    measures = _TreeMeasures(
         teacher=bootstrap_mean(theirs),
         tree=bootstrap_mean(ours),
         difference=paired_difference(theirs, ours),

@@ -182,7 +182,7 @@ def _memory_outputs(policy: MemoryActorCritic, x: Tensor, state: Tensor) -> Outp
 
 def _unit_step(unit: RecurrentUnit, x: Tensor, state: Tensor) -> Tensor:
     """State `[n, state_size]` after one observation."""
-    return gru_step(unit.cell, x, state) if isinstance(unit.cell, nn.GRU) else lstm_step(unit.cell, x, state)
+    return gru_step(unit.cell, x, state) if isinstance(unit.cell, nn.GRU) else _lstm_step(unit.cell, x, state)
 
 
 def _box_outputs(policy: ControlPolicy, x: Tensor) -> Outputs:
@@ -262,7 +262,7 @@ def _weights(cell: nn.RNNBase) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Ten
     return (held["weight_ih_l0"], held["bias_ih_l0"]), (held["weight_hh_l0"], held["bias_hh_l0"])
 
 
-def lstm_step(lstm: nn.LSTM, x: Tensor, state: Tensor) -> Tensor:
+def _lstm_step(lstm: nn.LSTM, x: Tensor, state: Tensor) -> Tensor:
     """One step of a layer of long short-term memory: `[n, inputs]`, outputs and cells `[n, 2 * units]` -> the next."""
     hidden, cells = state.chunk(2, dim=1)
     by_input, by_state = _weights(lstm)
@@ -293,7 +293,7 @@ def _best_of_samples(policy: BcqPolicy | BearPolicy, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxExport:
+class _OnnxExport:
     """A written file, and its comparison with the policy."""
 
     path: Path
@@ -318,7 +318,7 @@ class OnnxExport:
         return f"wrote {self.path}: {inputs} -> {outputs}; {self.equal} of {self.rows} actions are equal{off}{ties}"
 
 
-def export_onnx(folder: Path, target: Path) -> OnnxExport:
+def export_onnx(folder: Path, target: Path) -> _OnnxExport:
     """Write the control policy of `folder` as `target`, compare its actions on `ROWS` random observations by
     onnxruntime, and remove it again if they differ.
 
@@ -466,7 +466,7 @@ def _further_inputs(saved: SavedPolicy, count: int) -> dict[str, Array]:
     return further
 
 
-def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # noqa: ANN401 - onnxruntime has no types
+def _compared(saved: SavedPolicy, session: Any, target: Path) -> _OnnxExport:  # noqa: ANN401 - onnxruntime has no types
     """Actions of the file and of the policy on the same observations. Raises DataError where they differ."""
     seen = random_observations(saved, ROWS, seed=1)
     names = [one.name for one in session.get_outputs()]
@@ -481,7 +481,7 @@ def _compared(saved: SavedPolicy, session: Any, target: Path) -> OnnxExport:  # 
             f"removed; the first is of {seen[row].tolist()}: {outputs['action'][row].tolist()}, and the policy takes "
             f"{expected[row].tolist()}"
         )
-    return OnnxExport(
+    return _OnnxExport(
         path=target,
         inputs={side.name: side.shape for side in session.get_inputs()},
         outputs={side.name: side.shape for side in session.get_outputs()},

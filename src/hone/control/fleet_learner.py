@@ -79,7 +79,7 @@ class FleetLogConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetRows(ReplayedRows):
+class _FleetRows(ReplayedRows):
     """Transitions of a fleet's replay buffer, with their importance weights."""
 
     importance: Tensor
@@ -88,20 +88,20 @@ class FleetRows(ReplayedRows):
 
 def with_td_priorities(
     method: LearningMethod[Any], buffer: PrioritizedBuffer
-) -> tuple[Callable[[Episodes, Credits, int], FleetRows], list[OptimizerPhase[Any, Any]]]:
+) -> tuple[Callable[[Episodes, Credits, int], _FleetRows], list[OptimizerPhase[Any, Any]]]:
     """Layout and phases of a method whose transitions are drawn by priority: the loss of its first phase, that of the
     critics, is weighted, and the root of the unweighted loss of a row, its TD error, becomes the row's priority."""
     first, *others = method.phases
 
-    def layout(transitions: Episodes, credits: Credits, updates: int) -> FleetRows:
+    def layout(transitions: Episodes, credits: Credits, updates: int) -> _FleetRows:
         rows = method.layout(transitions, credits, updates)
         weights = torch.from_numpy(buffer.importance_weights(transitions))
         device = rows.tensors().weight.device
-        return FleetRows(
+        return _FleetRows(
             **vars(rows), importance=weights.to(device), sample_index=torch.arange(len(transitions), device=device)
         )
 
-    def objective(policy: Any, rows: FleetRows) -> LossTerms:  # noqa: ANN401 - the method's own policy
+    def objective(policy: Any, rows: _FleetRows) -> LossTerms:  # noqa: ANN401 - the method's own policy
         terms = first.objective(policy, rows)
         error = terms.loss.detach().clamp(min=0.0).sqrt()
         return replace(

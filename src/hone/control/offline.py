@@ -68,7 +68,7 @@ class OfflineRunConfig(ControlRunConfig):
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
 
-    read_log: ClassVar["LogReader"]
+    read_log: ClassVar["_LogReader"]
     """Reader of the recipe's log."""
 
     def method(self, spaces: PolicySpaces) -> LearningMethod[Any]:
@@ -215,7 +215,7 @@ def offline_job(config: OfflineRunConfig, log: BehaviourLog, method: LearningMet
     )
 
 
-class LogReader(Protocol):
+class _LogReader(Protocol):
     """Reads a log of decisions; `spaces` of observations and actions are taken where it names none, and `data` names
     columns and spaces of a foreign one. Raises DataError.
 

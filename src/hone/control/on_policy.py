@@ -139,7 +139,7 @@ class OnPolicyRunConfig(RolloutRunConfig):
     def _parts_fit(self) -> Self:
         require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
         if not self.has_encoders:
-            require_plain_network(self.network)
+            _require_plain_network(self.network)
         return self
 
     def open(self) -> OpenedRun:
@@ -174,7 +174,7 @@ class ClippedAlgorithm(ActorCriticAlgorithm):
     """Clip width of the probability ratio: the gradient stops outside 1 - clip .. 1 + clip."""
 
 
-def require_plain_network(network: PolicyNetworkConfig) -> None:
+def _require_plain_network(network: PolicyNetworkConfig) -> None:
     """Raises ValueError for keys of encoders, in a recipe that has none."""
     asked = network.encoder not in {"auto", "mlp"} or network.encoders or network.module is not None
     if asked or network.memory is not None:

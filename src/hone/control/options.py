@@ -94,7 +94,7 @@ def _options_of_file(path: Path) -> list[MarkovOption]:
 
 
 @dataclass
-class RunningOption:
+class _RunningOption:
     """An option on its way: where it began, and what it was paid so far."""
 
     state: int
@@ -112,7 +112,7 @@ class OptionQLearner:
     policy: OptionTablePolicy
     discount: float
     rate: float
-    running_options: dict[int, RunningOption] = field(default_factory=dict[int, RunningOption])
+    running_options: dict[int, _RunningOption] = field(default_factory=dict[int, _RunningOption])
     """By number of the episode: what goes on beyond a rollout."""
     updates: int = 0
 
@@ -153,19 +153,19 @@ class OptionQLearner:
         }
 
     def _process_piece(
-        self, rows: Iterable[tuple[int, bool, int, float]], now: RunningOption | None, errors: list[float]
-    ) -> RunningOption | None:
+        self, rows: Iterable[tuple[int, bool, int, float]], now: _RunningOption | None, errors: list[float]
+    ) -> _RunningOption | None:
         """Through the decisions of one piece (state, whether an option began, which, paid) -> the option under way."""
         for seen, began, option, paid in rows:
             if began and now is not None:
                 errors.append(self._update_value(now, self._max_option_value(seen)))
             if began or now is None:
-                now = RunningOption(seen, option)
+                now = _RunningOption(seen, option)
             now.reward += now.discount_factor * paid
             now.discount_factor *= self.discount
         return now
 
-    def _update_value(self, now: RunningOption, beyond: float) -> float:
+    def _update_value(self, now: _RunningOption, beyond: float) -> float:
         values = self.policy.table("values")
         error = now.reward + now.discount_factor * beyond - values[now.state, now.option]
         values[now.state, now.option] += self.rate * error
@@ -193,7 +193,7 @@ class OptionQLearner:
     def restore(self, state: State) -> None:
         rows, paid = array(state, "running").astype(np.int64), array(state, "paid").astype(np.float64)
         self.running_options = {
-            group: RunningOption(seen, option, reward, factor)
+            group: _RunningOption(seen, option, reward, factor)
             for (group, seen, option), (reward, factor) in zip(rows.tolist(), paid.tolist(), strict=True)
         }
         learnt = state["learnt"]

@@ -41,7 +41,7 @@ _SHOWN: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedPolicy:
+class _ServedPolicy:
     """An opened policy and its name for clients."""
 
     saved: SavedPolicy
@@ -62,14 +62,14 @@ class ServedPolicy:
         }
 
 
-def open_served_policy(folder: Path, *, name: str, step: int | None) -> ServedPolicy:
+def open_served_policy(folder: Path, *, name: str, step: int | None) -> _ServedPolicy:
     """Open the policy in `folder` to be served. Raises DataError."""
     saved, digest = open_saved_policy(folder), sha256()
     for file in sorted(folder.iterdir()):
         if file.is_file():
             digest.update(file.read_bytes())
     at = "" if step is None else f"@{step}"
-    return ServedPolicy(saved=saved, fingerprint=f"{name}{at}-{digest.hexdigest()[:_SHOWN]}", step=step or 0)
+    return _ServedPolicy(saved=saved, fingerprint=f"{name}{at}-{digest.hexdigest()[:_SHOWN]}", step=step or 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- routes
@@ -99,7 +99,7 @@ class PolicyServerConfig:
 class PolicyRoutes:
     """Handlers of the routes, for `serve_policy` or for an application of your own."""
 
-    served: ServedPolicy
+    served: _ServedPolicy
     config: PolicyServerConfig
     clock: Clock
     draining: bool = False
@@ -190,7 +190,7 @@ class PolicyRoutes:
         return guarded
 
 
-def answer_prediction(served: ServedPolicy, body: bytes) -> tuple[bytes, int]:
+def answer_prediction(served: _ServedPolicy, body: bytes) -> tuple[bytes, int]:
     """The JSON answer to the body of a prediction, and the number of its observations. Raises ApiError."""
     fields = _read_fields(body)
     rows, is_batch = served.saved.observation.rows(fields["observation"])
@@ -237,7 +237,7 @@ async def _not_found(call: Request, error: Exception) -> Response:
 # ---------------------------------------------------------------------------------------------------------- server
 
 
-def serve_policy(served: ServedPolicy, config: PolicyServerConfig, tell: Callable[[str], None]) -> None:
+def serve_policy(served: _ServedPolicy, config: PolicyServerConfig, tell: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; requests in progress end first. SIGHUP reads the file of the key again. `tell`
     receives lines for the user. Raises ConfigError for an address that others reach without a key, ResourceError where
     the port is taken."""

@@ -164,7 +164,7 @@ TableFeatures: TypeAlias = StateFeatures | TileCoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TabularWorld:
+class _TabularWorld:
     """Open environments, and the cells of a table that their observations stand for."""
 
     world: GymWorld | FiniteWorld
@@ -172,18 +172,18 @@ class TabularWorld:
     first_action: int = 0
 
 
-def _open_tabular(config: TabularRunConfig) -> TabularWorld:
+def _open_tabular(config: TabularRunConfig) -> _TabularWorld:
     """Open the environments of a table of numbered states. Raises ConfigError for other spaces, and as `open_world`."""
     if config.env is not None:
         return open_gym_table(config.env, steps=config.rollout_steps, seed=config.seed, features=_discrete_spaces)
     assert config.finite is not None
     world = open_finite(config.finite, config)
-    return TabularWorld(world=world, features=StateFeatures(count=world.mdp.states, actions=world.mdp.actions))
+    return _TabularWorld(world=world, features=StateFeatures(count=world.mdp.states, actions=world.mdp.actions))
 
 
 def open_gym_table(
     env: GymConfig, *, steps: int, seed: int, features: Callable[[GymSpaces], tuple[TableFeatures, int]]
-) -> TabularWorld:
+) -> _TabularWorld:
     """Gymnasium environments, with the features of their spaces and the number of the first action.
 
     Raises as `open_world` and `features`; nothing is open then.
@@ -193,7 +193,7 @@ def open_gym_table(
         on_fault.callback(world.close)
         cells, first = features((world.envs.single_observation_space, world.envs.single_action_space))
         on_fault.pop_all()
-    return TabularWorld(world=world, features=cells, first_action=first)
+    return _TabularWorld(world=world, features=cells, first_action=first)
 
 
 def open_finite(finite: FiniteConfig, config: TabularRunConfig | PredictionRunConfig) -> FiniteWorld:
@@ -281,7 +281,7 @@ def _method_recipe(table: T, live: Source[T], method: TabularMethod[T], rate: Ra
 
 
 def table_run(
-    opened: TabularWorld,
+    opened: _TabularWorld,
     method: TabularMethod[ActionTable],
     *,
     table: TableConfig,

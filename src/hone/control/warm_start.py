@@ -33,7 +33,7 @@ _TARGETS: Final = {"critics": ("targets", "slow_critics"), "values": ("target", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferReport:
+class _TransferReport:
     """Tensors of a policy, by their origin."""
 
     taken: Sequence[str]
@@ -98,7 +98,7 @@ def warm_start(
     return lines
 
 
-def transfer_weights(policy: ControlPolicy, other: ControlPolicy, init: InitConfig) -> TransferReport:
+def transfer_weights(policy: ControlPolicy, other: ControlPolicy, init: InitConfig) -> _TransferReport:
     """Copy into `policy` every tensor that `other` has under the same name and shape, but for `init.reset`.
 
     Raises ConfigError for a name in `reset` that no tensor has, and for a network that is reset without the copy that
@@ -122,7 +122,7 @@ def transfer_weights(policy: ControlPolicy, other: ControlPolicy, init: InitConf
     if not taken:
         raise DataError(f"run.init = {init.path!r}: no tensor has a name and a shape in common with this policy", *new)
     policy.load_state_dict(taken, strict=False)
-    return TransferReport(taken=tuple(taken), new=new, unused=[name for name in theirs if name not in ours])
+    return _TransferReport(taken=tuple(taken), new=new, unused=[name for name in theirs if name not in ours])
 
 
 def _require_targets(reset: Sequence[str], policy: ControlPolicy) -> None:

@@ -38,7 +38,7 @@ from hone.credit.returns import discounted_sums, scored_decisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnTable:
+class _TurnTable:
     """The T turns of E episodes."""
 
     offsets: Ints
@@ -56,15 +56,15 @@ class TurnTable:
         return np.diff(self.offsets)
 
 
-TurnKeys: TypeAlias = Callable[[Episodes, TurnTable], Ints]
+TurnKeys: TypeAlias = Callable[[Episodes, _TurnTable], Ints]
 """Number of the state in which each turn began `[T]`: equal numbers, equal states."""
 
 
-def turn_table(episodes: Episodes, step_ends: StepEnds = turn_ends) -> TurnTable:
+def turn_table(episodes: Episodes, step_ends: StepEnds = turn_ends) -> _TurnTable:
     """The turns of `episodes`, or the steps that `step_ends` marks; an episode's last decision always ends one."""
     ends = np.flatnonzero(step_ends(episodes) | episode_ends(episodes))
     offsets = offsets_of(np.diff(ends, prepend=-1))
-    return TurnTable(
+    return _TurnTable(
         offsets=offsets,
         per_episode=np.searchsorted(ends, episodes.offsets),
         episode=episodes.owner[ends],
@@ -116,7 +116,7 @@ def with_turn_discount(episodes: Episodes, values: Values, *, credit: CreditFunc
     return credit(replace(episodes, score=np.where(episodes.scored, begun, episodes.score)), values)
 
 
-def observed_texts(episodes: Episodes, turns: TurnTable) -> Ints:
+def observed_texts(episodes: Episodes, turns: _TurnTable) -> Ints:
     """Numbers of the texts that the policy read just before each turn `[T]`: the prompt, or what the environment wrote
     after the turn before. Equal tokens have equal numbers."""
     seen = episodes.transcript

@@ -93,7 +93,7 @@ class SpaceLayout:
         """Put observations, of one environment or with a leading axis `[n]`, into rows `[n, row_bytes]`. Raises
         UserCodeError naming a leaf of another shape, and one that is not finite."""
         for leaf in self.leaves:
-            part = observed_part(value, leaf.path)
+            part = _observed_part(value, leaf.path)
             into = self.view(rows, leaf)
             values = np.asarray(part)
             if values.size != into.size:
@@ -311,7 +311,7 @@ def part_of(value: Any, path: str) -> Any:  # noqa: ANN401 - whatever the space 
     return value
 
 
-def observed_part(observation: Any, path: str) -> Any:  # noqa: ANN401 - the user's
+def _observed_part(observation: Any, path: str) -> Any:  # noqa: ANN401 - the user's
     """`part_of` an observation. Raises UserCodeError for one without it."""
     try:
         return part_of(observation, path)
@@ -319,7 +319,7 @@ def observed_part(observation: Any, path: str) -> Any:  # noqa: ANN401 - the use
         raise UserCodeError(f"the observation has no part {path!r}: {observation!r}") from error
 
 
-class RowsWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+class _RowsWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose observations and actions of several parts are rows."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], layout: SpaceLayout | None, leaves: Sequence[Leaf] | None) -> None:
@@ -421,7 +421,7 @@ def with_rows(env: gymnasium.Env[Any, Any], *, ignore: Sequence[str] = ()) -> gy
         alone = dict(_leaves(env.observation_space, ""))[path]
         if isinstance(alone, spaces.Box | spaces.Discrete):
             env, layout = (
-                gymnasium.wrappers.TransformObservation(env, lambda seen: observed_part(seen, path), alone),
+                gymnasium.wrappers.TransformObservation(env, lambda seen: _observed_part(seen, path), alone),
                 None,
             )
-    return env if layout is None and leaves is None else RowsWrapper(env, layout, leaves)
+    return env if layout is None and leaves is None else _RowsWrapper(env, layout, leaves)

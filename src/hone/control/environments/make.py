@@ -119,7 +119,7 @@ class WrapperConfig(Config):
         return {"name": given} if isinstance(given, str) else given
 
 
-def with_wrappers(env: GymEnv, wrappers: Sequence[WrapperConfig]) -> GymEnv:
+def _with_wrappers(env: GymEnv, wrappers: Sequence[WrapperConfig]) -> GymEnv:
     """`env` in the wrappers, the first innermost. Raises ConfigError for an unknown name, UserCodeError for a file that
     cannot be imported, and what a constructor raises."""
     for place, wrapper in enumerate(wrappers):
@@ -456,7 +456,7 @@ def _as_hone_reads_it(env: GymEnv, config: GymConfig) -> GymEnv:
     """The environment in the wrappers of the config, with its mask in `info`, with sequences filled up, with goals in
     one row (achieved goal, desired goal, the rest of the observation), and with rows for observations and actions of
     several parts."""
-    env = with_wrappers(env, config.wrappers)
+    env = _with_wrappers(env, config.wrappers)
     env = with_mask_in_info(env) if config.mask == "auto" else env
     env = with_padding(env, config.pad) if config.pad else env
     if has_goals(env.observation_space) and not config.ignore:
@@ -472,12 +472,12 @@ def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
 
     def single() -> GymEnv:
         if is_vector:
-            env: Any = SingleOfVector(
+            env: Any = _SingleOfVector(
                 _native_as_hone_reads_it(cast("GymVectorEnv", made(num_envs=1, **config.kwargs)), config)
             )
         else:
             made_one: Any = made(**config.kwargs)
-            require_gymnasium(config.id, made_one)
+            _require_gymnasium(config.id, made_one)
             env = _as_hone_reads_it(made_one, config)
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
@@ -496,7 +496,7 @@ def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
     )
 
 
-class SingleOfVector(gymnasium.Env[Any, Any]):
+class _SingleOfVector(gymnasium.Env[Any, Any]):
     """One environment, as a vector form of it with `num_envs=1` is: for checks, recordings and maps."""
 
     def __init__(self, envs: GymVectorEnv) -> None:
@@ -526,7 +526,7 @@ def _first_of(info: dict[str, Any]) -> dict[str, Any]:
     return {MASK: np.asarray(info[MASK])[0]} if MASK in info else {}
 
 
-def require_gymnasium(name: str, env: object) -> None:
+def _require_gymnasium(name: str, env: object) -> None:
     """Raises ConfigError for an object that is no environment of Gymnasium: one of PettingZoo, or of the old Gym."""
     if isinstance(env, gymnasium.Env):
         return

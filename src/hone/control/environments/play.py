@@ -37,7 +37,7 @@ ActionFn = Callable[..., NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeReturns:
+class _EpisodeReturns:
     """Returns of an evaluation."""
 
     returns: NDArray[np.float64]
@@ -51,7 +51,7 @@ class EpisodeReturns:
 
 def play_episodes(
     envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int = DEFAULT_STEP_LIMIT
-) -> EpisodeReturns:
+) -> _EpisodeReturns:
     """The first episode of each environment after a reset from `seed`, for at most `step_limit` steps.
 
     `best`: `[B, *observation]` -> actions `[B, *action]`, clipped to the box. Raises UserCodeError where an environment
@@ -70,7 +70,7 @@ def play_episodes(
         ) from fault
 
 
-def _play(envs: GymVectorEnv, best: ActionFn, work: LongWork, *, seed: int, step_limit: int) -> EpisodeReturns:
+def _play(envs: GymVectorEnv, best: ActionFn, work: LongWork, *, seed: int, step_limit: int) -> _EpisodeReturns:
     disabled = autoreset_mode(envs) is AutoresetMode.DISABLED
     (seen, masks), space = reset_seeded(envs, seed), envs.single_action_space
     total, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=np.bool_)
@@ -101,7 +101,7 @@ def _play(envs: GymVectorEnv, best: ActionFn, work: LongWork, *, seed: int, step
             break
         _require_finite("observation", np.asarray(seen), running, recent, seed=seed, step=step)
     cut = unended if step == step_limit else running
-    return EpisodeReturns(
+    return _EpisodeReturns(
         returns=total[~lost], lost_episodes=int(lost.sum()), truncated_episodes=int(cut.sum()), step_limit=step_limit
     )
 

@@ -154,7 +154,7 @@ class VectorActor(Protocol):
         ...
 
 
-class EpisodeMemory(Protocol):
+class _EpisodeMemory(Protocol):
     """The memory of a policy in the running episodes."""
 
     memory: Floats
@@ -171,10 +171,10 @@ class EpisodeMemory(Protocol):
 
 
 @runtime_checkable
-class RememberingActor(Protocol):
+class _RememberingActor(Protocol):
     """An actor whose policy may have a memory. The world keeps its state from rollout to rollout, and saves it."""
 
-    def episode_memory(self) -> EpisodeMemory | None:
+    def episode_memory(self) -> _EpisodeMemory | None:
         """The memory of its policy; None where it has none."""
         ...
 
@@ -310,9 +310,9 @@ class GymWorld:
         checker.require_finite(steps, observations=self.steps + 1, rewards=self.steps)
         return steps
 
-    def _begin_memory(self, actor: VectorActor, steps: RolloutBuffer) -> EpisodeMemory | None:
+    def _begin_memory(self, actor: VectorActor, steps: RolloutBuffer) -> _EpisodeMemory | None:
         """The memory of the actor's policy, in the state in which the last rollout left it; None without one."""
-        remembered = actor.episode_memory() if isinstance(actor, RememberingActor) else None
+        remembered = actor.episode_memory() if isinstance(actor, _RememberingActor) else None
         if remembered is not None:
             remembered.memory = self.memory
             remembered.forget(self.begun)
@@ -320,7 +320,7 @@ class GymWorld:
         return remembered
 
     def _decide(
-        self, actor: VectorActor, remembered: EpisodeMemory | None, steps: RolloutBuffer, t: int, noise: Floats
+        self, actor: VectorActor, remembered: _EpisodeMemory | None, steps: RolloutBuffer, t: int, noise: Floats
     ) -> None:
         """Decide step `t` by the observations in `steps`, with the legal actions where there are masks."""
         if remembered is not None:

@@ -47,7 +47,7 @@ _DEFAULT_DISCOUNT = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridLayout:
+class _GridLayout:
     """Grid layout of the states of an environment."""
 
     rows: int
@@ -72,7 +72,7 @@ def policy_map(folder: Path, config: Mapping[str, Json], *, step: int) -> Policy
     return policy_map_on(layout, folder, step=step)
 
 
-def policy_map_on(layout: GridLayout, folder: Path, *, step: int) -> PolicyMap:
+def policy_map_on(layout: _GridLayout, folder: Path, *, step: int) -> PolicyMap:
     """Make the map of a saved policy on a known grid."""
     shares, worth, worth_is = _policy_and_values(load_control_policy(folder), layout.mdp, str(folder))
     return PolicyMap(
@@ -90,7 +90,7 @@ def policy_map_on(layout: GridLayout, folder: Path, *, step: int) -> PolicyMap:
     )
 
 
-def _cell(layout: GridLayout, place: int, state: int, shares: Floats, worth: Floats) -> GridCell:
+def _cell(layout: _GridLayout, place: int, state: int, shares: Floats, worth: Floats) -> GridCell:
     mark = layout.marks[place]
     if mark in layout.inactive_marks:
         return GridCell(mark=mark, worth=None, moves={})
@@ -176,7 +176,7 @@ def _state_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> tuple[Fl
 # ------------------------------------------------------------------------------------------ layout
 
 
-def grid_layout(folder: Path, config: Mapping[str, Json]) -> GridLayout | None:
+def grid_layout(folder: Path, config: Mapping[str, Json]) -> _GridLayout | None:
     """Layout of a run's environment; None if it is not a grid. Raises DataError for an invalid config."""
     algorithm = config.get("algorithm")
     setting = algorithm.get("discount") if isinstance(algorithm, dict) else None
@@ -197,7 +197,7 @@ def grid_layout(folder: Path, config: Mapping[str, Json]) -> GridLayout | None:
         raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
 
 
-def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
+def _of_gym(config: GymConfig, discount: float) -> _GridLayout | None:
     if runs_isolated(config):  # a user's environment is not run in this process
         return None
     env = env_factory(config).make_one()
@@ -223,7 +223,7 @@ def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
 
 def _rectangular_layout(
     rows: Sequence[str], mdp: FiniteMdp, *, idle: frozenset[str], actions: Sequence[str] = LAKE
-) -> GridLayout:
+) -> _GridLayout:
     """Layout of states in the order of the map, repeated if there are several grids."""
     height, width = len(rows), len(rows[0])
     cells = height * width
@@ -232,12 +232,12 @@ def _rectangular_layout(
         (f"{part + 1} of {several}" if several > 1 else "", part * cells + np.arange(cells)) for part in range(several)
     ]
     marks = [mark if mark not in ".F" else " " for row in rows for mark in row]
-    return GridLayout(
+    return _GridLayout(
         rows=height, columns=width, actions=actions, marks=marks, inactive_marks=idle, slices=slices, mdp=mdp
     )
 
 
-def _taxi(mdp: FiniteMdp) -> GridLayout:
+def _taxi(mdp: FiniteMdp) -> _GridLayout:
     """One grid per passenger position and destination; state = ((row * 5 + column) * 5 + passenger) * 4 + goal."""
     marks = [" "] * 25
     for mark, place in zip("RGYB", (0, 4, 20, 23), strict=True):
@@ -249,4 +249,6 @@ def _taxi(mdp: FiniteMdp) -> GridLayout:
         for goal in range(4)
         if passenger != goal
     ]  # fmt: skip
-    return GridLayout(rows=5, columns=5, actions=_TAXI, marks=marks, inactive_marks=frozenset(), slices=slices, mdp=mdp)
+    return _GridLayout(
+        rows=5, columns=5, actions=_TAXI, marks=marks, inactive_marks=frozenset(), slices=slices, mdp=mdp
+    )

@@ -54,7 +54,7 @@ _IMPROVEMENT_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MdpSolution:
+class _MdpSolution:
     """Optimal policy and its values."""
 
     value: Floats
@@ -69,7 +69,7 @@ class MdpSolution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiniteHorizonSolution:
+class _FiniteHorizonSolution:
     """Optimal policy for a finite horizon."""
 
     value: Floats
@@ -104,7 +104,7 @@ def occupancy(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
     return visits[:, None] * policy_probabilities(mdp, policy)
 
 
-def value_iteration(mdp: FiniteMdp, *, tolerance: float = 1e-10, max_iterations: int = 1_000_000) -> MdpSolution:
+def value_iteration(mdp: FiniteMdp, *, tolerance: float = 1e-10, max_iterations: int = 1_000_000) -> _MdpSolution:
     """Apply the Bellman operator until the error of every state is below `tolerance`.
 
     ||v_k - v*|| <= discount / (1 - discount) * ||v_k - v_{k-1}|| (Puterman, 1994, theorem 6.3.1). Raises DataError for
@@ -119,13 +119,13 @@ def value_iteration(mdp: FiniteMdp, *, tolerance: float = 1e-10, max_iterations:
         value = after
         if bound <= tolerance:
             q = mdp.backup(value)
-            return MdpSolution(value=value, q=q, policy=q.argmax(axis=1), iterations=iteration, error_bound=bound)
+            return _MdpSolution(value=value, q=q, policy=q.argmax(axis=1), iterations=iteration, error_bound=bound)
     raise DataError(
         f"value iteration: {max_iterations} iterations left a bound of {bound:.3g}, more than {tolerance:.3g}"
     )
 
 
-def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
+def policy_iteration(mdp: FiniteMdp) -> _MdpSolution:
     """Alternate exact evaluation and greedy improvement until convergence (Howard, 1960).
 
     Starts with a policy that heads for termination, so that all values are defined with discount 1. Raises DataError
@@ -142,7 +142,7 @@ def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
             best = np.isclose(q, mdp.greedy_values(q)[:, None], rtol=1e-12, atol=_IMPROVEMENT_TOLERANCE).argmax(axis=1)
             if mdp.discount == 1:
                 best = policy  # among ties, the first action may never terminate
-            return MdpSolution(
+            return _MdpSolution(
                 value=value,
                 q=q,
                 policy=best,
@@ -158,13 +158,13 @@ def bellman_residual(mdp: FiniteMdp, value: Floats) -> Floats:
     return mdp.greedy_values(mdp.backup(value)) - value
 
 
-def backward_induction(mdp: FiniteMdp, horizon: int) -> FiniteHorizonSolution:
+def backward_induction(mdp: FiniteMdp, horizon: int) -> _FiniteHorizonSolution:
     """Compute the optimal time-dependent policy for `horizon` steps by backward induction."""
     value, policy = np.zeros(mdp.states), np.zeros((horizon, mdp.states), dtype=np.int64)
     for step in reversed(range(horizon)):
         q = mdp.backup(value)
         value, policy[step] = mdp.greedy_values(q), q.argmax(axis=1)
-    return FiniteHorizonSolution(value=value, policy=policy)
+    return _FiniteHorizonSolution(value=value, policy=policy)
 
 
 def finite_horizon_value(mdp: FiniteMdp, policy: TabularPolicy, horizon: int) -> Floats:

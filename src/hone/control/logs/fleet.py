@@ -29,7 +29,7 @@ _LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetLog:
+class _FleetLog:
     """A fleet's log with one schema."""
 
     path: Path
@@ -58,7 +58,7 @@ class FleetLog:
         return positions, robots, steps
 
 
-def open_fleet_log(path: Path, *, observation: int, action: int, choices: int) -> FleetLog:
+def open_fleet_log(path: Path, *, observation: int, action: int, choices: int) -> _FleetLog:
     """Open the log of a fleet whose steps have so many numbers. Raises DataError that names what it has instead."""
     if not path.is_file():
         raise DataError(f"{path}: no log of a fleet; `hone serve FILE.toml` with a table [fleet] writes one")
@@ -67,7 +67,7 @@ def open_fleet_log(path: Path, *, observation: int, action: int, choices: int) -
     known = [(int(number), RobotSchema.from_json(body)) for number, body in rows]
     for number, schema in known:
         if (len(schema.observation), len(schema.action), schema.choices) == (observation, action, choices):
-            return FleetLog(path=path, id=str(meta["id"]), schema=schema, schema_number=number)
+            return _FleetLog(path=path, id=str(meta["id"]), schema=schema, schema_number=number)
     held = "; ".join(f"{len(one.observation)} seen, {len(one.action)} done, {one.choices} choices" for _, one in known)
     raise DataError(
         f"{path}: no robot sends steps of this environment ({observation} numbers seen, {action} done, {choices} "
@@ -95,7 +95,7 @@ def no_metrics() -> Metrics:
 class FleetSource(Generic[P]):
     """Source of the steps of a fleet's log, `count` at a time."""
 
-    log: FleetLog
+    log: _FleetLog
     count: int
     """Steps of an iteration."""
     observation_shape: tuple[int, ...]

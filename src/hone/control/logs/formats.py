@@ -68,7 +68,7 @@ class LogDataConfig(Config):
 
 
 @dataclass(slots=True, kw_only=True)
-class RawLog:
+class _RawLog:
     """A file's columns under its own names, all of one length."""
 
     path: Path
@@ -138,7 +138,7 @@ def read_foreign_log(path: Path, data: LogDataConfig) -> tuple[pa.Table, tuple[s
     return table, tuple(f"{path}: {note}" for note in raw.notes)
 
 
-def _require_columns(raw: RawLog, chosen: Mapping[str, object]) -> None:
+def _require_columns(raw: _RawLog, chosen: Mapping[str, object]) -> None:
     """Raises DataError with every column that is missing, and for an end that may be either kind."""
     known, faults = ", ".join(raw.columns), list[str]()
     for role in ("observation", "action", "reward"):
@@ -161,7 +161,7 @@ def _require_columns(raw: RawLog, chosen: Mapping[str, object]) -> None:
         raise DataError(*faults)
 
 
-def _column(raw: RawLog, role: str, names: str | list[str]) -> RawColumn:
+def _column(raw: _RawLog, role: str, names: str | list[str]) -> RawColumn:
     """The values of a column of the log. Raises DataError that names file, column and row."""
     if isinstance(names, list):
         return raw.stacked(names)
@@ -223,7 +223,7 @@ def episode_numbers(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(ends[:-1]))).astype(np.int64)
 
 
-def _episode_numbers(raw: RawLog, columns: Mapping[str, RawColumn], start: RawColumn | None) -> NDArray[np.int64]:
+def _episode_numbers(raw: _RawLog, columns: Mapping[str, RawColumn], start: RawColumn | None) -> NDArray[np.int64]:
     """Episodes of a file that does not number them: they end where a flag says so, where the next one starts, and where
     the next observation is not the one that the file says comes next."""
     flags = [
@@ -332,13 +332,13 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 # ----------------------------------------------------------------------------------------------------------- formats
 
 
-def raw_log(path: Path) -> RawLog:
+def raw_log(path: Path) -> _RawLog:
     """Read a file by its suffix. Raises DataError for one that is missing or damaged."""
     if path.suffix != ".npz" and (fault := file_fault(path)):  # that one is a zip archive
         raise DataError(fault)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; paths are relative to the working directory, {Path.cwd()}")
-    readers: dict[str, Callable[[Path], RawLog]] = {
+    readers: dict[str, Callable[[Path], _RawLog]] = {
         ".csv": _read_csv, ".npz": _read_npz, ".hdf5": _read_hdf5, ".h5": _read_hdf5, ".parquet": _read_parquet,
     }  # fmt: skip
     if path.suffix not in readers:
@@ -352,30 +352,30 @@ def raw_log(path: Path) -> RawLog:
     return raw
 
 
-def _read_csv(path: Path) -> RawLog:
+def _read_csv(path: Path) -> _RawLog:
     try:
         table = pa_csv.read_csv(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not a CSV file with a header: {error}") from None
-    return RawLog(path=path, kind="CSV", columns=dict(zip(table.column_names, table.columns, strict=True)))
+    return _RawLog(path=path, kind="CSV", columns=dict(zip(table.column_names, table.columns, strict=True)))
 
 
-def _read_parquet(path: Path) -> RawLog:
+def _read_parquet(path: Path) -> _RawLog:
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not a complete parquet file: {error}") from None
-    return RawLog(path=path, kind="parquet", columns=dict(zip(table.column_names, table.columns, strict=True)))
+    return _RawLog(path=path, kind="parquet", columns=dict(zip(table.column_names, table.columns, strict=True)))
 
 
-def _read_npz(path: Path) -> RawLog:
+def _read_npz(path: Path) -> _RawLog:
     """Arrays of one length; others (returns of episodes, a version) are left out."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             columns: dict[str, RawColumn] = {name: _plain_array(archive, name, path) for name in archive.files}
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: not a complete .npz file: {error}") from None
-    return RawLog(path=path, kind="npz", columns=_of_decisions(columns))
+    return _RawLog(path=path, kind="npz", columns=_of_decisions(columns))
 
 
 def _plain_array(archive: Any, name: str, path: Path) -> Array:  # noqa: ANN401 - an open .npz file
@@ -387,7 +387,7 @@ def _plain_array(archive: Any, name: str, path: Path) -> Array:  # noqa: ANN401 
         ) from None
 
 
-def _read_hdf5(path: Path) -> RawLog:
+def _read_hdf5(path: Path) -> _RawLog:
     h5py = load_h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -405,8 +405,8 @@ def _read_hdf5(path: Path) -> RawLog:
     if "terminals" in columns and "episode_terminals" in columns:  # d3rlpy 1
         terminals, ends = (np.asarray(columns[name]).astype(np.bool_) for name in ("terminals", "episode_terminals"))
         columns["timeouts"] = ends & ~terminals
-        return RawLog(path=path, kind="d3rlpy 1", columns=columns)
-    return RawLog(path=path, kind="D4RL", columns=columns)
+        return _RawLog(path=path, kind="d3rlpy 1", columns=columns)
+    return _RawLog(path=path, kind="D4RL", columns=columns)
 
 
 def _of_decisions(columns: dict[str, RawColumn]) -> dict[str, RawColumn]:
@@ -421,7 +421,7 @@ def _of_decisions(columns: dict[str, RawColumn]) -> dict[str, RawColumn]:
     }
 
 
-def _read_d3rlpy(path: Path, file: Any) -> RawLog:  # noqa: ANN401 - an h5py file
+def _read_d3rlpy(path: Path, file: Any) -> _RawLog:  # noqa: ANN401 - an h5py file
     """d3rlpy 2: for each episode its observations, actions and rewards `[T, 1]`, numbered, and its end."""
     version = file["version"][()] if "version" in file else b""
     version = version.decode() if isinstance(version, bytes) else str(version)
@@ -455,4 +455,4 @@ def _read_d3rlpy(path: Path, file: Any) -> RawLog:  # noqa: ANN401 - an h5py fil
             columns[name].append(values)
     if not columns["rewards"]:
         raise DataError(f"{path}: no episodes")
-    return RawLog(path=path, kind="d3rlpy 2", columns={name: np.concatenate(parts) for name, parts in columns.items()})
+    return _RawLog(path=path, kind="d3rlpy 2", columns={name: np.concatenate(parts) for name, parts in columns.items()})

@@ -67,7 +67,7 @@ class ControlPolicy(SharedStatistics):
 
     def encode(self, seen: Tensor) -> Tensor:
         """`[n, *observation]` -> numbers `[n, inputs]` that the networks read."""
-        return encode_with(self.encoder, self.spaces.inputs, seen)
+        return _encode_with(self.encoder, self.spaces.inputs, seen)
 
     def encode_frozen(self, seen: Tensor) -> Tensor:
         """`encode` without a gradient of the encoder."""
@@ -114,13 +114,13 @@ class ControlPolicy(SharedStatistics):
         return cls(spaces, network, seed=0)  # pyright: ignore[reportCallIssue] - every subclass takes a seed
 
 
-def encode_with(encoder: nn.Module | None, inputs: ObservationInputs, seen: Tensor) -> Tensor:
+def _encode_with(encoder: nn.Module | None, inputs: ObservationInputs, seen: Tensor) -> Tensor:
     """`[n, *observation]` -> numbers `[n, inputs]`, by `encoder` where there is one."""
     x = inputs.tensor(seen)
     return x if encoder is None else encoder(x)
 
 
-def encoder_pairs(target: nn.Module | None, online: nn.Module | None) -> list[tuple[nn.Module, nn.Module]]:
+def _encoder_pairs(target: nn.Module | None, online: nn.Module | None) -> list[tuple[nn.Module, nn.Module]]:
     """Both in a list; an empty one without encoders that learn."""
     if target is None or online is None or not list(online.parameters()):
         return []
@@ -150,7 +150,7 @@ class ActorCritic(ControlPolicy):
         super().__init__(spaces, network)
         actions, size = spaces.actions, spaces.inputs.size if features is None else features
         self.encoder = make_encoder(spaces.inputs, seed=seed, stream="encoder")
-        outputs, deviations = head_sizes(actions)
+        outputs, deviations = _head_sizes(actions)
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
         self.log_std = nn.Parameter(torch.zeros(deviations)) if deviations else None
@@ -258,7 +258,7 @@ class SoftActorCritic(ControlPolicy):
     @torch.no_grad()
     def min_target_q_values(self, seen: Tensor, unit: Tensor) -> Tensor:
         """Minimum of the target critics' values `[n]`."""
-        x = torch.cat((encode_with(self.target_encoder, self.spaces.inputs, seen), unit), dim=1)
+        x = torch.cat((_encode_with(self.target_encoder, self.spaces.inputs, seen), unit), dim=1)
         first, second = (critic(x) for critic in as_mlps(self.targets))
         return torch.minimum(first, second).squeeze(-1)
 
@@ -268,7 +268,7 @@ class SoftActorCritic(ControlPolicy):
         )
 
     def target_encoders(self) -> list[tuple[nn.Module, nn.Module]]:
-        return encoder_pairs(self.target_encoder, self.encoder)
+        return _encoder_pairs(self.target_encoder, self.encoder)
 
     def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.actor(self.encode_frozen(seen)).chunk(2, dim=1)
@@ -299,7 +299,7 @@ class QNetworkPolicy(ControlPolicy):
         return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices)
 
 
-def head_sizes(actions: Actions) -> tuple[int, int]:
+def _head_sizes(actions: Actions) -> tuple[int, int]:
     """Outputs of a network for these actions, and deviations of Gaussians."""
     return actions.outputs, actions.gaussian_size
 
@@ -442,7 +442,7 @@ class DeterministicActorCritic(ControlPolicy):
     @torch.no_grad()
     def target_actions(self, seen: Tensor) -> Tensor:
         """Actions `[n, actions]` in [-1, 1] of the target network."""
-        return torch.tanh(self.slow_actor(encode_with(self.slow_encoder, self.spaces.inputs, seen)))
+        return torch.tanh(self.slow_actor(_encode_with(self.slow_encoder, self.spaces.inputs, seen)))
 
     def q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
         """Each critic's values `[n]`."""
@@ -457,7 +457,7 @@ class DeterministicActorCritic(ControlPolicy):
     @torch.no_grad()
     def target_q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
         """Each target critic's values `[n]`."""
-        x = torch.cat((encode_with(self.slow_encoder, self.spaces.inputs, seen), unit), dim=1)
+        x = torch.cat((_encode_with(self.slow_encoder, self.spaces.inputs, seen), unit), dim=1)
         return [critic(x).squeeze(-1) for critic in as_mlps(self.slow_critics)]
 
     def numpy_policy(self) -> "NumpyDeterministicPolicy":
@@ -466,7 +466,7 @@ class DeterministicActorCritic(ControlPolicy):
         )
 
     def target_encoders(self) -> list[tuple[nn.Module, nn.Module]]:
-        return encoder_pairs(self.slow_encoder, self.encoder)
+        return _encoder_pairs(self.slow_encoder, self.encoder)
 
     def extras(self) -> Mapping[str, Any]:
         return {"critics": len(self.critics)}
@@ -526,7 +526,7 @@ class ChoiceScorer(ActorCritic):
         return PolicyOutput(logp=logp, entropy=entropy, value=value, mask=mask)
 
     def numpy_policy(self) -> NumpyPolicy:
-        network = NumpyChoiceScorer(network=self.actor.to_numpy(), row=self.row)
+        network = _NumpyChoiceScorer(network=self.actor.to_numpy(), row=self.row)
         return NumpyCategoricalPolicy(network=network, inputs=self.acting_inputs, actions=self.spaces.choices)
 
     @classmethod
@@ -535,7 +535,7 @@ class ChoiceScorer(ActorCritic):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyChoiceScorer:
+class _NumpyChoiceScorer:
     """The network of a `ChoiceScorer` in numpy."""
 
     network: NumpyMlp

@@ -72,7 +72,7 @@ class Encoder(nn.Module):
         return next((parameter.dtype for parameter in self.parameters()), torch.get_default_dtype())
 
 
-class ImageEncoder(Encoder):
+class _ImageEncoder(Encoder):
     """Layers over an image `[n, channels, H, W]` of numbers divided by the spec's divisor."""
 
     def __init__(self, spec: EncoderSpec, frames: int, layers: nn.Sequential) -> None:
@@ -92,7 +92,7 @@ class ImageEncoder(Encoder):
         return self.layers(self.planes(seen))
 
 
-class MiniGridEncoder(ImageEncoder):
+class _MiniGridEncoder(_ImageEncoder):
     """Layers over the one-hot planes of MiniGrid's cells: object, colour and state are names, not brightness."""
 
     def planes(self, seen: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class MiniGridEncoder(ImageEncoder):
         return torch.cat(known, dim=2).flatten(1, 2).to(codes.dtype)
 
 
-class EmbeddingEncoder(Encoder):
+class _EmbeddingEncoder(Encoder):
     """A learned vector for each numbered state; of several frames their vectors, one after another."""
 
     def __init__(self, spec: EncoderSpec) -> None:
@@ -116,7 +116,7 @@ class EmbeddingEncoder(Encoder):
         return self.table(seen.long() - self.spec.start).flatten(1)
 
 
-class RowEncoder(Encoder):
+class _RowEncoder(Encoder):
     """Encoders of the parts of a row of bytes, whose outputs are put one after another."""
 
     def __init__(self, spec: EncoderSpec, frames: int, leaves: Sequence[Leaf], parts: Sequence[Encoder | None]) -> None:
@@ -153,7 +153,7 @@ class UserEncoder(Encoder):
         shapes = {leaf.path: (leaf.features,) if leaf.kind == "one_hots" else leaf.shape for leaf in self.leaves}
         self.shapes = {path: (*stack, *shape) for path, shape in (shapes or {WHOLE: spec.shape}).items()}
         """Shape of each part, as the module is told and given it."""
-        self.source = read_module_source(spec.module)
+        self.source = _read_module_source(spec.module)
         """Text of its file, which is saved with the policy."""
         make = load_reference(spec.module, kind="network.module =", prefix="hone_user_")
         if not callable(make):
@@ -197,7 +197,7 @@ def _call(name: str, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - the 
         ) from error
 
 
-def read_module_source(reference: str) -> str:
+def _read_module_source(reference: str) -> str:
     """Text of the file of `file.py:make`. Raises ConfigError for another form, for a file that is not there, and for
     one that imports files beside it, which a policy's folder would not have."""
     check_reference(reference, kind="network.module =", modules=False)
@@ -230,14 +230,14 @@ def _build(spec: EncoderSpec, inputs: ObservationInputs, *, seed: int, stream: s
         return UserEncoder(spec, inputs, seed=seed, stream=stream)
     if spec.kind == "parts":
         parts = [None if part.kind == "numbers" else _build(part, inputs, seed=0, stream="") for part in spec.parts]
-        return RowEncoder(spec, frames, inputs.leaves, parts)
+        return _RowEncoder(spec, frames, inputs.leaves, parts)
     if spec.kind == "embedding":
-        made: Encoder = EmbeddingEncoder(spec)
+        made: Encoder = _EmbeddingEncoder(spec)
     elif spec.kind == "minigrid":
-        made = MiniGridEncoder(spec, frames, _minigrid_layers(frames * sum(MINIGRID_VALUES), spec.sides))
+        made = _MiniGridEncoder(spec, frames, _minigrid_layers(frames * sum(MINIGRID_VALUES), spec.sides))
     else:
         layers = {"mlp": _flat_layers, "small": _small_layers, "nature": _nature_layers, "impala": _impala_layers}
-        made = ImageEncoder(spec, frames, layers[spec.kind](frames * spec.planes, spec.sides))
+        made = _ImageEncoder(spec, frames, layers[spec.kind](frames * spec.planes, spec.sides))
     return made
 
 
@@ -416,7 +416,7 @@ def _choose_module(
         shape=shape,
         divisor=divisor,
         module=network.module,
-        sha256=hashlib.sha256(read_module_source(network.module).encode()).hexdigest(),
+        sha256=hashlib.sha256(_read_module_source(network.module).encode()).hexdigest(),
         kwargs=dict(network.kwargs),
     )
 

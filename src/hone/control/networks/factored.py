@@ -43,7 +43,7 @@ class HeadDistributions:
     box_gaussian: HeadDistribution
 
 
-class FactorHead(Protocol):
+class _FactorHead(Protocol):
     """What a policy does with its outputs `out` `[n, outputs]` for one factor, whose numbers of an action are `[n, k]`.
     `legal` `[n, bits]` are its part of the masks, `deviations` `[a]` the logarithms of its standard deviations."""
 
@@ -79,7 +79,7 @@ class FactorHead(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceHead:
+class _ChoiceHead:
     """A softmax over the choices."""
 
     part: DiscreteActions
@@ -162,7 +162,7 @@ class BitsHead:
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianHead:
+class _GaussianHead:
     """A Gaussian over a box (`box_gaussian.py`)."""
 
     part: BoxActions
@@ -212,31 +212,31 @@ def _size_of_scores(out: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(np.abs(out).max(axis=1), 1.0)
 
 
-_HEADS: Final[dict[type[ActionFactor], Callable[..., FactorHead]]] = {
-    DiscreteActions: ChoiceHead, BinaryActions: BitsHead, BoxActions: GaussianHead
+_HEADS: Final[dict[type[ActionFactor], Callable[..., _FactorHead]]] = {
+    DiscreteActions: _ChoiceHead, BinaryActions: BitsHead, BoxActions: _GaussianHead
 }  # fmt: skip
 """The head of each kind of factor."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPlaces:
+class _HeadPlaces:
     """Places of a factor in the network's outputs, in actions, in masks and in the Gaussian's deviations."""
 
     part: ActionFactor
-    head: FactorHead
+    head: _FactorHead
     outputs: slice
     numbers: slice
     bits: slice
     deviations: slice
 
 
-def head_places(actions: FactoredActions) -> Iterator[HeadPlaces]:
+def head_places(actions: FactoredActions) -> Iterator[_HeadPlaces]:
     """Each factor with its places."""
     begin = [0] * 4
     for part in actions.parts:
         sizes = (part.outputs, part.numbers, sum(part.choices), part.gaussian_size)
         end = [first + size for first, size in zip(begin, sizes, strict=True)]
-        yield HeadPlaces(part, _HEADS[type(part)](part), *map(slice, begin, end))
+        yield _HeadPlaces(part, _HEADS[type(part)](part), *map(slice, begin, end))
         begin = end
 
 

@@ -170,7 +170,7 @@ class ObservationInputs:
     def _standardised_rows(self, seen: Tensor) -> Tensor:
         """Rows of bytes `[n, (frames,) row_bytes]` whose floating-point numbers are standardised; the encoder reads
         them."""
-        rows, first = leaf_rows(seen, self.leaves), 0
+        rows, first = _leaf_rows(seen, self.leaves), 0
         columns = dict(zip(self.leaves, leaf_columns(rows, self.leaves), strict=True))
         scaled: dict[Leaf, Tensor] = {}
         for leaf in self.number_leaves:
@@ -183,18 +183,18 @@ class ObservationInputs:
             return torch.cat([scaled.get(leaf, values) for leaf, values in columns.items()], dim=1)
         rows = rows.clone()
         for leaf, values in scaled.items():
-            leaf_values(rows, leaf).copy_(values)
+            _leaf_values(rows, leaf).copy_(values)
         return rows.reshape(seen.shape)
 
     def numbers(self, seen: NDArray[np.generic]) -> NDArray[np.generic]:
         """Observations that are not one-hot as numbers, not normalised yet: `[n, number_size]` of rows with parts, of
         those that no encoder reads; others as they are."""
-        return np.concatenate([leaf_array(seen, leaf) for leaf in self.number_leaves], axis=1) if self.leaves else seen
+        return np.concatenate([_leaf_array(seen, leaf) for leaf in self.number_leaves], axis=1) if self.leaves else seen
 
     def with_moments(self, mean: NDArray[np.float64], scale: NDArray[np.float64], limit: float) -> "ObservationInputs":
         """The same inputs, normalised by `mean` and `scale` `[size]` where they may be."""
         if self.leaves:
-            scaled = np.concatenate([np.full(leaf.features, is_scaled(leaf)) for leaf in self.number_leaves])
+            scaled = np.concatenate([np.full(leaf.features, _is_scaled(leaf)) for leaf in self.number_leaves])
             mean, scale = np.where(scaled, mean, 0.0), np.where(scaled, scale, 1.0)
         return replace(self, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), limit=limit)
 
@@ -221,7 +221,7 @@ def _is_float(leaf: Leaf) -> bool:
     return leaf.kind == "box" and np.dtype(leaf.dtype).kind == "f"
 
 
-def is_scaled(leaf: Leaf) -> bool:
+def _is_scaled(leaf: Leaf) -> bool:
     """True for numbers that may be standardised: not bytes of images, choices or bits."""
     return leaf.kind == "box" and np.dtype(leaf.dtype).itemsize > 1
 
@@ -232,13 +232,13 @@ def _divisor(leaf: Leaf) -> float:
     return max(leaf.high[0], 1.0) if is_image else 1.0
 
 
-def leaf_values(rows: Tensor, leaf: Leaf) -> Tensor:
+def _leaf_values(rows: Tensor, leaf: Leaf) -> Tensor:
     """Values `[n, count]` of a leaf in rows `[n, row_bytes]` of bytes, in their own type: a view."""
     kind = torch.from_numpy(np.zeros(1, leaf.dtype)).dtype
     return rows[:, leaf.offset : leaf.offset + leaf.bytes].view(kind)
 
 
-def leaf_rows(seen: Tensor, leaves: Sequence[Leaf]) -> Tensor:
+def _leaf_rows(seen: Tensor, leaves: Sequence[Leaf]) -> Tensor:
     """Rows of bytes `[n, row_bytes]`; floats, one for each number of the leaves in their order, stay as they are."""
     if seen.is_floating_point() and seen.shape[-1] == sum(leaf.count for leaf in leaves):
         return seen
@@ -246,11 +246,11 @@ def leaf_rows(seen: Tensor, leaves: Sequence[Leaf]) -> Tensor:
 
 
 def leaf_columns(seen: Tensor, leaves: Sequence[Leaf]) -> Sequence[Tensor]:
-    """Values `[n, count]` of each leaf in rows as `leaf_rows` takes them: views."""
-    rows = leaf_rows(seen, leaves)
+    """Values `[n, count]` of each leaf in rows as `_leaf_rows` takes them: views."""
+    rows = _leaf_rows(seen, leaves)
     if rows.is_floating_point():
         return rows.split([leaf.count for leaf in leaves], dim=1)
-    return [leaf_values(rows, leaf) for leaf in leaves]
+    return [_leaf_values(rows, leaf) for leaf in leaves]
 
 
 def leaf_numbers(values: Tensor, leaf: Leaf) -> Tensor:
@@ -264,7 +264,7 @@ def leaf_numbers(values: Tensor, leaf: Leaf) -> Tensor:
     return zeros.repeat(1, leaf.features).scatter_(1, places, 1.0)
 
 
-def leaf_array(rows: NDArray[np.generic], leaf: Leaf) -> Floats:
+def _leaf_array(rows: NDArray[np.generic], leaf: Leaf) -> Floats:
     """`leaf_numbers` in numpy, of rows `[n, row_bytes]` of bytes."""
     values = np.ascontiguousarray(rows)[:, leaf.offset : leaf.offset + leaf.bytes].view(leaf.dtype)
     if leaf.kind != "one_hots":

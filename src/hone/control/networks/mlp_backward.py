@@ -22,7 +22,7 @@ _RELU = torch.ops.aten.threshold_backward.grad_input
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardTape:
+class _ForwardTape:
     """Outputs of a network, and what its backward pass needs."""
 
     out: Tensor
@@ -33,21 +33,21 @@ class ForwardTape:
     """Hidden outputs, as compiled kernels keep them."""
 
 
-def forward_with_tape(network: Mlp, x: Tensor) -> ForwardTape:
+def forward_with_tape(network: Mlp, x: Tensor) -> _ForwardTape:
     """The forward pass of `network` on `x` `[n, in]`, without a graph."""
     if network.kernels is not None and network.kernels.supports(x):
         kept = network.kernels.new_tape(x.shape[0])
         x = x.contiguous()
-        return ForwardTape(network.kernels.forward(x, kept), [x], kept)
+        return _ForwardTape(network.kernels.forward(x, kept), [x], kept)
     layer_inputs = [x]
     *hidden, (last, offset) = network.layer_parameters
     for weight, bias in hidden:
         x = network.activate(F.linear(x, weight, bias))
         layer_inputs.append(x)
-    return ForwardTape(F.linear(x, last, offset), layer_inputs)
+    return _ForwardTape(F.linear(x, last, offset), layer_inputs)
 
 
-def backward(network: Mlp, tape: ForwardTape, slope: Tensor) -> None:
+def backward(network: Mlp, tape: _ForwardTape, slope: Tensor) -> None:
     """Add the gradient of a loss to those of the parameters; `slope` `[n, outputs]`: its derivative by the outputs."""
     if tape.kernel_tape is not None and network.kernels is not None:
         _, gradients = network.kernels.backward(
@@ -71,7 +71,7 @@ def backward(network: Mlp, tape: ForwardTape, slope: Tensor) -> None:
             slope = _through(network, tape, number, slope)
 
 
-def input_slope(network: Mlp, tape: ForwardTape, slope: Tensor) -> Tensor:
+def input_slope(network: Mlp, tape: _ForwardTape, slope: Tensor) -> Tensor:
     """Derivative of a loss by the inputs `[n, in]`; `slope` `[n, outputs]`: that by the outputs. The gradients of the
     parameters stay as they are."""
     if tape.kernel_tape is not None and network.kernels is not None:
@@ -85,7 +85,7 @@ def input_slope(network: Mlp, tape: ForwardTape, slope: Tensor) -> Tensor:
     return slope @ network.layer_parameters[0][0]
 
 
-def _through(network: Mlp, tape: ForwardTape, number: int, slope: Tensor) -> Tensor:
+def _through(network: Mlp, tape: _ForwardTape, number: int, slope: Tensor) -> Tensor:
     """Derivatives by a layer's outputs -> by the outputs of the layer below, before their activation."""
     slope, x = slope @ network.layer_parameters[number][0], tape.layer_inputs[number]
     _ = _RELU(slope, x, 0, grad_input=slope) if network.relu else _TANH(slope, x, grad_input=slope)

@@ -22,7 +22,7 @@ NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceSample:
+class _SequenceSample:
     """Pieces as they were handed out."""
 
     episodes: Episodes
@@ -37,7 +37,7 @@ class SequenceBuffer:
         self.capacity, self.length, self.burn_in = capacity, length, burn_in
         self.added = 0
         """Pieces ever added; the next goes to row `added % capacity`."""
-        self.last_sample: SequenceSample | None = None
+        self.last_sample: _SequenceSample | None = None
         self._decisions: dict[str, Array] = {}
         """`[capacity, length, ...]` columns of decisions."""
         self._pieces: RecordArray | None = None
@@ -115,7 +115,7 @@ class SequenceBuffer:
         places = ranges(starts, np.stack((burned, lengths), axis=1).ravel())
         decisions = {name: self._flat(name)[places] for name in self._decisions}
         episodes = Episodes.from_columns(offsets_of(burned + lengths), {**decisions, **own})
-        self.last_sample = SequenceSample(episodes, burned)
+        self.last_sample = _SequenceSample(episodes, burned)
         return episodes
 
     def state(self) -> State:

@@ -33,7 +33,7 @@ class ShardingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedSample:
+class _ShardedSample:
     """Last sample: its weights, and the rows that each shard drew."""
 
     importance_weight: NDArray[np.float32]
@@ -58,7 +58,7 @@ class ShardedSampler:
         ]
         self.draws = 0
         """Samples so far, which is the number of the learner's iterations."""
-        self.last_sample = ShardedSample(importance_weight=np.zeros(0, np.float32))
+        self.last_sample = _ShardedSample(importance_weight=np.zeros(0, np.float32))
         self._versions = np.zeros((params.shards, rows), np.int64)
         self._eligible = np.zeros((params.shards, rows), np.bool_)
         self._staleness = np.zeros(0, np.int64)
@@ -110,7 +110,7 @@ class ShardedSampler:
             staleness.append(self.draws - self._versions[number, rows])
         self.draws, self._sampled = self.draws + 1, self._sampled + count
         self._staleness = np.concatenate(staleness)
-        self.last_sample = ShardedSample(
+        self.last_sample = _ShardedSample(
             importance_weight=np.concatenate(weights).astype(np.float32), shards=tuple(number for number, _ in used)
         )
         return concatenate(parts)

@@ -269,14 +269,14 @@ def as_seat_game(made: object, name: str) -> SeatGame:
     )
 
 
-def require_package(module: str, package: str, what: str) -> None:
+def _require_package(module: str, package: str, what: str) -> None:
     """Raises ConfigError where an optional package is not installed."""
     if importlib.util.find_spec(module) is None:
         raise ConfigError(f"{what} needs the package {package}: pip install 'hone-rl[envs]', or pip install {package}")
 
 
 def _registered_pettingzoo(config: SeatsConfig, name: str) -> Callable[[], SeatGame]:
-    require_package("pettingzoo", "pettingzoo", f"env.id = {config.id!r}")
+    _require_package("pettingzoo", "pettingzoo", f"env.id = {config.id!r}")
     import pettingzoo  # noqa: PLC0415 - optional, and slow to import
     from pettingzoo import aec_registry, parallel_registry  # noqa: PLC0415
 
@@ -292,7 +292,7 @@ def _registered_pettingzoo(config: SeatsConfig, name: str) -> Callable[[], SeatG
 
 
 def _registered_openspiel(config: SeatsConfig, name: str) -> Callable[[], SeatGame]:
-    require_package("pyspiel", "open-spiel", f"env.id = {config.id!r}")
+    _require_package("pyspiel", "open-spiel", f"env.id = {config.id!r}")
     import pyspiel  # noqa: PLC0415 - optional
 
     short = name.partition("(")[0]

@@ -177,7 +177,7 @@ Evaluate = Callable[[Floats], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
+class _SearchResult:
     """Searches of n positions."""
 
     visits: NDArray[np.int32]
@@ -199,7 +199,7 @@ def tree_search(
     weight: float = 1.5,
     noise: NDArray[np.float64] | None = None,
     noise_share: float = 0.25,
-) -> SearchResult:
+) -> _SearchResult:
     """PUCT of many positions of Connect Four together, with one call of the network a simulation (Silver et al., 2018).
 
     `simulations` lines go down each tree, the first of which evaluates its root. A line takes the child with the
@@ -232,7 +232,7 @@ def tree_search(
             call["hone_mix_noise"](search, mixed.ctypes.data, noise_share)
     visits, means = np.zeros((count, actions), np.int32), np.zeros(count)
     call["hone_search_visits"](search, visits.ctypes.data, means.ctypes.data)
-    return SearchResult(visits=visits, values=means)
+    return _SearchResult(visits=visits, values=means)
 
 
 def rollout_search(

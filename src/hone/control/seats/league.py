@@ -375,7 +375,7 @@ class LeagueRunConfig(SeatsRunConfig):
             on_fault.pop_all()
 
         def build(config: LeagueRunConfig, world: SeatWorld) -> TrainingJob[Any]:
-            return league_job(config, world, players)
+            return _league_job(config, world, players)
 
         return opened_run(world, build, warnings=world.warnings, close=world.close)
 
@@ -443,7 +443,7 @@ def _duel_of(config: LeagueRunConfig, layout: SeatLayout) -> Duel:
     return duel
 
 
-def league_job(config: LeagueRunConfig, world: SeatWorld, players: NamedPlayers) -> TrainingJob[Any]:
+def _league_job(config: LeagueRunConfig, world: SeatWorld, players: NamedPlayers) -> TrainingJob[Any]:
     """Training job of a league: main, its exploiters, and the population."""
     layout, method = world.layout, config.method()
     learners, duel = _league_learners(config, layout, method), _duel_of(config, layout)

@@ -273,7 +273,7 @@ class _Worker:
 
 
 @dataclass(kw_only=True)
-class WorkerBlocks(BlockRunner):
+class _WorkerBlocks(BlockRunner):
     """Base of workers that may be lost."""
 
     env: SeatsConfig
@@ -284,7 +284,7 @@ class WorkerBlocks(BlockRunner):
 
 
 @dataclass(kw_only=True)
-class ProcessBlocks(WorkerBlocks):
+class ProcessBlocks(_WorkerBlocks):
     """Plays blocks in child processes. A lost one is replaced, and its block is begun again."""
 
     patience_s: float = 300.0
@@ -341,7 +341,7 @@ def _requests(chunks: Iterator[bytes]) -> Iterator[WorkerMessage]:
         yield from parser.feed(chunk)
 
 
-def serve_blocks() -> None:
+def _serve_blocks() -> None:
     """The child's loop: the game first, then one result for each block."""
     channel = connect_to_parent()
     requests = _requests(channel.chunks())
@@ -373,7 +373,7 @@ def _play_encoded(env: str, seed: int, block: bytes) -> bytes:
 
 
 @dataclass(kw_only=True)
-class RayBlocks(WorkerBlocks):
+class RayBlocks(_WorkerBlocks):
     """Plays blocks as tasks of a Ray cluster, whose machines see the run's folder. A lost task is begun again."""
 
     connect: Callable[[int], object]
@@ -414,6 +414,6 @@ class RayBlocks(WorkerBlocks):
 
 if __name__ == "__main__":
     try:
-        serve_blocks()
+        _serve_blocks()
     except HoneError as error:
         sys.exit(str(error))

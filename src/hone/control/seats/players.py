@@ -31,7 +31,7 @@ from hone.run.store.checkpoints import CheckpointFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnDecisions:
+class _TurnDecisions:
     """Decisions of a turn, as a learner wants them."""
 
     chosen: Array
@@ -49,9 +49,9 @@ class Player(ABC):
     def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
         """Actions `[m, *action]` of the decisions of `turn`, in the form of its layout."""
 
-    def decide(self, turn: Turn, draws: np.random.Generator) -> TurnDecisions:
+    def decide(self, turn: Turn, draws: np.random.Generator) -> _TurnDecisions:
         """The same, with the log-probabilities of the actions."""
-        return TurnDecisions(chosen=self.choose(turn, draws), logp=np.full(len(turn.seats), np.nan, np.float32))
+        return _TurnDecisions(chosen=self.choose(turn, draws), logp=np.full(len(turn.seats), np.nan, np.float32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +82,9 @@ class PolicyPlayer(Player):
             return self.policy.best(turn.seen, turn.mask)
         return self.decide(turn, draws).chosen
 
-    def decide(self, turn: Turn, draws: np.random.Generator) -> TurnDecisions:
+    def decide(self, turn: Turn, draws: np.random.Generator) -> _TurnDecisions:
         chosen, logp = self.policy.decide(turn.seen, self.policy.noise(draws, (len(turn.seats),)), turn.mask)
-        return TurnDecisions(chosen=chosen, logp=logp)
+        return _TurnDecisions(chosen=chosen, logp=logp)
 
 
 class TreeSearchConfig(Config):
@@ -117,7 +117,7 @@ class SearchPlayer(Player):
     def choose(self, turn: Turn, draws: np.random.Generator) -> Array:
         return self.decide(turn, draws).chosen
 
-    def decide(self, turn: Turn, draws: np.random.Generator) -> TurnDecisions:
+    def decide(self, turn: Turn, draws: np.random.Generator) -> _TurnDecisions:
         games, search = [game for game in turn.games if isinstance(game, CompiledGame)], self.search
         noise = None
         if self.explores and search.noise:
@@ -137,13 +137,13 @@ class SearchPlayer(Player):
         early = np.array([game.plies for game in games]) < (search.drawn_plies if self.explores else 0)
         chosen = np.where(early & (shares[np.arange(len(games)), drawn] > 0), drawn, best)
         taken = np.where(early, shares[np.arange(len(games)), chosen], 1.0)
-        return TurnDecisions(
+        return _TurnDecisions(
             chosen=chosen, logp=np.log(taken).astype(np.float32), search_policy=shares.astype(np.float32)
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScriptedPlayer(Player):
+class _ScriptedPlayer(Player):
     """Plays by a function `play(seen, mask, seat, draws) -> action` of the user's, in the game's own observations and
     actions; `draws` is a numpy generator."""
 
@@ -201,7 +201,7 @@ def open_player(name: str, layout: SeatLayout, game: object) -> Player:
     if name.startswith("mcts:"):
         return _mcts_player(name, game)
     if Path(name).is_dir():
-        return PolicyPlayer(load_player_policy(Path(name), layout))
+        return PolicyPlayer(_load_player_policy(Path(name), layout))
     if ".py:" not in name and ":" not in name:
         raise ConfigError(
             f"player {name!r}: write random, mcts:SIMULATIONS, file.py:function, or the folder of a policy (there is "
@@ -211,7 +211,7 @@ def open_player(name: str, layout: SeatLayout, game: object) -> Player:
     play = load_reference(name, kind="player")
     if not callable(play):
         raise ConfigError(f"player {name!r} is no function")
-    return ScriptedPlayer(layout, play)
+    return _ScriptedPlayer(layout, play)
 
 
 def _mcts_player(name: str, game: object) -> Player:
@@ -231,7 +231,7 @@ def _mcts_player(name: str, game: object) -> Player:
     return MctsPlayer(int(number))
 
 
-def load_player_policy(folder: Path, layout: SeatLayout) -> NumpyPolicy:
+def _load_player_policy(folder: Path, layout: SeatLayout) -> NumpyPolicy:
     """The policy in a folder that `save_policy` wrote, or in the newest checkpoint of a run. Raises DataError where it
     reads or chooses otherwise than this game's seats."""
     is_run = (folder / "checkpoints").is_dir()

@@ -181,7 +181,7 @@ def _search_job(
     )
     recipe = Recipe(source=source, credit=method.credit, learner=learner)
     job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed)
-    score = seats_scorer(config, policy, layout, players, player_of=partial(searching_player, config.search))
+    score = seats_scorer(config, policy, layout, players, player_of=partial(_searching_player, config.search))
 
     def notices() -> list[str]:
         lines, matches.runner.notices = [*job.pop_notices(), *matches.runner.notices], []
@@ -195,10 +195,10 @@ def evaluate_search(config: SearchRunConfig, request: EvaluationRequest) -> Metr
 
     Raises HoneError for a policy that cannot be read, and for a game that fails.
     """
-    return evaluate_seats(config, request, partial(searching_player, config.search))
+    return evaluate_seats(config, request, partial(_searching_player, config.search))
 
 
-def searching_player(search: TreeSearchConfig, policy: NumpyPolicy) -> NumpyPolicy | Player:
+def _searching_player(search: TreeSearchConfig, policy: NumpyPolicy) -> NumpyPolicy | Player:
     """The player of evaluations: the network with its search, or alone."""
     if not search.evaluation_simulations:
         return policy

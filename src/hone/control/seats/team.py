@@ -50,7 +50,7 @@ from hone.sources.live import LiveSource
 
 
 @dataclass(kw_only=True)
-class TeamWorld(MatchWorld):
+class _TeamWorld(MatchWorld):
     """Many matches of a cooperative game at a time, `steps` of each per rollout."""
 
     steps: int
@@ -225,7 +225,7 @@ class TeamRunConfig(RunConfig):
         if faults:
             raise ConfigError(*faults)
         matches, reason = open_matches(self.env, self.seed)
-        world = TeamWorld(
+        world = _TeamWorld(
             name=self.env.id,
             matches=matches,
             layout=matches[0].layout,
@@ -240,7 +240,7 @@ class TeamRunConfig(RunConfig):
             if faults := _require_team(matches[0], self.env.id, self.seed):
                 raise ConfigError(*faults)
             on_fault.pop_all()
-        return opened_run(world, team_job, warnings=world.warnings, close=world.close)
+        return opened_run(world, _team_job, warnings=world.warnings, close=world.close)
 
     def derive(self) -> dict[str, str]:
         """Figures that follow from the config, shown by `hone plan`."""
@@ -262,13 +262,13 @@ class TeamRunConfig(RunConfig):
 
     @classmethod
     def parts(cls) -> RecipeParts:
-        return off_policy_parts(team_objective, source="Replay(Live(team))")
+        return off_policy_parts(_team_objective, source="Replay(Live(team))")
 
 
 # ------------------------------------------------------------------------------------------------------------------ job
 
 
-def team_objective(policy: TeamValues, rows: TransitionRows) -> LossTerms:
+def _team_objective(policy: TeamValues, rows: TransitionRows) -> LossTerms:
     """Squared error of Q_tot(s, a) against r + discount * Q_tot_target(s', a'), where each seat's a' is its best action
     by the present values (double Q-learning, as in QMIX's own experiments)."""
     values = policy.seat_values(rows.seen, rows.mask)
@@ -280,7 +280,7 @@ def team_objective(policy: TeamValues, rows: TransitionRows) -> LossTerms:
     return squared_error(policy.team_value(taken, rows.seen), td_target(rows.reward, rows.discount, worth))
 
 
-def team_job(config: TeamRunConfig, world: TeamWorld) -> TrainingJob[TeamValues]:
+def _team_job(config: TeamRunConfig, world: _TeamWorld) -> TrainingJob[TeamValues]:
     """Training job of a team that plays the matches of `world`."""
     layout = world.layout
     policy = TeamValues(
@@ -290,7 +290,7 @@ def team_job(config: TeamRunConfig, world: TeamWorld) -> TrainingJob[TeamValues]
     pairs = [(policy.target_values, policy.values), (policy.target_mixer, policy.mixer)]
     update = polyak_updater(pairs if config.mixer_units else pairs[:1])
     phase = optimizer_phase(
-        "values", team_objective, [*policy.values.parameters(), *policy.mixer.parameters()], config.learner
+        "values", _team_objective, [*policy.values.parameters(), *policy.mixer.parameters()], config.learner
     )
 
     def layout_rows(transitions: Episodes, credits: Credits, done: int) -> TransitionRows:

@@ -52,7 +52,7 @@ from hone.sources.live import LiveSource
 Credit = Callable[[Episodes, Values], Credits]
 
 
-class PlaysSeats(Protocol):
+class _PlaysSeats(Protocol):
     """A config of matches: of policies that learn from rollouts, or of a team."""
 
     @property
@@ -95,7 +95,7 @@ class SeatsRunConfig(on_policy.OnPolicyRunConfig):
             on_fault.pop_all()
 
         def build(config: SeatsRunConfig, world: SeatWorld) -> TrainingJob[Any]:
-            return seats_job(config, world, config.method(), players)
+            return _seats_job(config, world, config.method(), players)
 
         return opened_run(world, build, warnings=world.warnings, close=world.close)
 
@@ -210,7 +210,7 @@ class LearnerSeats:
 
 
 @dataclass
-class SelfPlayActor(NetworkActor):
+class _SelfPlayActor(NetworkActor):
     """The policy that learns, which is shown to the pool of opponents at each publication."""
 
     pool: OpponentPool | None = None
@@ -222,7 +222,7 @@ class SelfPlayActor(NetworkActor):
             self.pool.consider(policy, version)
 
 
-def by_policy(credit: Credit, groups: tuple[int, ...]) -> Credit:
+def _by_policy(credit: Credit, groups: tuple[int, ...]) -> Credit:
     """`credit` of the episodes of each policy by themselves; `groups` has the policy of each seat."""
     if not max(groups):
         return credit
@@ -271,7 +271,7 @@ def with_state(episodes: Episodes) -> Episodes:
 # ------------------------------------------------------------------------------------------------------------------ job
 
 
-def seat_policy(config: SeatsRunConfig, space: PolicySpaces, groups: tuple[int, ...], state_size: int) -> Any:  # noqa: ANN401 - ActorCritic, or SeatPolicies with the same methods
+def _seat_policy(config: SeatsRunConfig, space: PolicySpaces, groups: tuple[int, ...], state_size: int) -> Any:  # noqa: ANN401 - ActorCritic, or SeatPolicies with the same methods
     """The network of all seats, or one for each group of them."""
     if max(groups):
         return SeatPolicies(space, config.network, seed=config.seed, groups=groups, state_size=state_size)
@@ -280,13 +280,13 @@ def seat_policy(config: SeatsRunConfig, space: PolicySpaces, groups: tuple[int, 
     return ActorCritic(space, config.network, seed=config.seed, critic=config.method().use_critic)
 
 
-def seats_job(
+def _seats_job(
     config: SeatsRunConfig, world: SeatWorld, method: on_policy.OnPolicyMethod, players: NamedPlayers
 ) -> TrainingJob[Any]:
     """Training job of the policies that play the seats of `world`."""
     layout, groups = world.layout, seat_groups(config.env.sharing, world.layout.seats)
     space = gaussian_spaces(layout.policy_spaces, config.network)
-    policy = seat_policy(config, space, groups, world.state_size).to(config.run.device)
+    policy = _seat_policy(config, space, groups, world.state_size).to(config.run.device)
     squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
     plain = type(policy) is ActorCritic and not squashed
     inner = method.layout
@@ -307,11 +307,11 @@ def seats_job(
     pool = _pool(config, world, players)
     if pool is not None:
         world.seating = pool
-    actor = SelfPlayActor(policy.numpy_policy(), pool=pool)
+    actor = _SelfPlayActor(policy.numpy_policy(), pool=pool)
     source: Source[Any] = LiveSource(LearnerSeats(world), actor, actor_metrics=world.metrics)
     source = source if method.wrap_source is None else method.wrap_source(source)
     source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)
-    recipe = Recipe(source=source, credit=by_policy(method.credit, groups), learner=learner)
+    recipe = Recipe(source=source, credit=_by_policy(method.credit, groups), learner=learner)
     job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed)
     score = seats_scorer(config, policy, layout, players.evaluation, pool)
 
@@ -358,7 +358,7 @@ def snapshot_gate(config: SeatsRunConfig, opponents: PastOpponents, layout: Seat
 
 
 def seats_scorer(
-    config: PlaysSeats,
+    config: _PlaysSeats,
     policy: HasNumpyPolicy,
     layout: SeatLayout,
     players: dict[str, Player],
@@ -388,7 +388,7 @@ def seats_scorer(
 
 
 def evaluate_seats(
-    config: PlaysSeats,
+    config: _PlaysSeats,
     request: EvaluationRequest,
     player_of: Callable[[NumpyPolicy], NumpyPolicy | Player] = lambda policy: policy,
 ) -> Metrics:

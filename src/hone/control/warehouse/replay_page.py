@@ -36,7 +36,7 @@ _ROBOTS: Final = np.array(
 
 
 @dataclass(kw_only=True)
-class EpisodeRecord:
+class _EpisodeRecord:
     """What happened on a floor."""
 
     floor: Floor
@@ -60,21 +60,21 @@ class EpisodeRecord:
         return float(self.floor.state["idle"]) / (float(self.floor.state["time"]) * self.floor.spec.robots)
 
 
-def record_episode(floor: Floor, choose: Chooser, *, seed: int, name: str) -> EpisodeRecord:
+def record_episode(floor: Floor, choose: Chooser, *, seed: int, name: str) -> _EpisodeRecord:
     """Play an episode and record it."""
-    record = EpisodeRecord(floor=floor, name=name)
+    record = _EpisodeRecord(floor=floor, name=name)
 
     def watch(now: Floor) -> None:
         record.deliveries.append(int(now.state["deliveries"]))
         np.add.at(record.skills, now.robots["skill"], 1)
         if len(record.frames) < FILM_STEPS:
-            record.frames.append(draw_floor(now))
+            record.frames.append(_draw_floor(now))
 
     play_floor(floor, choose, seed=seed, watch=watch)
     return record
 
 
-def draw_floor(floor: Floor) -> Frame:
+def _draw_floor(floor: Floor) -> Frame:
     """The map `[height * 18, width * 18, 3]`: shelves, requested ones, goals, closed cells, robots with their heading,
     and the reserved cells of each as dots of its colour."""
     spec, state = floor.spec, floor.state
@@ -106,7 +106,7 @@ def draw_floor(floor: Floor) -> Frame:
     return picture
 
 
-def write_replay_page(path: Path, records: list[EpisodeRecord]) -> None:
+def write_replay_page(path: Path, records: list[_EpisodeRecord]) -> None:
     """Write the page of episodes under several dispatchers, the first of them as a film. Raises ResourceError."""
     first = records[0]
     spec = first.floor.spec

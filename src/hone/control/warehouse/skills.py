@@ -165,7 +165,7 @@ def begun_execution(floor: Floor, robot: int, number: int, policy: SkillPolicy, 
     )  # fmt: skip
 
 
-def note_step(floor: Floor, execution: SkillExecution, delivered: int) -> None:
+def _note_step(floor: Floor, execution: SkillExecution, delivered: int) -> None:
     """Count a step of an execution, and end it where it is done or has failed. `delivered`: a bit for each robot."""
     robot = floor.robots[execution.robot]
     carrying, shelf = int(robot["carrying"]), execution.shelf
@@ -183,7 +183,7 @@ def note_step(floor: Floor, execution: SkillExecution, delivered: int) -> None:
         execution.end = "failed"
 
 
-def is_under_way(floor: Floor, execution: SkillExecution) -> bool:
+def _is_under_way(floor: Floor, execution: SkillExecution) -> bool:
     """True while the robot is at the task that the execution began with."""
     robot = floor.robots[execution.robot]
     same = (SKILLS[robot["skill"]], int(robot["shelf"]), int(robot["since"]))
@@ -266,7 +266,7 @@ class SkillRunner:
             moves[execution.robot] = int(policy.moves(row[None])[0])
         delivered = step_by_moves(floor, moves)
         for execution, _ in list(self._open.values()):
-            note_step(floor, execution, delivered)
+            _note_step(floor, execution, delivered)
             if execution.end:
                 self._end(execution, execution.end)
         return int(floor.state["deliveries"]) - before
@@ -281,7 +281,7 @@ class SkillRunner:
         floor = self.floor
         for robot, own in enumerate(floor.robots):
             held = self._open.get(robot)
-            if held is not None and is_under_way(floor, held[0]):
+            if held is not None and _is_under_way(floor, held[0]):
                 continue
             if held is not None:
                 late = held[0].steps > 2 * held[0].way
@@ -301,7 +301,7 @@ class SkillRunner:
         del self._open[execution.robot]
         if end == "failed":
             self._failed.add(execution.robot)
-            if is_under_way(self.floor, execution):
+            if _is_under_way(self.floor, execution):
                 self.floor.give_up(execution.robot)
 
 
@@ -355,10 +355,10 @@ class WarehouseSkillEnv(gymnasium.Env[Array, Any]):
         floor = self._floor
         execution = self._execution()
         delivered = step_by_moves(floor, {0: int(action)})
-        note_step(floor, execution, delivered)
+        _note_step(floor, execution, delivered)
         self.steps = execution.steps
         assign_nearest(floor)
-        over = bool(execution.end) or not is_under_way(floor, execution)
+        over = bool(execution.end) or not _is_under_way(floor, execution)
         reward = (1.0 if execution.end == "done" else 0.0) - 0.01
         return self._seen(execution), reward, over, False, {}
 
