@@ -166,20 +166,20 @@ def _escape_unencodable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-class CommandParser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """argparse parser that raises ConfigError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
-def build_parser(command: CommandSpec) -> CommandParser:
+def build_parser(command: CommandSpec) -> _CommandParser:
     """Build the parser for one command's arguments; overrides are removed before."""
     tail = " [key=value ...]" if command.overrides else ""
     words = " ".join(name.upper() for name, _ in command.positionals)
     words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.variadic)
     words += "".join(f" [{name.upper()}]" for name, _ in command.optional)
-    parser = CommandParser(
+    parser = _CommandParser(
         prog=f"hone {command.name}",
         usage=f"hone {command.name} {words}{tail} [options]".replace("  ", " "),
         description=command.summary,

@@ -41,7 +41,7 @@ complete -o filenames -F _hone hone
 """
 
 
-def zsh_script(commands: Sequence[CommandSpec]) -> str:
+def _zsh_script(commands: Sequence[CommandSpec]) -> str:
     """For zsh: `eval "$(hone completion zsh)"`, or a file `_hone` in `$fpath`."""
 
     def quoted(text: str) -> str:
@@ -82,7 +82,7 @@ def zsh_script(commands: Sequence[CommandSpec]) -> str:
     )
 
 
-def fish_script(commands: Sequence[CommandSpec]) -> str:
+def _fish_script(commands: Sequence[CommandSpec]) -> str:
     """For fish: `hone completion fish | source`."""
 
     def quoted(text: str) -> str:
@@ -102,6 +102,6 @@ def fish_script(commands: Sequence[CommandSpec]) -> str:
 
 SHELLS: Final[Mapping[str, Callable[[Sequence[CommandSpec]], str]]] = {
     "bash": bash_script,
-    "zsh": zsh_script,
-    "fish": fish_script,
+    "zsh": _zsh_script,
+    "fish": _fish_script,
 }

@@ -22,7 +22,7 @@ SUMS: Final = "sums"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerKind:
+class _LearnerKind:
     """One answer to the first question."""
 
     words: str
@@ -34,8 +34,8 @@ class LearnerKind:
     """Its default by method."""
 
 
-KINDS: Final[Mapping[str, LearnerKind]] = {
-    "language": LearnerKind(
+KINDS: Final[Mapping[str, _LearnerKind]] = {
+    "language": _LearnerKind(
         words="a language model",
         methods={
             "grpo": "from a reward that judges its answers",
@@ -45,7 +45,7 @@ KINDS: Final[Mapping[str, LearnerKind]] = {
         subject="data: a .jsonl or .parquet file, or sums, a small file that is written for you",
         subjects={"grpo": SUMS, "sft": SUMS, "dpo": SUMS},
     ),
-    "control": LearnerKind(
+    "control": _LearnerKind(
         words="a policy for an environment",
         methods={
             "ppo": "any environment, by many cheap steps",
@@ -55,7 +55,7 @@ KINDS: Final[Mapping[str, LearnerKind]] = {
         subject="Gymnasium's id of the environment",
         subjects={"ppo": "CartPole-v1", "dqn": "CartPole-v1", "sac": "Pendulum-v1"},
     ),
-    "bandit": LearnerKind(
+    "bandit": _LearnerKind(
         words="a choice among a few arms",
         methods={
             "thompson": "by draws from the posterior",
@@ -136,7 +136,7 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def sums_rows(method: str) -> list[dict[str, str]]:
+def _sums_rows(method: str) -> list[dict[str, str]]:
     """Rows of `sums.jsonl`, with the columns that a method and its start read."""
     rows: list[dict[str, str]] = []
     for a in range(10):
@@ -167,7 +167,7 @@ def run(call: CommandCall) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     if data is not None:
         text = text.replace(f'"{SUMS}.jsonl"', json.dumps(data.as_posix()))
-        lines = [json.dumps(row) + "\n" for row in sums_rows(method)]
+        lines = [json.dumps(row) + "\n" for row in _sums_rows(method)]
         replace_file(data, "".join(lines).encode())
         screen.line(f"{data}: {len(lines)} rows")
     replace_file(target, text.replace("hone train FILE", f"hone train {target}").encode())

@@ -118,11 +118,11 @@ class RunProgress:
             self._work_began_s = now_s
         taken_s = now_s - self._work_began_s
         if self._bar is not None and self._task is not None:
-            more = "" if work.is_over else f"  {work_line(work, taken_s)}"
+            more = "" if work.is_over else f"  {_work_line(work, taken_s)}"
             self._bar.update(self._task, figures=f"{self._figures_shown}{more}")
         elif not work.is_over and min(taken_s, now_s - self._shown_s) >= 2 * self.plain_every_s:
             self._shown_s = now_s
-            self._say(f"{work_line(work, taken_s)}")
+            self._say(f"{_work_line(work, taken_s)}")
         if work.is_over:
             self._work_began_s = None
 
@@ -184,7 +184,7 @@ class WorkDisplay:
     def _show(self, work: LongWork, now_s: float) -> None:
         self._shown_s = now_s
         if not self.live:
-            self._say(work_line(work, self._taken_s(now_s)))
+            self._say(_work_line(work, self._taken_s(now_s)))
             return
         if self._bar is None:
             self._bar = Progress(
@@ -197,14 +197,14 @@ class WorkDisplay:
             self._task = self._bar.add_task("", total=work.total, left="")
             self._bar.start()
         assert self._task is not None
-        words, _, left = work_line(work, self._taken_s(now_s)).partition("  ")
+        words, _, left = _work_line(work, self._taken_s(now_s)).partition("  ")
         self._bar.update(self._task, description=printable(words), completed=work.done, left=left)
 
     def _end(self, work: LongWork, now_s: float) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif self._shown_s is not None:
-            self._say(work_line(work, self._taken_s(now_s)))
+            self._say(_work_line(work, self._taken_s(now_s)))
         self._bar = self._task = self._shown_s = self._began_s = None
 
     def _taken_s(self, now_s: float) -> float:
@@ -214,7 +214,7 @@ class WorkDisplay:
         self.console.print(Text(printable(text)), soft_wrap=True)
 
 
-def work_line(work: LongWork, taken_s: float) -> str:
+def _work_line(work: LongWork, taken_s: float) -> str:
     """How far work is that has taken `taken_s` seconds, as `answers 12/64  9s left`."""
     words = f"{work.title} {work.done:,}" + ("" if work.total is None else f"/{work.total:,}")
     if work.is_over:
