@@ -30,7 +30,7 @@ from hone.core.strict_json import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaNode:
+class _SchemaNode:
     """Config classes allowed at a path, the key that distinguishes them, and the schema of elements."""
 
     models: list[type[BaseModel]] = field(default_factory=list[type[BaseModel]])
@@ -46,9 +46,9 @@ class SchemaNode:
     def field(self, name: str | int) -> FieldInfo | None:
         return next((model.model_fields[str(name)] for model in self.models if name in model.model_fields), None)
 
-    def tagged_member(self, value: str | int) -> "SchemaNode":
+    def tagged_member(self, value: str | int) -> "_SchemaNode":
         """Member of a tagged union with this tag."""
-        return SchemaNode(models=[model for model in self.models if value in _tag_values(model, self.tag or "")])
+        return _SchemaNode(models=[model for model in self.models if value in _tag_values(model, self.tag or "")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ class _KeyLocation:
     """Location of an error: the key as the user writes it, its table, and the field if there is one."""
 
     path: KeyPath
-    table: SchemaNode
-    node: SchemaNode
+    table: _SchemaNode
+    node: _SchemaNode
     field_info: FieldInfo | None
-    union: SchemaNode | None = None
+    union: _SchemaNode | None = None
     """All members, if the table is a member of a tagged union."""
 
 
-def _schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
+def _schema_of(annotation: object, tag: str | None = None) -> _SchemaNode:
     """Convert an annotation: a config, a union of them, a list or dict of them, or a plain value."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
@@ -72,28 +72,28 @@ def _schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
         return _schema_of(arguments[0], str(notes[0].discriminator) if notes else tag)
     if origin in (Union, types.UnionType):
         members = [_schema_of(argument, tag) for argument in arguments]
-        return SchemaNode(
+        return _SchemaNode(
             models=[model for member in members for model in member.models],
             tag=tag or next((member.tag for member in members if member.tag), None),
             element=next((member.element for member in members if member.element is not None), None),
             user_keyed=any(member.user_keyed for member in members),
         )
     if origin in (list, tuple, Sequence):
-        return SchemaNode(element=arguments[0])
+        return _SchemaNode(element=arguments[0])
     if origin in (dict, Mapping):
-        return SchemaNode(element=arguments[1], user_keyed=True)
+        return _SchemaNode(element=arguments[1], user_keyed=True)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return SchemaNode(models=[annotation], tag=tag)
-    return SchemaNode()
+        return _SchemaNode(models=[annotation], tag=tag)
+    return _SchemaNode()
 
 
 def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> _KeyLocation:
     """Follow pydantic's `loc` through `model`, without the names of union members."""
     path: KeyPath = ()
-    table = here = SchemaNode(models=[model])
+    table = here = _SchemaNode(models=[model])
     info: FieldInfo | None = None
-    union: SchemaNode | None = None
-    around: SchemaNode | None = None
+    union: _SchemaNode | None = None
+    around: _SchemaNode | None = None
     for depth, part in enumerate(location):
         child = here.field(part)
         if here.tag is not None and here.models:
@@ -104,7 +104,7 @@ def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknow
         elif here.element is not None and isinstance(part, str) == here.user_keyed:
             inside = _schema_of(here.element)
         elif unknown_key and depth == len(location) - 1:
-            inside = SchemaNode()
+            inside = _SchemaNode()
         else:
             continue  # pydantic's name of a union member, not a key
         path, table, info, union = (*path, part), here, child, around
@@ -112,7 +112,7 @@ def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknow
     return _KeyLocation(path=path, table=table, node=here, field_info=info, union=union)
 
 
-def _field_schema(info: FieldInfo) -> SchemaNode:
+def _field_schema(info: FieldInfo) -> _SchemaNode:
     """Schema of a field, including its union's tag, which pydantic stores apart from the annotation."""
     return _schema_of(info.annotation, str(info.discriminator) if info.discriminator else None)
 
