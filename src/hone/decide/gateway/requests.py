@@ -59,12 +59,12 @@ class DecisionRequest:
     tenant: str = DEFAULT_TENANT
     deadline_s: float | None = None
     """Seconds until the answer; None: the service's own."""
-    joint: "JointDecision | None" = None
+    joint: "_JointDecision | None" = None
     """The joint decision that this is one unit's part of; None: the unit's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JointDecision:
+class _JointDecision:
     """A decision of several units together: one action, drawn once, that all of them execute.
 
     Its actions are joint ones (who takes which seat, which of several pairings). Each unit's record has the joint
@@ -144,7 +144,7 @@ def joint_requests(units: Sequence[object], request: DecisionRequest) -> list[De
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise RequestError(f"units names {shown(twice)} twice", code="repeated_unit", field="units")
-    joint = JointDecision(id=check_text(request.id, "id"), lead=names[0])
+    joint = _JointDecision(id=check_text(request.id, "id"), lead=names[0])
     return [
         replace(request, unit=name, id=f"{joint.id}:{place}/{len(names)}", joint=joint)
         for place, name in enumerate(names)

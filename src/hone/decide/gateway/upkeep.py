@@ -189,14 +189,14 @@ def _log_facts(log: DecisionLog) -> dict[str, Json]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedVersions:
+class _PrunedVersions:
     """Versions of a service that were pruned."""
 
     removed: tuple[str, ...]
     kept: int
 
 
-def prune_versions(file: Path, *, before_s: float, clock: Clock) -> PrunedVersions:
+def prune_versions(file: Path, *, before_s: float, clock: Clock) -> _PrunedVersions:
     """Remove versions that no decision of the log since `before_s` was made by. The service may serve meanwhile.
 
     The version of each tenant's latest decision stays, however old, and so do versions of the last hour. Decisions of
@@ -215,7 +215,7 @@ def prune_versions(file: Path, *, before_s: float, clock: Clock) -> PrunedVersio
         with writing(path):
             path.rename(beside)
         remove_tree(beside)
-    return PrunedVersions(removed=tuple(path.name for path in removed), kept=len(listed) - len(removed))
+    return _PrunedVersions(removed=tuple(path.name for path in removed), kept=len(listed) - len(removed))
 
 
 def _used_versions(log: DecisionLog, before_s: float) -> Iterator[str]:

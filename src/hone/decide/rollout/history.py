@@ -58,7 +58,7 @@ class _LadderRung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutHistory:
+class _RolloutHistory:
     """A rollout with everything that its journal tells."""
 
     plan: RolloutPlan
@@ -123,7 +123,7 @@ class RolloutHistory:
         replace_file(path, page(f"rollout {plan.name}", *parts).encode())
 
 
-def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutHistory:
+def read_history(registry: VersionRegistry, service: str, name: str) -> _RolloutHistory:
     """Read a rollout's journal. Raises DataError for an unknown rollout or a damaged journal."""
     recorded = read_rollout(registry, service, name)
     entries = registry.entries(service, name)
@@ -133,7 +133,7 @@ def read_history(registry: VersionRegistry, service: str, name: str) -> RolloutH
         _look(recorded.plan, state, cast("float", entry["at_s"])) for state, entry in zip(states, entries, strict=True)
     ]
     transitions = tuple(one for one in map(transition_from_json, entries) if one is not None)
-    return RolloutHistory(
+    return _RolloutHistory(
         plan=recorded.plan,
         state=recorded.state,
         begun_s=recorded.begun_s,
@@ -191,7 +191,7 @@ def _moment(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _tiles(history: RolloutHistory) -> Html:
+def _tiles(history: _RolloutHistory) -> Html:
     evidence, plan = history.state.evidence, history.plan
     control, new = evidence.ratio.counts
     tiles = [
@@ -205,7 +205,7 @@ def _tiles(history: RolloutHistory) -> Html:
     return styled("div", "tiles", *boxes)
 
 
-def _ladder_plot(history: RolloutHistory) -> Html:
+def _ladder_plot(history: _RolloutHistory) -> Html:
     """One row a stage: how far it came, and the e-value at its end."""
     rows, height, left = history.rungs, 34.0, 120.0
     x = LinearScale(0.0, 1.0, left, 620.0)
@@ -242,7 +242,7 @@ def _rung_words(rung: _LadderRung) -> str:
     return f"{rung.seen:,} of {rung.needed:,}{e}"
 
 
-def _e_value_plot(history: RolloutHistory) -> Html:
+def _e_value_plot(history: _RolloutHistory) -> Html:
     """The e-value over exposed units on a logarithmic axis, and the limit 1/alpha that stops the rollout."""
     looks = _distinct(history.looks)
     if len(looks) < 2:
@@ -276,7 +276,7 @@ def _distinct(looks: Sequence[_RolloutLook]) -> list[_RolloutLook]:
     return [by_units[units] for units in sorted(by_units)]
 
 
-def _effect(history: RolloutHistory, number: int) -> Html:
+def _effect(history: _RolloutHistory, number: int) -> Html:
     """Effect on one outcome with both confidence sequences, over exposed units."""
     guardrail = history.plan.guardrails[number]
     looks = [one for one in _distinct(history.looks) if one.effects[number].count >= 2]

@@ -84,7 +84,7 @@ _BELIEVED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleShape:
+class _SampleShape:
     """Moments of a clipped sample."""
 
     count: int
@@ -126,7 +126,7 @@ class ClippedSample:
         """True if there are a quarter more values than at the last look."""
         return self._count >= self._next
 
-    def look(self) -> SampleShape:
+    def look(self) -> _SampleShape:
         """Set the bounds anew -> the shape of the sample within them."""
         values = np.array(self._sample.values)
         kept = min(_BELIEVED, 2 + len(values) // 40)
@@ -140,8 +140,8 @@ class ClippedSample:
             third, fourth = float((away**3).mean()), float((away**4).mean())
         if not 0 < variance < math.inf or not math.isfinite(third + fourth) or not math.isfinite(mean):
             level = mean if math.isfinite(mean) else 0.0
-            return SampleShape(count=len(values), mean=level, variance=0.0, skewness=0.0, excess_kurtosis=0.0)
-        return SampleShape(count=len(values), mean=mean, variance=variance, skewness=third / variance**1.5,
+            return _SampleShape(count=len(values), mean=level, variance=0.0, skewness=0.0, excess_kurtosis=0.0)
+        return _SampleShape(count=len(values), mean=mean, variance=variance, skewness=third / variance**1.5,
                            excess_kurtosis=fourth / variance**2 - 3)  # fmt: skip
 
     def state(self) -> State:
