@@ -52,7 +52,7 @@ ForwardFn: TypeAlias = Callable[[Tensor, Tensor, PagedAttentionFn, LinearFn], Te
 """Tokens `[T]`, their positions `[T]`, attention, linear layers -> hidden states `[T, hidden_size]`."""
 
 
-class BatchInvariantLinearFn(Protocol):
+class _BatchInvariantLinearFn(Protocol):
     """Linear layers whose rows do not depend on the number of rows, a multiple of `tile`."""
 
     @property
@@ -65,7 +65,7 @@ class BatchInvariantLinearFn(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
-class ExpertShape(Protocol):
+class _ExpertShape(Protocol):
     """Sizes of a mixture of experts."""
 
     @property
@@ -94,7 +94,7 @@ class ModelShape(Protocol):
     @property
     def max_positions(self) -> int: ...
     @property
-    def experts(self) -> ExpertShape | None:
+    def experts(self) -> _ExpertShape | None:
         """The mixture of experts in each layer; None for a dense model."""
         ...
 
@@ -143,7 +143,7 @@ class GenerationModel(Protocol):
         ...
 
     @property
-    def rows(self) -> BatchInvariantLinearFn: ...
+    def rows(self) -> _BatchInvariantLinearFn: ...
     @property
     def exactness(self) -> Literal["parity", "bitwise"]:
         """`bitwise`: the trainer computes as a runner does that takes `rows` and `fixed_attention`, to the bit."""

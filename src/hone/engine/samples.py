@@ -366,7 +366,7 @@ class RunningBatch:
                 min_p=self._min_p[:n],
                 greedy=self._greedy[:n],
                 top_logprobs=top if top.any() else None,
-                allowed=allowed_tokens(self.samples) if self._has_grammar[:n].any() else None,
+                allowed=_allowed_tokens(self.samples) if self._has_grammar[:n].any() else None,
             ),
             adapters=tuple(one.request.adapter for one in self.samples) if self._has_adapter[:n].any() else None,
         )
@@ -441,7 +441,7 @@ def _mask_token_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:
     return np.concatenate([[-1], np.flatnonzero(left == 0)]).astype(np.int32)
 
 
-def allowed_tokens(samples: Sequence[SampleState]) -> NDArray[np.uint8] | None:
+def _allowed_tokens(samples: Sequence[SampleState]) -> NDArray[np.uint8] | None:
     """`[n, ceil(vocab / 8)]` bits of the tokens that the grammars of these samples allow; None where none has one."""
     rows = {place: one.grammar.allowed() for place, one in enumerate(samples) if one.grammar is not None}
     if not rows:
@@ -582,7 +582,7 @@ def _draws(rows: SamplerInput, tokens: int, chunks: list[PromptChunk]) -> Sample
 def _allowed(rows: SamplerInput, chunks: list[PromptChunk]) -> NDArray[np.uint8] | None:
     """The rows' allowed tokens, and behind them those of each first or scored token of `chunks`."""
     parts = [
-        (chunk.draws, None if chunk.group.tokens_to_score is not None else allowed_tokens(chunk.drawing_samples))
+        (chunk.draws, None if chunk.group.tokens_to_score is not None else _allowed_tokens(chunk.drawing_samples))
         for chunk in chunks
     ]
     parts = [(len(rows.token_index), rows.allowed), *parts]

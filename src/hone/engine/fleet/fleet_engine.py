@@ -36,7 +36,7 @@ from hone.engine.session import EngineSession, check_requests, check_score_reque
 
 
 @dataclass(slots=True, kw_only=True)
-class ServedCounts:
+class _ServedCounts:
     """Counts of one replica over the whole run."""
 
     asks: int = 0
@@ -52,7 +52,7 @@ class _FleetReport:
     """Time of this rollout in which requests waited and no replica worked."""
     publish_s: float = 0.0
     """Duration of the latest publication."""
-    by_replica: dict[str, ServedCounts] = field(default_factory=dict[str, ServedCounts])
+    by_replica: dict[str, _ServedCounts] = field(default_factory=dict[str, _ServedCounts])
     """Over the run."""
     losses: list[str] = field(default_factory=list[str])
     """Lost replicas of the run, with cause."""
@@ -73,7 +73,7 @@ class _FleetReport:
 
     def served(self, replica: str, answers: AskAnswers) -> None:
         """Record answers that were taken."""
-        counts = self.by_replica.setdefault(replica, ServedCounts())
+        counts = self.by_replica.setdefault(replica, _ServedCounts())
         counts.asks += 1
         counts.answers += len(answers.request)
         counts.tokens += len(answers.tokens)
@@ -110,7 +110,7 @@ class _FleetReport:
         return f"fleet: {shares or 'nothing was asked'}{lost}"
 
 
-def _share(place: str, counts: ServedCounts) -> str:
+def _share(place: str, counts: _ServedCounts) -> str:
     return f"{place} gave {counts.answers} answers of {counts.tokens} tokens"
 
 
