@@ -442,7 +442,7 @@ def rank_agreement(one: Floats, other: Floats) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixEquilibrium:
+class _MatrixEquilibrium:
     """A Nash equilibrium of a two-player zero-sum matrix game."""
 
     row: Floats
@@ -453,7 +453,7 @@ class MatrixEquilibrium:
     """Payoff of the row player in it."""
 
 
-def nash_mixture(payoffs: Floats) -> MatrixEquilibrium:
+def nash_mixture(payoffs: Floats) -> _MatrixEquilibrium:
     """Exact equilibrium of the zero-sum game with the row player's payoffs `[m, n]`, by the simplex method.
 
     With payoffs B > 0 the column player's programme is: maximise sum(y) with B y <= 1, y >= 0 (Dantzig, 1951); its
@@ -483,6 +483,6 @@ def nash_mixture(payoffs: Floats) -> MatrixEquilibrium:
     plays[basis] = table[:m, -1]
     column_mixture, row_mixture = np.maximum(plays[:n], 0), np.maximum(table[m, n : n + m], 0)
     value = (1 / float(table[m, -1]) - 1) * spread + least
-    return MatrixEquilibrium(
+    return _MatrixEquilibrium(
         row=row_mixture / row_mixture.sum(), column=column_mixture / column_mixture.sum(), value=value
     )
