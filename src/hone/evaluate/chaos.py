@@ -39,7 +39,7 @@ EXPECTED_END: Final = {"kill": -signal.SIGKILL, "disk": ResourceError.exit_code}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class _Attempt:
     """One process of the harmed run."""
 
     resumed_from: int | None
@@ -54,7 +54,7 @@ class Attempt:
 class ChaosResult:
     """What was done to a run, and what it has in common with the uninterrupted one."""
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[_Attempt, ...]
     differences: tuple[str, ...]
     """What the harmed run does not have in common with the uninterrupted one; none: the same bits."""
     compared: str
@@ -127,7 +127,7 @@ class ChaosTrial:
             raise fault
         return read_events(path)[0]
 
-    def _attempts(self, plan: Sequence[PlannedFault]) -> Iterator[Attempt]:
+    def _attempts(self, plan: Sequence[PlannedFault]) -> Iterator[_Attempt]:
         """The processes of the harmed run, until one of them finishes it."""
         run, left = self.folder / HARMED, list(plan)
         while True:
@@ -139,7 +139,7 @@ class ChaosTrial:
             steps = CheckpointFolder(folder=run / "checkpoints").steps()
             code, printed = self.train(HARMED, begun, ";".join([str(path), *map(str, now)]))
             came = read_events(path)[1]
-            yield Attempt(resumed_from=max(steps, default=None), code=code, faults=tuple(came))
+            yield _Attempt(resumed_from=max(steps, default=None), code=code, faults=tuple(came))
             ended_by = came[-1][0] if came and came[-1][0] in ENDING_FAULTS else ""
             expected = EXPECTED_END[ended_by] if ended_by else 0
             if code != expected:

@@ -74,7 +74,7 @@ MIN_EVALUATIONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreCurve:
+class _ScoreCurve:
     """Score over a run: `[N]` each."""
 
     metric: str
@@ -85,7 +85,7 @@ class ScoreCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedRun:
+class _LoadedRun:
     """Data of a run for a comparison."""
 
     path: Path
@@ -120,13 +120,13 @@ class LoadedRun:
         return float(np.nansum(self.columns.values.get("time/step_s", np.zeros(0))))
 
 
-def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[LoadedRun]:
+def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[_LoadedRun]:
     """Read the runs of each argument: a run's folder, its name under `root`, or a folder of runs.
 
     Raises DataError with every argument without a run, and every run with unreadable files.
     """
     faults = ErrorCollector(DataError)
-    runs: dict[Path, LoadedRun] = {}
+    runs: dict[Path, _LoadedRun] = {}
     for text in asked:
         folders = _folders(text, root)
         if not folders:
@@ -150,7 +150,7 @@ def _folders(text: str, root: Path) -> list[Path]:
     return []
 
 
-def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
+def _read(folder: Path, asked: str, metric: str) -> _LoadedRun:
     run = open_run(folder, clock=SystemClock())
     columns = read_metrics(run.metrics_path)
     if metric and metric not in columns.values:
@@ -160,7 +160,7 @@ def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
         )
     score, what = final_score(folder, columns, metric)
     manifest = run.manifest()
-    return LoadedRun(
+    return _LoadedRun(
         path=folder,
         name=folder.resolve().name,
         recipe=manifest.metadata.recipe,
@@ -188,7 +188,7 @@ def final_score(folder: Path, columns: MetricColumns, metric: str) -> tuple[floa
     return float("nan"), "nothing"
 
 
-def score_curves(runs: Sequence[LoadedRun], metric: str = "") -> list[ScoreCurve]:
+def score_curves(runs: Sequence[_LoadedRun], metric: str = "") -> list[_ScoreCurve]:
     """Curves of the runs, all of the same metric; empty if no metric is in all of them.
 
     `x` counts environment steps if every run has them, otherwise iterations.
@@ -200,8 +200,8 @@ def score_curves(runs: Sequence[LoadedRun], metric: str = "") -> list[ScoreCurve
     return [_curve(run, name, by_environment_steps=worldly) for run in runs]
 
 
-def _common_metric(runs: Sequence[LoadedRun]) -> str:
-    def there(run: LoadedRun, name: str, least: int) -> bool:
+def _common_metric(runs: Sequence[_LoadedRun]) -> str:
+    def there(run: _LoadedRun, name: str, least: int) -> bool:
         return name in run.columns.values and int(np.isfinite(run.columns.values[name]).sum()) >= least
 
     if all(there(run, EVALUATION_METRIC, MIN_EVALUATIONS) for run in runs):
@@ -209,14 +209,14 @@ def _common_metric(runs: Sequence[LoadedRun]) -> str:
     return next((name for name in TRAINING_METRICS if all(there(run, name, 1) for run in runs)), "")
 
 
-def _curve(run: LoadedRun, name: str, *, by_environment_steps: bool) -> ScoreCurve:
+def _curve(run: _LoadedRun, name: str, *, by_environment_steps: bool) -> _ScoreCurve:
     steps, values = run.columns.steps, run.columns.values[name]
     x = steps.astype(np.float64)
     if by_environment_steps:  # a line's value is a mean over the steps since the previous line
         made = np.nan_to_num(run.columns.values["episodes/decisions"])
         x = np.cumsum(made * np.diff(steps, prepend=0))
     known = np.isfinite(values)
-    curve = ScoreCurve(
+    curve = _ScoreCurve(
         metric=name, unit="environment steps" if by_environment_steps else "steps", x=x[known], y=values[known]
     )
     return curve if name == EVALUATION_METRIC else replace(curve, y=_trailing_mean(curve.y))
@@ -309,7 +309,7 @@ class _RunGroup:
     """Named group of runs with one configuration."""
 
     name: str
-    runs: Sequence[LoadedRun]
+    runs: Sequence[_LoadedRun]
 
     def strata(self, tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]) -> list[Floats]:
         """Known scores of each task, scaled to 0..1 if `scale` has the task's extremes."""
@@ -384,9 +384,9 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
 # ------------------------------------------------------------------------------------------ grouping
 
 
-def _group_runs(runs: Sequence[LoadedRun]) -> list[_RunGroup]:
+def _group_runs(runs: Sequence[_LoadedRun]) -> list[_RunGroup]:
     """Group runs that differ in seed, bookkeeping and task only, in the order of the arguments."""
-    kinds: dict[str, list[LoadedRun]] = {}
+    kinds: dict[str, list[_LoadedRun]] = {}
     for run in runs:
         kept = {key: value for key, value in sorted(run.settings.items()) if not IGNORED_KEYS.match(key)}
         kinds.setdefault(json.dumps([run.recipe, kept], sort_keys=True), []).append(run)
@@ -401,7 +401,7 @@ def _group_runs(runs: Sequence[LoadedRun]) -> list[_RunGroup]:
     ]
 
 
-def _name(runs: Sequence[LoadedRun]) -> str:
+def _name(runs: Sequence[_LoadedRun]) -> str:
     """Name of a group: its folder, if no other requested run is in it, or else the run names without their seeds."""
     if len(runs) == 1:
         return runs[0].name
@@ -445,7 +445,7 @@ def _score_interval(estimate: Estimate) -> ScoreInterval:
 
 
 def _lines(
-    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
+    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, _ScoreCurve], runs: Sequence[_LoadedRun]
 ) -> dict[str, RunCurveBand]:
     """Interquartile mean of the runs' curves at common positions, per task."""
     result: dict[str, RunCurveBand] = {}
@@ -465,7 +465,7 @@ def _lines(
     return result
 
 
-def _last_known_values(curve: ScoreCurve, places: Floats) -> Floats:
+def _last_known_values(curve: _ScoreCurve, places: Floats) -> Floats:
     """Latest known value at each position; NaN before the first and from a little after the end, because runs with
     equal steps differ slightly in environment steps."""
     before = np.searchsorted(curve.x, places, side="right") - 1
@@ -481,7 +481,7 @@ def _profile(strata: Sequence[Floats], span: Floats) -> RunCurveBand | None:
 
 
 def _times_to_threshold(
-    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], threshold: float | None
+    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, _ScoreCurve], threshold: float | None
 ) -> dict[str, TimeToThreshold]:
     result: dict[str, TimeToThreshold] = {}
     for task in tasks:
@@ -540,7 +540,7 @@ def _answers(group: _RunGroup) -> dict[str, float]:
     return {question: float(np.mean(values)) for question, values in scores.items()}
 
 
-def _notes(groups: Sequence[_RunGroup], tasks: Sequence[str], runs: Sequence[LoadedRun]) -> list[str]:
+def _notes(groups: Sequence[_RunGroup], tasks: Sequence[str], runs: Sequence[_LoadedRun]) -> list[str]:
     """Limits of the comparison, for the reader."""
     notes: list[str] = []
     kinds = dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))

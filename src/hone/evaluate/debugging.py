@@ -38,7 +38,7 @@ _HERE = Path(__file__).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenTensor:
+class _BrokenTensor:
     """The first tensor that is not finite although all that it was made of is."""
 
     operation: str
@@ -64,7 +64,7 @@ class FiniteWatch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first: dict[str, BrokenTensor] = {}
+        self.first: dict[str, _BrokenTensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         result = func(*args, **(kwargs or {}))
@@ -76,7 +76,7 @@ class FiniteWatch(TorchDispatchMode):
                 if kind in self.first or not bool(broken.any()):
                     continue
                 if all(bool(torch.isfinite(one).all()) for one in _floats([args, kwargs])):
-                    self.first[kind] = BrokenTensor(
+                    self.first[kind] = _BrokenTensor(
                         operation=name, shape=tuple(tensor.shape), count=int(broken.sum()), place=_place(), kind=kind
                     )
         return result
@@ -107,14 +107,14 @@ def _place() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
+class _BatchReport:
     """What an examination found; every list is empty where nothing is wrong."""
 
     columns: list[str]
     """Columns of the batch that hold what is not finite."""
     weights: list[str]
     """Weights that are not finite before the update."""
-    tensor: BrokenTensor | None
+    tensor: _BrokenTensor | None
     phase: str
     """Phase of the update whose loss or gradient is not finite; empty where all are finite."""
     gradients: list[str] = field(default_factory=list[str])
@@ -142,7 +142,7 @@ class BatchReport:
         return [*lines, *self.shown]
 
 
-def examine_batch(job: TrainingJob[Any], batch: FailedBatch) -> BatchReport:
+def examine_batch(job: TrainingJob[Any], batch: FailedBatch) -> _BatchReport:
     """Repeat the losses and gradients of an update, phase by phase, until one is not finite. Nothing is stepped.
 
     Raises ConfigError for a recipe that does not learn by gradient.
@@ -165,7 +165,7 @@ def examine_batch(job: TrainingJob[Any], batch: FailedBatch) -> BatchReport:
         )
         named = phase.parameters.by_name(phase.parameters.gradients)
         bad = [name for name, gradient in named.items() if not bool(torch.isfinite(gradient).all())]
-        return BatchReport(
+        return _BatchReport(
             columns=columns,
             weights=weights,
             tensor=watch.first.get("NaN") or watch.first.get("infinity"),
@@ -175,7 +175,7 @@ def examine_batch(job: TrainingJob[Any], batch: FailedBatch) -> BatchReport:
             total_rows=count,
             shown=_shown_rows(learner, phase, rows, broken, batch.episodes),
         )
-    return BatchReport(columns=columns, weights=weights, tensor=None, phase="", total_rows=count)
+    return _BatchReport(columns=columns, weights=weights, tensor=None, phase="", total_rows=count)
 
 
 def _is_finite(

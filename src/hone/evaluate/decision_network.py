@@ -16,7 +16,7 @@ from hone.decide.bandits.policy import BanditPolicy, PolicyContents, PolicyDistr
 DiscreteNumpyPolicy = NumpyCategoricalPolicy | NumpyGreedyPolicy | NumpyNoisyPolicy | NumpyDiscreteBcqPolicy
 
 
-class NetworkDecisionPolicy(BanditPolicy):
+class _NetworkDecisionPolicy(BanditPolicy):
     """A network with numbered actions: its softmax if it was trained to draw from one, else all mass on its choice.
 
     A context is one observation, flattened; for one of numbered states it is the state's number. A network that was
@@ -54,12 +54,12 @@ class NetworkDecisionPolicy(BanditPolicy):
         raise DataError(f"{self.folder}: a network is served from its own checkpoint; it is not copied into a policy")
 
     @classmethod
-    def from_contents(cls, contents: PolicyContents) -> "NetworkDecisionPolicy":
+    def from_contents(cls, contents: PolicyContents) -> "_NetworkDecisionPolicy":
         del contents
         raise DataError("a network is served from its own checkpoint; name its folder")
 
 
-def open_network(folder: Path) -> NetworkDecisionPolicy:
+def open_network(folder: Path) -> _NetworkDecisionPolicy:
     """The network of a policy's folder; the entry point `network` of `hone.decision_policies`.
 
     Raises DataError for a table, and for a network whose actions are not numbered, or that remembers.
@@ -69,7 +69,7 @@ def open_network(folder: Path) -> NetworkDecisionPolicy:
     policy = load_policy(folder)
     network = policy.numpy_policy()
     if isinstance(network, DiscreteNumpyPolicy):
-        return NetworkDecisionPolicy(network, folder)
+        return _NetworkDecisionPolicy(network, folder)
     raise DataError(
         f"{folder}: a policy of the kind {policy.kind} cannot decide among named actions: its actions are not "
         "numbered, or it remembers what it saw before; use a network with discrete actions and no memory (ppo, dqn, "
