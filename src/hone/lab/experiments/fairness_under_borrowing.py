@@ -20,7 +20,7 @@ FADES, NEVER = "use fades", "use counts for ever"
 _HALF_LIVES_S = {FADES: 1800.0, NEVER: 1e12}
 
 
-def shares_after_absence(seed: int, run: int, half_life_s: float) -> Floats:
+def _shares_after_absence(seed: int, run: int, half_life_s: float) -> Floats:
     """Share of the slots' time that the tenant who had borrowed has in each half hour after the other's return
     `[_BINS]`, by hone's queue."""
     clock = SimulatedClock(time_s=0.0)
@@ -68,7 +68,7 @@ def claims_of(shares: dict[str, Floats]) -> list[BoundedClaim]:
 def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     runs = 2 if quick else 12
     shares = {
-        way: np.array([shares_after_absence(seed, run, half_life_s) for run in range(runs)])
+        way: np.array([_shares_after_absence(seed, run, half_life_s) for run in range(runs)])
         for way, half_life_s in _HALF_LIVES_S.items()
     }
     hours = _AWAY_S / 3600
