@@ -79,7 +79,7 @@ from hone.models.packing import PackedBatch, index_numbers
 # --------------------------------------------------------------------------------------------------------------- rotary
 
 
-def rope_frequencies(rope: RopeConfig | None, head_dim: int, length: int = 0) -> Tensor:
+def _rope_frequencies(rope: RopeConfig | None, head_dim: int, length: int = 0) -> Tensor:
     """Radians per position of each pair, `[head_dim / 2]` float32, for a text of `length` tokens; 0 for pairs that do
     not turn.
 
@@ -199,7 +199,7 @@ Exactness = Literal["parity", "bitwise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderStates:
+class _DecoderStates:
     """Results of a forward pass over T tokens."""
 
     hidden: Tensor
@@ -269,9 +269,9 @@ class Decoder(nn.Module):
         return torch.stack([self._frequencies(rope, length) for rope in self.config.ropes])
 
     def _frequencies(self, rope: RopeConfig | None, length: int) -> Tensor:
-        """`[head_dim / 2]`: those of `rope_frequencies`, and 0 for features that rotary positions are not for."""
+        """`[head_dim / 2]`: those of `_rope_frequencies`, and 0 for features that rotary positions are not for."""
         c = self.config
-        return functional.pad(rope_frequencies(rope, c.rotary_dim, length), (0, (c.head_dim - c.rotary_dim) // 2))
+        return functional.pad(_rope_frequencies(rope, c.rotary_dim, length), (0, (c.head_dim - c.rotary_dim) // 2))
 
     def rotary_tables(self) -> tuple[Tensor, Tensor]:
         """`[tables, head_dim / 2]` float32 radians per position, and lengths of the turns: what an engine computes
@@ -480,20 +480,20 @@ class Decoder(nn.Module):
         assert texts is not None
         return self._forward_native(packed, texts, self._rotations(packed.positions), by, None)
 
-    def states(self, packed: PackedBatch) -> DecoderStates:
+    def states(self, packed: PackedBatch) -> _DecoderStates:
         """`hidden`, and the experts that the tokens went to: those of `packed.routing`, or the routers' choice.
 
         Raises DataError for a routing of another depth or width.
         """
         if self.config.experts is None:
             with _offloading_activations(self) if self.offloads_activations else nullcontext():
-                return DecoderStates(hidden=self._hidden(packed, None), routing=None)
+                return _DecoderStates(hidden=self._hidden(packed, None), routing=None)
         check_routing_shape(packed.routing, layers=self.config.routed_layers, experts=self.config.experts)
         record = RoutingRecord(packed.routing)
         if self.routing_records is not None:
             self.routing_records.append(record)
         with _offloading_activations(self) if self.offloads_activations else nullcontext():
-            return DecoderStates(hidden=self._hidden(packed, record), routing=record)
+            return _DecoderStates(hidden=self._hidden(packed, record), routing=record)
 
     @contextmanager
     def recording_routes(self) -> Iterator[list[RoutingRecord]]:

@@ -66,7 +66,7 @@ def write_gguf(model: Decoder, tokenizer: Tokenizer, file: Path, weights: GgufWe
             "export the Hugging Face folder, and convert it with llama.cpp's own tools"
         )
     parameters = model.stored_tensors()
-    tokens, stored = gguf_tokens(tokenizer, config.vocab_size), dict[str, list[CheckpointPiece]]()
+    tokens, stored = _gguf_tokens(tokenizer, config.vocab_size), dict[str, list[CheckpointPiece]]()
     for piece, stored_name, _ in stored_pieces(config):
         stored.setdefault(stored_name, []).append(piece)  # one piece, or those of all experts
     kinds = {name: _kind(parts, parameters, weights) for name, parts in stored.items()}
@@ -186,7 +186,7 @@ def _add_config(writer: Any, config: ModelConfig) -> None:  # noqa: ANN401 - of 
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_positions)
 
 
-def _add_tokenizer(writer: Any, tokenizer: Tokenizer, tokens: "GgufTokens") -> None:  # noqa: ANN401
+def _add_tokenizer(writer: Any, tokenizer: Tokenizer, tokens: "_GgufTokens") -> None:  # noqa: ANN401
     writer.add_tokenizer_model(tokens.model)
     writer.add_tokenizer_pre(tokens.pre)
     writer.add_token_list(tokens.tokens)
@@ -218,7 +218,7 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer, tokens: "GgufTokens") -> N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GgufTokens:
+class _GgufTokens:
     """Fields of a header under `tokenizer.ggml.`."""
 
     model: str
@@ -231,7 +231,7 @@ class GgufTokens:
     adds_bos: bool
 
 
-def gguf_tokens(tokenizer: Tokenizer, count: int) -> GgufTokens:
+def _gguf_tokens(tokenizer: Tokenizer, count: int) -> _GgufTokens:
     """The tokenizer of a model with `count` rows of embeddings, for a GGUF file. Raises DataError where llama.cpp has
     nothing that encodes as it does."""
     state = cast("dict[str, dict[str, object]]", json.loads(tokenizer.backend.to_str()))
@@ -272,7 +272,7 @@ def gguf_tokens(tokenizer: Tokenizer, count: int) -> GgufTokens:
     ]  # fmt: skip
     first = tokenizer.backend.encode("a").ids[:1]
     bos = tokenizer.backend.token_to_id(tokenizer.special.get("bos_token", ""))
-    return GgufTokens(
+    return _GgufTokens(
         model=kind,
         pre=pre,
         tokens=tokens,

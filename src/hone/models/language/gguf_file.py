@@ -44,7 +44,7 @@ LLAMA3: Final = (1.0, 4.0, 8192)
 """Low and high factor and original context of every published `llama3` scaling; a file has its result only."""
 
 
-class GgufTensor(NamedTuple):
+class _GgufTensor(NamedTuple):
     """Place of a tensor."""
 
     kind: int
@@ -56,7 +56,7 @@ class GgufTensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GgufSlice:
+class _GgufSlice:
     """Header of a tensor, as safetensors shows it."""
 
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class GgufFile:
 
     path: Path
     fields: Mapping[str, object]
-    tensors: Mapping[str, GgufTensor]
+    tensors: Mapping[str, _GgufTensor]
 
     @cached_property
     def config(self) -> Json:
@@ -94,11 +94,11 @@ class GgufFile:
         known = {ROPE_FACTORS, *(stored for _, stored, _ in self.places.values())}
         return [*self.places, *(name for name in self.tensors if name not in known)]
 
-    def get_slice(self, name: str) -> "GgufSlice":
+    def get_slice(self, name: str) -> "_GgufSlice":
         """A tensor's header, for checks without its numbers."""
         _, stored, expert = self.places[name]
         shape = self.tensors[stored].shape
-        return GgufSlice(shape if expert is None else shape[1:])
+        return _GgufSlice(shape if expert is None else shape[1:])
 
     def get_tensor(self, name: str) -> Tensor:
         """A tensor in float32, in the order of a Hugging Face folder."""
@@ -108,7 +108,7 @@ class GgufFile:
             return piece.to_checkpoint(values)
         return values
 
-    def numbers(self, tensor: GgufTensor, expert: int | None = None) -> NDArray[np.float32]:
+    def numbers(self, tensor: _GgufTensor, expert: int | None = None) -> NDArray[np.float32]:
         """A tensor as it is stored, or that of an expert in it."""
         library = gguf_library()
         kind, shape = library.GGMLQuantizationType(tensor.kind), tensor.shape
@@ -200,12 +200,12 @@ def _read_gguf(path: Path, _changed: int, size: int) -> GgufFile:
     try:
         count, pairs = cast(int, reader.number("Q")), cast(int, reader.number("Q"))
         fields = {reader.text(): reader.value(cast(int, reader.number("I"))) for _ in range(pairs)}
-        tensors: dict[str, GgufTensor] = {}
+        tensors: dict[str, _GgufTensor] = {}
         for _ in range(count):
             name = reader.text()
             shape = [cast(int, reader.number("Q")) for _ in range(cast(int, reader.number("I")))]
             kind, start = cast(int, reader.number("I")), cast(int, reader.number("Q"))
-            tensors[name] = GgufTensor(kind, tuple(reversed(shape)), start)
+            tensors[name] = _GgufTensor(kind, tuple(reversed(shape)), start)
     except struct.error as error:
         raise DataError(
             f"{path} ({size} bytes) is damaged or cut short in its header: {error}; fetch it again"

@@ -364,7 +364,7 @@ def _written_tokens(tokenizer: Tokenizer, chat: RenderedChat) -> tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnds:
+class _TurnEnds:
     """Special tokens that a chat template writes behind an assistant's answer, up to the next text."""
 
     last: tuple[int, ...]
@@ -375,7 +375,7 @@ class TurnEnds:
     """Before a user's text: roles and the beginning of a conversation."""
 
 
-def turn_ends(tokenizer: Tokenizer) -> TurnEnds:
+def turn_ends(tokenizer: Tokenizer) -> _TurnEnds:
     """End tokens of answers, measured by a conversation of three messages. Raises DataError where the template does not
     take it."""
     template, special = tokenizer.chat_template or "", tuple(tokenizer.special.items())
@@ -388,7 +388,7 @@ _QUESTION, _ANSWER, _REPLY = "\ue0f0", "\ue0f1", "\ue0f2"
 @lru_cache(maxsize=64)
 def _turn_ends(
     backend: hf.Tokenizer, eos_ids: tuple[int, ...], template: str, special: tuple[tuple[str, str], ...]
-) -> TurnEnds:
+) -> _TurnEnds:
     bare = Tokenizer(backend=backend, eos_ids=eos_ids, pad_id=eos_ids[0], chat_template=template, special=dict(special))
     turns = [
         {"role": "user", "content": _QUESTION},
@@ -400,7 +400,7 @@ def _turn_ends(
     if last.count(_ANSWER) != 1 or whole.count(_ANSWER) != 1 or _REPLY not in whole:
         raise DataError("the chat template does not write an assistant's answer exactly once")
     behind = whole.partition(_ANSWER)[2].partition(_REPLY)[0]
-    return TurnEnds(
+    return _TurnEnds(
         last=_written_tokens(bare, RenderedChat(text=last.partition(_ANSWER)[2])),
         middle=_written_tokens(bare, RenderedChat(text=behind)),
         headers=frozenset(_written_tokens(bare, RenderedChat(text=whole.partition(_QUESTION)[0]))),

@@ -285,7 +285,7 @@ class GaussianSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedOutput:
+class _ClippedOutput:
     """Parts of PPO's loss by row, each `[n]`."""
 
     loss: Tensor
@@ -303,7 +303,7 @@ def clipped_with_backward(
     actions: ChosenNumbers | GaussianSamples,
     columns: tuple[Tensor, Tensor, Tensor, Tensor],
     weights: ClippedWeights,
-) -> ClippedOutput:
+) -> _ClippedOutput:
     """PPO's loss of rows `x` `[n, in]`, and its gradient, added to those of both networks' parameters.
 
     `columns` `[n]`: log-probabilities under the behaviour policy, advantages, targets of the critic, and weights of the
@@ -325,7 +325,7 @@ def clipped_with_backward(
             held.append(actions.mask.contiguous())
             a.legal = held[-1].data_ptr()
     _loaded(relu=actor.relu)["hone_clipped"](actor.with_gradients(), critic.with_gradients(), ctypes.byref(a))
-    return ClippedOutput(*parts)
+    return _ClippedOutput(*parts)
 
 
 class _PerceptronFunction(torch.autograd.Function):
