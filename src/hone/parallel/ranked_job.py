@@ -277,7 +277,7 @@ class RankLauncher(Protocol):
         ...
 
 
-class RankChild(Protocol):
+class _RankChild(Protocol):
     """The process of a rank, on this machine or another; the methods are those of `ChildProcess`."""
 
     @property
@@ -308,7 +308,7 @@ class ChildRanks:
 
     patience_s: float
     clock: Clock
-    children: Mapping[int, RankChild]
+    children: Mapping[int, _RankChild]
     """Processes by rank."""
     pump: Callable[[Iterable[Any], float], None]
     """Waits until one of the processes has written something, for so many seconds at most."""
