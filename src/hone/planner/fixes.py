@@ -33,7 +33,7 @@ class MemoryFix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixLadder:
+class _FixLadder:
     """Fixes in order, and the first that is enough."""
 
     fixes: tuple[MemoryFix, ...]
@@ -44,7 +44,7 @@ class FixLadder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitSearch:
+class _FitSearch:
     """The cheapest changes with which a run fits, and what else there is."""
 
     chosen: tuple[MemoryFix, ...]
@@ -63,7 +63,7 @@ class FitSearch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NearestFit:
+class _NearestFit:
     """What comes closest to a run that does not fit whatever is done."""
 
     device: str
@@ -75,7 +75,7 @@ class NearestFit:
 _Move = Callable[[RunDimensions, DeviceSpec], Iterator[MemoryFix]]
 
 
-def propose_fixes(run: RunDimensions, device: DeviceSpec) -> FixLadder:
+def propose_fixes(run: RunDimensions, device: DeviceSpec) -> _FixLadder:
     """Fixes of a run that does not fit, each on top of those before it that change nothing but memory and time.
 
     The order is that of their cost: smaller micro-batches down to the longest text, weights rounded again, activations
@@ -86,25 +86,25 @@ def propose_fixes(run: RunDimensions, device: DeviceSpec) -> FixLadder:
     fixes += _proposals(now, device)
     least = min((fix.memory.peak_bytes for fix in fixes), default=run_memory(run).peak_bytes)
     missing = 0 if enough is not None else max(0, least - device.usable_bytes)
-    return FixLadder(fixes=tuple(fixes), enough=enough, missing_bytes=missing)
+    return _FixLadder(fixes=tuple(fixes), enough=enough, missing_bytes=missing)
 
 
-def search_fit(run: RunDimensions, device: DeviceSpec) -> FitSearch:
+def search_fit(run: RunDimensions, device: DeviceSpec) -> _FitSearch:
     """The cheapest changes with which a run fits: greedy by cost, the memory computed anew after each, up to the first
     that is enough; then without those that the later ones made needless."""
     if fits(run, device):
-        return FitSearch(chosen=(), proposed=(), memory=run_memory(run), missing_bytes=0)
+        return _FitSearch(chosen=(), proposed=(), memory=run_memory(run), missing_bytes=0)
     fixes, enough = _climb(run, device)
     last = fixes[-1].run if fixes else run
     if enough is None:
         memory = run_memory(last)
-        return FitSearch(
+        return _FitSearch(
             chosen=(), proposed=tuple(_proposals(last, device)), memory=memory,
             missing_bytes=memory.peak_bytes - device.usable_bytes,
         )  # fmt: skip
     needed = _without_needless(run, device, [fix.setting.partition("=")[0] for fix in fixes])
     proposed = tuple(_proposals(needed[-1].run, device))
-    return FitSearch(chosen=tuple(needed), proposed=proposed, memory=needed[-1].memory, missing_bytes=0)
+    return _FitSearch(chosen=tuple(needed), proposed=proposed, memory=needed[-1].memory, missing_bytes=0)
 
 
 def first_changes(run: RunDimensions, count: int) -> tuple[MemoryFix, ...]:
@@ -123,7 +123,7 @@ def fits(run: RunDimensions, device: DeviceSpec) -> bool:
     return run_memory(run).peak_bytes <= device.usable_bytes
 
 
-def nearest_fit(run: RunDimensions, device: DeviceSpec) -> NearestFit:
+def nearest_fit(run: RunDimensions, device: DeviceSpec) -> _NearestFit:
     """The smallest device for a run that does not fit, and the largest published model for the device, with every
     change that keeps the run."""
     by_memory = sorted(DEVICES.values(), key=lambda spec: spec.memory_bytes)
@@ -140,7 +140,7 @@ def nearest_fit(run: RunDimensions, device: DeviceSpec) -> NearestFit:
         return replace(run, shape=shape, copies=copies, trained_parameters=trained)
 
     models = (name for name in smaller if _can_fit(scaled(shapes[name]), device))
-    return NearestFit(device=next(devices, ""), model=next(models, ""))
+    return _NearestFit(device=next(devices, ""), model=next(models, ""))
 
 
 def _can_fit(run: RunDimensions, device: DeviceSpec) -> bool:

@@ -298,7 +298,7 @@ def _largest(changed: Callable[[int], RunDimensions], device: DeviceSpec, *, mos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTime:
+class _PhaseTime:
     """Least seconds of a phase, and which rate sets them."""
 
     seconds: float
@@ -314,7 +314,7 @@ def flops_per_token(run: RunDimensions) -> float:
     return forward * (4.0 if run.step.checkpointing else 3.0)
 
 
-def learning_time(run: RunDimensions, device: DeviceSpec, tokens: int) -> PhaseTime | None:
+def learning_time(run: RunDimensions, device: DeviceSpec, tokens: int) -> _PhaseTime | None:
     """Least time to learn from `tokens`, over all ranks; None where the device's rates are not known."""
     rate = device.bfloat16_flops if run.step.compute == "bfloat16" else device.float32_flops
     if not rate or not device.bandwidth_bytes:
@@ -322,10 +322,10 @@ def learning_time(run: RunDimensions, device: DeviceSpec, tokens: int) -> PhaseT
     arithmetic = tokens * flops_per_token(run) / rate
     traffic = run.trained * (2 + 2 * run.moments) * 4.0 / device.bandwidth_bytes  # the optimizer reads and writes all
     bound = "arithmetic" if arithmetic >= traffic else "memory"
-    return PhaseTime(seconds=(arithmetic + traffic) / run.ranks.count, bound=bound)
+    return _PhaseTime(seconds=(arithmetic + traffic) / run.ranks.count, bound=bound)
 
 
-def generation_time(run: RunDimensions, device: DeviceSpec, answers: int) -> PhaseTime | None:
+def generation_time(run: RunDimensions, device: DeviceSpec, answers: int) -> _PhaseTime | None:
     """Least time to write `answers` of the full length, which rank 0 does alone: a step reads the weights once, and
     the keys of every answer."""
     generation = run.generation
@@ -342,4 +342,4 @@ def generation_time(run: RunDimensions, device: DeviceSpec, answers: int) -> Pha
     rate = device.bfloat16_flops if width == 2 else device.float32_flops
     arithmetic = at_once * (2.0 * shape.matmul_weights + 4.0 * shape.layers * shape.query_width * context) / rate
     bound = "arithmetic" if arithmetic > read else "memory"
-    return PhaseTime(seconds=steps * max(read, arithmetic), bound=bound)
+    return _PhaseTime(seconds=steps * max(read, arithmetic), bound=bound)

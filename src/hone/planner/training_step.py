@@ -27,7 +27,7 @@ from hone.planner.step_settings import StepSettings as StepSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatheredWeights:
+class _GatheredWeights:
     """Bytes of whole weights on one rank; gradients are as large."""
 
     layer: int
@@ -68,7 +68,7 @@ class GatheredWeights:
 
 def _gathered_moments(
     moments: Mapping[str, int],
-    weights: GatheredWeights,
+    weights: _GatheredWeights,
     *,
     kept: int,
     layer_kept: int,
@@ -246,12 +246,12 @@ def _kept_and_recomputed(
     return of_layers * tokens + outside - untrained, 0
 
 
-def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> GatheredWeights:
+def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> _GatheredWeights:
     """Bytes of whole weights of a decoder whose weights are cut among ranks; of a part of its layers by `tensor`."""
     size = NUMBER_BYTES[settings.weights]
     rest = shape.vocabulary_weights * (1 if shape.tied or not settings.predicts_tokens else 2) + shape.hidden
     layers = shape.parameters - shape.vocabulary_weights * (1 if shape.tied else 2) - shape.hidden
-    return GatheredWeights(
+    return _GatheredWeights(
         layer=size * layers // shape.layers, rest=size * rest, layers=shape.layers, tied=shape.tied,
         shards=settings.shards, virtual_shares=settings.virtual_shares,
         trained=settings.trained_vocabulary,
