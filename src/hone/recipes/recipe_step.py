@@ -47,27 +47,27 @@ _TEMPERATURE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeStep:
+class _RecipeStep:
     """Memory of a recipe's own update, or the reason why it was not taken."""
 
     tracked: TrackedStep | None = None
     reason: str = ""
 
 
-def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> RecipeStep:
+def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> _RecipeStep:
     """Memory of one update of `config` on a network of the shape of `run`; never raises for a recipe that cannot be
     run without numbers, but says why."""
     if reason := why_not_tracked(run):
-        return RecipeStep(reason=reason)
+        return _RecipeStep(reason=reason)
     if not isinstance(config, _TAKEN):
-        return RecipeStep(reason=f"the update of {config.recipe} cannot be taken apart from its data")
+        return _RecipeStep(reason=f"the update of {config.recipe} cannot be taken apart from its data")
     try:
-        return RecipeStep(tracked=take_recipe_step(config, run, clock=clock))
+        return _RecipeStep(tracked=take_recipe_step(config, run, clock=clock))
     except HoneError as fault:
-        return RecipeStep(reason=str(fault))
+        return _RecipeStep(reason=str(fault))
     except RuntimeError as fault:  # torch's own, where sizes follow from numbers
         reason = str(fault).strip().partition("\n")[0]
-        return RecipeStep(reason=f"a size in the update of {config.recipe} follows from numbers ({reason})")
+        return _RecipeStep(reason=f"a size in the update of {config.recipe} follows from numbers ({reason})")
 
 
 def take_recipe_step(

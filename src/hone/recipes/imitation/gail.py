@@ -143,7 +143,7 @@ class GailConfig(OnPolicyRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairRows(DecisionRows):
+class _PairRows(DecisionRows):
     """Decisions of the policy, each beside one that was shown."""
 
     seen: Tensor
@@ -165,13 +165,13 @@ class DemonstrationPool:
 
     def pair_with_demonstrations(
         self, policy: AdversarialActorCritic, rows: StepRows, update: int, reduction: Reduction = ONE_PROCESS
-    ) -> PairRows:
+    ) -> _PairRows:
         """A demonstration for every row, with replacement."""
         del policy, reduction
         draws = generator(self.seed, "demonstrations", update)
         picks = torch.from_numpy(draws.integers(0, len(self.seen), len(rows))).to(self.seen.device)
         between = torch.from_numpy(draws.random(len(rows), dtype=np.float32)).to(self.seen.device)
-        return PairRows(
+        return _PairRows(
             weight=rows.weight,
             seen=rows.seen,
             chosen=rows.chosen,
@@ -208,7 +208,7 @@ class _DiscriminatorCredit:
         return DISCRIMINATOR_REWARDS[self.algorithm.reward](logit.double().cpu().numpy())
 
 
-def discriminator_objective(policy: AdversarialActorCritic, rows: PairRows, *, penalty: float) -> LossTerms:
+def discriminator_objective(policy: AdversarialActorCritic, rows: _PairRows, *, penalty: float) -> LossTerms:
     """-log D(shown) - log(1 - D(own)) + penalty * (|slope between them| - 1)^2."""
     judge = policy.discriminator
     shown, own = judge.encode_pairs(rows.expert_seen, rows.expert_chosen), judge.encode_pairs(rows.seen, rows.chosen)

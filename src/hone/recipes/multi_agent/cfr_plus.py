@@ -20,7 +20,7 @@ from hone.run.job import RecipeParts, RecipeSpec
 
 
 @dataclass(kw_only=True)
-class RegretLearner:
+class _RegretLearner:
     """CFR+ (Tammelin, 2014): regrets never fall below 0, play is in proportion to them, and the average weighs
     iteration t by t."""
 
@@ -75,7 +75,7 @@ class CfrPlusConfig(TreeRunConfig):
 
     def method(self, policies: TreePolicies) -> TreeMethod:
         """Source, credit and learner of the recipe."""
-        source, learner = TreeSource(policies=policies), RegretLearner(policies=policies)
+        source, learner = TreeSource(policies=policies), _RegretLearner(policies=policies)
         return TreeMethod(source=source, credit=expected_baseline, learner=learner)
 
 

@@ -39,7 +39,7 @@ MIXTURES: Final[Mapping[str, Mixture]] = {
 
 
 @dataclass(kw_only=True)
-class BestResponseSource(TreeSource):
+class _BestResponseSource(TreeSource):
     """Best responses of each seat to the average of the others' population."""
 
     def episodes_of(self, seat: int) -> Episodes:
@@ -50,7 +50,7 @@ class BestResponseSource(TreeSource):
 
 
 @dataclass(kw_only=True)
-class PopulationLearner:
+class _PopulationLearner:
     """A population of pure policies for each seat, which grows by best responses; the released policy draws one of
     them before the match, with the weights of `mixture` (double oracle: McMahan et al., 2003; PSRO: Lanctot et al.,
     2017)."""
@@ -127,8 +127,8 @@ class DoubleOracleConfig(TreeRunConfig):
 
     def method(self, policies: TreePolicies) -> TreeMethod:
         """Source, credit and learner of the recipe."""
-        learner = PopulationLearner(policies=policies, mixture=MIXTURES[self.algorithm.mixture])
-        return TreeMethod(source=BestResponseSource(policies=policies), credit=reward_as_advantage, learner=learner)
+        learner = _PopulationLearner(policies=policies, mixture=MIXTURES[self.algorithm.mixture])
+        return TreeMethod(source=_BestResponseSource(policies=policies), credit=reward_as_advantage, learner=learner)
 
 
 ENTRY = RecipeSpec(

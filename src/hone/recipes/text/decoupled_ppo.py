@@ -28,7 +28,7 @@ class DecoupledAlgorithm(recipe.ClipConfig):
         return self
 
 
-def require_no_correction(config: recipe.TextGradientRunConfig) -> None:
+def _require_no_correction(config: recipe.TextGradientRunConfig) -> None:
     """Both ratios are this loss's own."""
     ratio = config.learner.ratio
     if ratio.denominator != "auto" or ratio.correction != "none":
@@ -42,7 +42,7 @@ def require_no_correction(config: recipe.TextGradientRunConfig) -> None:
 class DecoupledPpoConfig(recipe.TextGradientRunConfig):
     """PPO with three policies."""
 
-    requires = (recipe.require_groups, require_no_correction)
+    requires = (recipe.require_groups, _require_no_correction)
     needs_old_policy = True
     corrects_itself = True
     algorithm: DecoupledAlgorithm = DecoupledAlgorithm()

@@ -29,7 +29,7 @@ class BinaryTv(recipe.Config):
 
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and its thresholds upwards and downwards."""
-        divergence = top_k_tv(*top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
+        divergence = top_k_tv(*_top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
         return divergence, self.max_increase, self.max_decrease
 
 
@@ -48,7 +48,7 @@ class BinaryKl(recipe.Config):
 
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and its thresholds upwards and downwards."""
-        divergence = top_k_kl(*top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
+        divergence = top_k_kl(*_top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
         return divergence, self.max_increase_nats, self.max_decrease_nats
 
 
@@ -65,7 +65,7 @@ class DppoAlgorithm(recipe.PenaltyConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-def require_all_tokens(config: recipe.TextRunConfig) -> None:
+def _require_all_tokens(config: recipe.TextRunConfig) -> None:
     """Raise ConfigError if the divergence needs tokens that truncated sampling removes."""
     assert isinstance(config, DppoConfig)
     if config.algorithm.trust.top:
@@ -75,7 +75,7 @@ def require_all_tokens(config: recipe.TextRunConfig) -> None:
 class DppoConfig(recipe.TextGradientRunConfig):
     """Divergence proximal policy optimisation."""
 
-    requires = (recipe.require_groups, require_all_tokens)
+    requires = (recipe.require_groups, _require_all_tokens)
     auto_denominator = "recorded"  # the anchor of mask and ratio is the behaviour policy, as in the paper
     algorithm: DppoAlgorithm = DppoAlgorithm()
     """Trust region and penalties."""
@@ -101,7 +101,7 @@ class DppoConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
-def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Probabilities of the most likely tokens under both policies; the trainer computes both."""
     assert view.top_k_logp is not None
     assert view.old_top_k is not None

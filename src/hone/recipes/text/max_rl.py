@@ -68,7 +68,7 @@ class MaxRlAlgorithm(recipe.ClipConfig):
     """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
-def require_enough_answers(config: "MaxRlConfig") -> None:
+def _require_enough_answers(config: "MaxRlConfig") -> None:
     """Raises ValueError for more terms than a group of answers can estimate."""
     estimator, samples = config.algorithm.estimator, config.rollout.samples_per_prompt
     if not isinstance(estimator, GroupMean) and estimator.terms > samples:
@@ -81,7 +81,7 @@ def require_enough_answers(config: "MaxRlConfig") -> None:
 class MaxRlConfig(recipe.TextGradientRunConfig):
     """Maximum likelihood reinforcement learning."""
 
-    requires = (recipe.require_groups, require_enough_answers)
+    requires = (recipe.require_groups, _require_enough_answers)
     algorithm: MaxRlAlgorithm = MaxRlAlgorithm()
     """Order, clip widths, penalties."""
 

@@ -29,7 +29,7 @@ class PpoTextAlgorithm(recipe.ClipConfig):
     """Standardise the advantages over the step's tokens (`decisions`), or leave them (`none`)."""
 
 
-def require_longer_than_warmup(config: recipe.TextRunConfig) -> None:
+def _require_longer_than_warmup(config: recipe.TextRunConfig) -> None:
     """A run that ends within the critic's warm-up trains no policy."""
     assert isinstance(config, PpoTextConfig)
     warmup = config.algorithm.critic.warmup_steps
@@ -40,7 +40,7 @@ def require_longer_than_warmup(config: recipe.TextRunConfig) -> None:
         )
 
 
-def require_trained_weights(config: recipe.TextRunConfig) -> None:
+def _require_trained_weights(config: recipe.TextRunConfig) -> None:
     """The critic starts as the policy, and all of its weights are trained."""
     config.model.refuse_codes("the critic trains all of its weights")
 
@@ -48,7 +48,7 @@ def require_trained_weights(config: recipe.TextRunConfig) -> None:
 class PpoTextConfig(recipe.TextGradientRunConfig):
     """PPO of a language model with a critic; groups of one answer are allowed."""
 
-    requires = (require_longer_than_warmup, require_trained_weights)
+    requires = (_require_longer_than_warmup, _require_trained_weights)
     algorithm: PpoTextAlgorithm = PpoTextAlgorithm()
     """Advantages, critic and loss."""
 

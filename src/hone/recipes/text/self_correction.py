@@ -37,7 +37,7 @@ class SelfCorrectionAlgorithm(recipe.ClipConfig):
     """The nudge and the stages."""
 
 
-def require_both_stages(config: recipe.TextRunConfig) -> None:
+def _require_both_stages(config: recipe.TextRunConfig) -> None:
     """The second stage is what keeps the first answer good; rewards of steps are for single answers."""
     assert isinstance(config, SelfCorrectionConfig)
     first = config.algorithm.correction.first_stage_steps
@@ -56,7 +56,7 @@ def require_both_stages(config: recipe.TextRunConfig) -> None:
 class SelfCorrectionConfig(recipe.TextGradientRunConfig):
     """Self-correction by two answers to each prompt."""
 
-    requires = (recipe.require_groups, require_both_stages)
+    requires = (recipe.require_groups, _require_both_stages)
     algorithm: SelfCorrectionAlgorithm = SelfCorrectionAlgorithm()
     """Stages and loss."""
 

@@ -28,7 +28,7 @@ class TrpoTextAlgorithm(recipe.AggregationConfig):
     """Tokens per forward pass: changes the use of memory, never the result."""
 
 
-def require_exact_arithmetic(config: recipe.TextRunConfig) -> None:
+def _require_exact_arithmetic(config: recipe.TextRunConfig) -> None:
     """Curvature is a difference of gradients a thousandth of a step apart."""
     if config.model.compute != "float32":
         raise ValueError(
@@ -37,7 +37,7 @@ def require_exact_arithmetic(config: recipe.TextRunConfig) -> None:
         )
 
 
-def require_fresh_answers(config: recipe.TextRunConfig) -> None:
+def _require_fresh_answers(config: recipe.TextRunConfig) -> None:
     """The trust region is around the policy that answered."""
     if steps := config.rollout.asynchrony.steps:
         raise ValueError(
@@ -46,7 +46,7 @@ def require_fresh_answers(config: recipe.TextRunConfig) -> None:
         )
 
 
-def require_all_weights(config: recipe.TextRunConfig) -> None:
+def _require_all_weights(config: recipe.TextRunConfig) -> None:
     """The step is in the space of the weights themselves."""
     if config.model.lora is not None:
         raise ValueError("model.lora: trpo_text takes its natural gradient in all weights; leave it out, or take grpo")
@@ -55,7 +55,7 @@ def require_all_weights(config: recipe.TextRunConfig) -> None:
 class TrpoTextConfig(recipe.TextRunConfig):
     """Trust region policy optimisation of a language model."""
 
-    requires = (recipe.require_groups, require_exact_arithmetic, require_fresh_answers, require_all_weights)
+    requires = (recipe.require_groups, _require_exact_arithmetic, _require_fresh_answers, _require_all_weights)
     algorithm: TrpoTextAlgorithm = TrpoTextAlgorithm()
     """The trust region."""
 
