@@ -45,7 +45,7 @@ _HOOKS = ("log_extra", "log_metric", "trainer_state")
 
 
 @dataclass(frozen=True, slots=True)
-class RewardLog:
+class _RewardLog:
     """What functions record beside their scores, until it is taken: `log_metric(name, value)` of a call, and
     `log_extra(name, values)` of each of its completions, as TRL passes them."""
 
@@ -98,7 +98,7 @@ class LoadedFunction:
     """Subset of `prompts`, `completions`, `prompt`, `completion` that it takes."""
     hooks: Mapping[str, object]
     """Its arguments in place of TRL's hooks."""
-    log: RewardLog
+    log: _RewardLog
     """What it records beside its scores."""
 
     def arguments(
@@ -190,7 +190,7 @@ def _inspect_function(
     needs = frozenset(key for key in takes if named[key].default is inspect.Parameter.empty)
     if form == "verl":
         needs -= _VERL_DEFAULTS.keys()
-    log = RewardLog()
+    log = _RewardLog()
     hooks = {"log_extra": log.log_extra, "log_metric": log.log_metric, "trainer_state": None}
     return LoadedFunction(
         name=name,

@@ -114,7 +114,7 @@ def same_set(reference: MathNode, answer: MathNode, same: Callable[[MathNode, Ma
         if one is not None and other is not None:
             return len(one) == len(other) and all(_contains(other, member, same) for member in one)
     reference, answer = _with_index(reference, answer), _with_index(answer, reference)
-    if same_family(reference, answer, same):
+    if _same_family(reference, answer, same):
         return True
     if not any(isinstance(one, ValueCollection | ComparisonChain) for one in (reference, answer)):
         return False
@@ -269,7 +269,7 @@ def _swept(one: Borders, other: Borders, keeps: Callable[[bool, bool], bool]) ->
 
 
 # ------------------------------------------------------------------------------------------------------------- families
-def same_family(reference: MathNode, answer: MathNode, same: Callable[[MathNode, MathNode], bool]) -> bool:
+def _same_family(reference: MathNode, answer: MathNode, same: Callable[[MathNode, MathNode], bool]) -> bool:
     """Whether two families with one index each are written alike, up to the index's name: also of natural numbers."""
     one, other = _index_of(reference), _index_of(answer)
     if one is None or other is None or one[2] != other[2]:
