@@ -207,7 +207,7 @@ MOST_OF_PLAN: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmRule:
+class _AlarmRule:
     """One alarm: condition, default limit, and what to try."""
 
     judge: "Callable[[RunHistory, float], str | None]"
@@ -234,7 +234,7 @@ class AlarmRule:
 
 
 @dataclass(slots=True)
-class HackingWatch:
+class _HackingWatch:
     """Compares the training score with held-out evaluations: the one up, the other down."""
 
     best: tuple[float, float, float] = (-math.inf, -math.inf, 0.0)
@@ -266,18 +266,18 @@ class HackingWatch:
 
 
 def _reward_hacking(run: RunHistory, limit: float) -> str | None:
-    """Stands for `HackingWatch`, which looks at evaluations alone."""
+    """Stands for `_HackingWatch`, which looks at evaluations alone."""
     del run, limit
 
 
-RULES: Final[Mapping[AlarmName, AlarmRule]] = {
-    "not_finite": AlarmRule(
+RULES: Final[Mapping[AlarmName, _AlarmRule]] = {
+    "not_finite": _AlarmRule(
         judge=_not_finite, limit=0, limit_is="no limit", at_once=True, severe=True,
         advice="lower learner.lr or learner.max_grad_norm; look at the rewards; `hone debug` names the first tensor",
         metrics=("policy/loss", "policy/grad_norm", "reward/mean"),
         cause="numbers overflow, and what follows is no training any more",
     ),
-    "entropy_collapse": AlarmRule(
+    "entropy_collapse": _AlarmRule(
         judge=_entropy_collapse, limit=0.2, severe=True,
         limit_is="share of the entropy of the beginning below which it has collapsed",
         advice="raise algorithm.clip_high to 0.28, add algorithm.entropy, lower learner.lr, or use a recipe for it "
@@ -286,21 +286,21 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         cause="the policy has collapsed: it gives every prompt one answer, and has nothing left to learn from",
         brings=("dead_groups",),
     ),
-    "dead_groups": AlarmRule(
+    "dead_groups": _AlarmRule(
         judge=_dead_groups, limit=0.6, severe=True, limit_is="share of groups in which all answers score alike",
         advice="failed groups: easier prompts, a start from SFT, partial credit, more samples_per_prompt; solved "
         "groups: harder prompts; the recipe dapo leaves both out",
         metrics=("reward/zero_variance_groups", "reward/mean"),
         cause="the prompts do not fit the policy: all answers to one score alike",
     ),
-    "kl": AlarmRule(
+    "kl": _AlarmRule(
         judge=_kl, limit=10, severe=True, limit_is="multiple of its usual KL divergence that an update may move",
         advice="lower learner.lr, take fewer epochs or minibatches, or add algorithm.kl",
         metrics=("policy/kl_nats", "policy/clip_fraction", "policy/grad_norm"),
         cause="updates are too large: each throws away what the policy was",
         brings=("value",),
     ),
-    "mismatch": AlarmRule(
+    "mismatch": _AlarmRule(
         judge=_mismatch, limit=10, severe=True, limit_is="multiple of the mismatch of the first tenth",
         advice="see docs/concepts/mismatch.md: weights that were not published, quantised rollouts, another kernel; "
         "learner.ratio.correction bounds the harm",
@@ -308,7 +308,7 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         cause="the engine has drifted: it samples by other weights or another arithmetic than the trainer has",
         brings=("kl", "entropy_collapse", "dead_groups", "length"),
     ),
-    "length": AlarmRule(
+    "length": _AlarmRule(
         judge=_length, limit=0.05, limit_is="share of answers cut by the length limit",
         advice="raise rollout.max_tokens, use the recipe dapo, which punishes long answers (algorithm.overlong_share), "
         'or set rollout.learnable.truncated = "mask"; look whether longer answers score more',
@@ -316,7 +316,7 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         cause="the reward pays for length, whatever the answer is worth",
         brings=("entropy_collapse", "dead_groups"),
     ),
-    "no_end": AlarmRule(
+    "no_end": _AlarmRule(
         judge=_no_end, limit=0.9, severe=True, limit_is="share of answers that are cut from the first line on",
         advice="the policy may never have learnt its end token: look at the rows with `hone show DATA --tokens`, check "
         "the chat template, and raise rollout.max_tokens",
@@ -324,33 +324,33 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         cause="answers do not end: the end token was never trained, or the template has none",
         brings=("length", "dead_groups"),
     ),
-    "reward_hacking": AlarmRule(
+    "reward_hacking": _AlarmRule(
         judge=_reward_hacking, limit=2, severe=True, limit_is="evaluations one after another below the best one",
         advice="read rollouts of high scores; make the reward stricter; keep the best checkpoint (run.keep_best = 1)",
         metrics=("reward/mean", "eval/score"),
         cause="the reward is exploited: it pays for what the held-out evaluation does not count",
         brings=("length", "entropy_collapse", "dead_groups"),
     ),
-    "missing_rewards": AlarmRule(
+    "missing_rewards": _AlarmRule(
         judge=_missing_rewards, limit=0.02, severe=True, limit_is="share of episodes without a score",
         advice="look at log.txt: a function that raises, times out or returns NaN; raise user_code.deadline_s",
         metrics=("reward/missing",),
         cause="a reward function fails, and the answers that it fails on teach nothing",
         brings=("dead_groups",),
     ),
-    "stale": AlarmRule(
+    "stale": _AlarmRule(
         judge=_stale, limit=0.1, limit_is="share of answers that are dropped for their age",
         advice="raise rollout.max_staleness, shorten answers, or add replicas",
         metrics=("async/dropped", "async/staleness_max"),
         cause="answers come too late: the policy has moved on before they are used",
     ),
-    "value": AlarmRule(
+    "value": _AlarmRule(
         judge=_value, limit=-0.1, limit_is="explained variance of the critic",
         advice="raise the critic's learning rate or its epochs, normalise rewards, and check the discount",
         metrics=("value/explained_variance", "critic/explained_variance", "value/error_abs"),
         cause="the critic misleads: it predicts worse than a constant",
     ),
-    "tools": AlarmRule(
+    "tools": _AlarmRule(
         judge=_tools, limit=0.1, severe=True, limit_is="share of dialogues that a world or tool keeps from going on",
         advice="look at the dialogues in the rollouts; run the tool by itself; raise its deadline; tell the policy "
         "what a failed call means",
@@ -358,7 +358,7 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         cause="a tool or world is stuck: dialogues wait for it in vain, or repeat one call",
         brings=("missing_rewards", "no_end", "length", "dead_groups"),
     ),
-    "memory": AlarmRule(
+    "memory": _AlarmRule(
         judge=_memory, limit=0.9, severe=True, is_read=True,
         limit_is="share of the memory that the process may use",
         advice="compare with `hone plan`; lower learner.micro_batch_tokens, rollout.max_concurrent or the replay "
@@ -366,7 +366,7 @@ RULES: Final[Mapping[AlarmName, AlarmRule]] = {
         metrics=("machine/memory_share", "machine/memory_to_plan", "machine/resident_bytes"),
         cause="memory runs out: something keeps what it should let go, or the plan is too small",
     ),
-    "disk": AlarmRule(
+    "disk": _AlarmRule(
         judge=_disk, limit=1.0, severe=True, is_read=True, limit_is="GiB that must be free where the run writes",
         advice="free some space; keep fewer checkpoints (run.keep_last) and rollouts (run.rollouts_keep_mb); the run "
         "waits run.disk_wait_s for space before it ends",
@@ -388,7 +388,7 @@ RAISE_OF, RAISE_AT, RED_OF, RED_AT = 5, 3, 10, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmReport:
+class _AlarmReport:
     """What an alarm tells a person."""
 
     name: str
@@ -399,7 +399,7 @@ class AlarmReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmChange(AlarmReport):
+class AlarmChange(_AlarmReport):
     """An alarm that was raised, changed its level, or ended."""
 
     is_raised: bool
@@ -424,7 +424,7 @@ class AlarmChange(AlarmReport):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaisedAlarm(AlarmReport):
+class RaisedAlarm(_AlarmReport):
     """An alarm that a run has raised and not ended."""
 
     step: int
@@ -485,7 +485,7 @@ class AlarmWatch:
     lines: int
     """Lines of metrics that the whole run is to have."""
     history: RunHistory = field(init=False)
-    hacking: HackingWatch = field(default_factory=HackingWatch)
+    hacking: _HackingWatch = field(default_factory=_HackingWatch)
     held: dict[str, deque[bool]] = field(init=False)
     """Whether each condition held in the latest lines."""
     levels: dict[str, Level] = field(init=False)
@@ -534,7 +534,7 @@ class AlarmWatch:
             self.diagnosis = diagnose(list(self.raised.values()))
         return changes
 
-    def _level(self, name: str, rule: AlarmRule) -> Level:
+    def _level(self, name: str, rule: _AlarmRule) -> Level:
         held, now = self.held[name], self.levels[name]
         latest = list(held)[-RAISE_OF:]
         if rule.at_once:

@@ -82,7 +82,7 @@ class StackSampler:
         self._thread.join()
 
 
-class FunctionTime(NamedTuple):
+class _FunctionTime(NamedTuple):
     """Shares of all samples."""
 
     name: str
@@ -92,7 +92,7 @@ class FunctionTime(NamedTuple):
     """With the functions that it calls."""
 
 
-def function_times(counts: Counter[Stack]) -> list[FunctionTime]:
+def function_times(counts: Counter[Stack]) -> list[_FunctionTime]:
     """Functions by their own time, largest first; a function that calls itself counts once."""
     total = counts.total()
     own: Counter[str] = Counter()
@@ -102,7 +102,8 @@ def function_times(counts: Counter[Stack]) -> list[FunctionTime]:
         for name in set(stack):
             whole[name] += count
     return [
-        FunctionTime(name, own[name] / total, whole[name] / total) for name in sorted(whole, key=lambda n: (-own[n], n))
+        _FunctionTime(name, own[name] / total, whole[name] / total)
+        for name in sorted(whole, key=lambda n: (-own[n], n))
     ]
 
 

@@ -62,7 +62,7 @@ _GENERATED: Final = ("decode", "prefill", "bookkeeping")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepWait:
+class _StepWait:
     """Mean time of a step for which one part of a run waited for another."""
 
     waiter: str
@@ -70,7 +70,7 @@ class StepWait:
     seconds_s: float
 
 
-def step_waits(timeline: Timeline) -> list[StepWait]:
+def step_waits(timeline: Timeline) -> list[_StepWait]:
     """Waits of a step, the longest first; none for a run that generates nothing and collects in the loop."""
     parts = {span.name: span.seconds_s for span in (*timeline.collect_parts, *timeline.overlapping)}
     loop = {span.name: span.seconds_s for span in timeline.loop}
@@ -90,7 +90,7 @@ def step_waits(timeline: Timeline) -> list[StepWait]:
         ]
     waits = [one for one in waits if one[2] > 0]
     return [
-        StepWait(waiter=waiter, waited_for=other, seconds_s=seconds)
+        _StepWait(waiter=waiter, waited_for=other, seconds_s=seconds)
         for waiter, other, seconds in sorted(waits, key=lambda one: -one[2])
     ]
 

@@ -62,7 +62,7 @@ class RunEvent:
     data: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
-class ReadEvents(NamedTuple):
+class _ReadEvents(NamedTuple):
     """Events in their order, and a message for each damaged line."""
 
     events: list[RunEvent]
@@ -125,7 +125,7 @@ def parse_event(line: bytes | str, where: str) -> RunEvent:
             raise DataError(f"{where} is no event: step, at_s, kind and words are missing or of another type")
 
 
-def read_events(run: Path) -> ReadEvents:
+def read_events(run: Path) -> _ReadEvents:
     """Read the events of a run's folder; none for a run of an earlier version. An incomplete last line is ignored."""
     path = run / EVENTS_FILE
     data = path.read_bytes() if path.exists() else b""
@@ -136,4 +136,4 @@ def read_events(run: Path) -> ReadEvents:
             events.append(parse_event(line, f"{path}:{number}"))
         except DataError as error:
             faults.append(str(error))
-    return ReadEvents(events, faults)
+    return _ReadEvents(events, faults)

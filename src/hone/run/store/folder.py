@@ -211,7 +211,7 @@ class RunFolder:
         A folder with metrics, checkpoints, rollouts or unknown files stays as it is. One with the capsule of its
         failure stays as well, and is taken by the next run of its name.
         """
-        if saved_nothing(self.path) and not (self.path / CAPSULE).exists():
+        if _saved_nothing(self.path) and not (self.path / CAPSULE).exists():
             remove_tree(self.path)
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class RunFolder:
         self.close()
 
 
-def saved_nothing(path: Path) -> bool:
+def _saved_nothing(path: Path) -> bool:
     """True if the run at `path` failed before it saved anything but, at most, the capsule of its failure."""
     ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, LOG, EVENTS_FILE, CAPSULE}
     return all(
@@ -381,7 +381,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _refuse_existing(path: Path, config: Mapping[str, ConfigSetting]) -> None:
-    if not (path / MANIFEST).exists() or ((path / CAPSULE).exists() and saved_nothing(path)):
+    if not (path / MANIFEST).exists() or ((path / CAPSULE).exists() and _saved_nothing(path)):
         return
     differences = config_diff(read_config(path / CONFIG), config)
     if differences:

@@ -215,7 +215,7 @@ NO_CHANGES = AllowedChanges()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeDifferences:
+class _ResumeDifferences:
     """Differences of a resume from its run, a line each; `settings` by config key."""
 
     settings: Mapping[str, str]
@@ -229,19 +229,19 @@ class ResumeDifferences:
 
 def resume_differences(
     old: Mapping[str, ConfigSetting], new: Mapping[str, ConfigSetting], before: RunMetadata, now: RunMetadata
-) -> ResumeDifferences:
+) -> _ResumeDifferences:
     """Compare a saved run with its resume. Keys and fingerprints that are younger than the run do not count."""
     added = {key for key in new if key not in old and new[key].origin == "default"}
     lines = {line.split(":", 1)[0]: line for line in config_diff(old, new)}
     same = before.dataset_fingerprint == now.dataset_fingerprint
-    return ResumeDifferences(
+    return _ResumeDifferences(
         settings={key: line for key, line in lines.items() if key not in added},
         dataset=() if same else (f"dataset: {before.dataset_fingerprint} -> {now.dataset_fingerprint}",),
         code=() if before.code is None or now.code is None else tuple(_code_differences(before.code, now.code)),
     )
 
 
-def refuse_differences(what: str, found: ResumeDifferences, allowed: AllowedChanges) -> None:
+def refuse_differences(what: str, found: _ResumeDifferences, allowed: AllowedChanges) -> None:
     """Raise ConfigError naming every difference that is not allowed, and how to go on. `what` begins the message."""
     settings = {key: line for key, line in found.settings.items() if not allowed.accepts_key(key)}
     code = () if allowed.code else found.code

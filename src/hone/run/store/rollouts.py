@@ -356,7 +356,7 @@ def rollout_bytes(path: Path) -> int:
     return path.stat().st_size + (times.stat().st_size if times.exists() else 0)
 
 
-def remove_rollouts(path: Path) -> None:
+def _remove_rollouts(path: Path) -> None:
     """Remove a file of rollouts, with its times."""
     path.unlink(missing_ok=True)
     _times_path(path).unlink(missing_ok=True)
@@ -509,7 +509,7 @@ def remove_after(run: Path, step: int) -> int:
     """Remove the files of later steps than `step`, which a resume does again; returns their number."""
     later = [path for at, path in rollout_files(run).items() if at > step]
     for path in later:
-        remove_rollouts(path)
+        _remove_rollouts(path)
     return len(later)
 
 
@@ -523,7 +523,7 @@ def thin(run: Path, keep_bytes: int) -> int:
     total, removed = sum(sizes.values()), 0
     while total > keep_bytes and len(files) > 1:
         for path in files[:-1:2]:
-            remove_rollouts(path)
+            _remove_rollouts(path)
             files.remove(path)
             total, removed = total - sizes[path], removed + 1
             if total <= keep_bytes:

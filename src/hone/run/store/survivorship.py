@@ -29,7 +29,7 @@ LEARNT: Final[tuple[Fate, ...]] = ("kept", "truncated")
 
 
 @dataclass(slots=True, kw_only=True)
-class LengthCount:
+class _LengthCount:
     """Answers of one fate and one length."""
 
     answers: int = 0
@@ -56,11 +56,11 @@ class LengthDecile:
 class Survivorship:
     """Answers by fate and length; the keys of lengths are their least number of tokens."""
 
-    counts: Mapping[str, Mapping[str, LengthCount]] = field(default_factory=dict[str, Mapping[str, LengthCount]])
+    counts: Mapping[str, Mapping[str, _LengthCount]] = field(default_factory=dict[str, Mapping[str, _LengthCount]])
 
-    def total(self, fates: Sequence[str] = FATES) -> LengthCount:
+    def total(self, fates: Sequence[str] = FATES) -> _LengthCount:
         """All answers of some fates together."""
-        count = LengthCount()
+        count = _LengthCount()
         for fate in fates:
             for one in self.counts.get(fate, {}).values():
                 _add(count, one)
@@ -83,7 +83,7 @@ class Survivorship:
         return [self._decile(np.array(lengths)[tenth == one].tolist()) for one in np.unique(tenth)]
 
     def _decile(self, lengths: list[int]) -> LengthDecile:
-        fates = {fate: LengthCount() for fate in FATES}
+        fates = {fate: _LengthCount() for fate in FATES}
         for fate, count in fates.items():
             for length in lengths:
                 _add(count, self._at(fate, length))
@@ -95,8 +95,8 @@ class Survivorship:
             reward_dropped=_mean_reward([count for fate, count in fates.items() if fate not in LEARNT]),
         )
 
-    def _at(self, fate: str, length: int) -> LengthCount:
-        return self.counts.get(fate, {}).get(str(length), LengthCount())
+    def _at(self, fate: str, length: int) -> _LengthCount:
+        return self.counts.get(fate, {}).get(str(length), _LengthCount())
 
     def warnings(self) -> list[str]:
         """Sentences about a bias of the lengths beyond the bounds."""
@@ -132,8 +132,8 @@ SURVIVORSHIP = RecordFile("survivorship.json", Survivorship)
 class SurvivorshipCounts:
     """Counts while a run goes on; each fate is counted by one thread."""
 
-    counts: dict[str, dict[int, LengthCount]] = field(
-        default_factory=lambda: {fate: dict[int, LengthCount]() for fate in FATES}
+    counts: dict[str, dict[int, _LengthCount]] = field(
+        default_factory=lambda: {fate: dict[int, _LengthCount]() for fate in FATES}
     )
 
     def add(self, fate: Fate, lengths: NDArray[np.int64], score: NDArray[np.float64]) -> None:
@@ -149,8 +149,8 @@ class SurvivorshipCounts:
             strict=True,
         )
         for key, answers, tokens, scored, total in columns:
-            more = LengthCount(answers=answers, tokens=int(tokens), scored=int(scored), score_sum=total)
-            _add(self.counts[fate].setdefault(key, LengthCount()), more)
+            more = _LengthCount(answers=answers, tokens=int(tokens), scored=int(scored), score_sum=total)
+            _add(self.counts[fate].setdefault(key, _LengthCount()), more)
 
     def record(self) -> Survivorship:
         """The counts so far."""
@@ -174,7 +174,9 @@ class SurvivorshipCounts:
         """Go on from a saved state."""
         self.counts = {
             fate: {
-                int(length): LengthCount(answers=int(n), tokens=int(tokens), scored=int(scored), score_sum=float(total))
+                int(length): _LengthCount(
+                    answers=int(n), tokens=int(tokens), scored=int(scored), score_sum=float(total)
+                )
                 for length, n, tokens, scored, total in array(state, fate).tolist()
             }
             for fate in FATES
@@ -188,13 +190,13 @@ def length_key(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return (lengths >> shift) << shift
 
 
-def _add(found: LengthCount, more: LengthCount) -> None:
+def _add(found: _LengthCount, more: _LengthCount) -> None:
     found.answers += more.answers
     found.tokens += more.tokens
     found.scored += more.scored
     found.score_sum += more.score_sum
 
 
-def _mean_reward(counts: Sequence[LengthCount]) -> float:
+def _mean_reward(counts: Sequence[_LengthCount]) -> float:
     scored = sum(one.scored for one in counts)
     return sum(one.score_sum for one in counts) / scored if scored else float("nan")
