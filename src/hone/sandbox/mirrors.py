@@ -156,10 +156,10 @@ def resolve(module: str, name: str) -> object:
     return operator.attrgetter(name)(sys.modules[module])
 
 
-class MirrorClass(type):
+class _MirrorClass(type):
     """The class of mirror classes: calls, class attributes and so on ask the other process."""
 
-    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> "MirrorClass":
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> "_MirrorClass":
         """A class of this process whose base is one of the other: there it is made too, with these members."""
         if not _asks:  # the roots below
             return type.__new__(cls, name, bases, members)
@@ -203,7 +203,7 @@ class MirrorClass(type):
         return _asks[0]("special", cls, (item,), name="__contains__")
 
 
-class Mirror(metaclass=MirrorClass):
+class Mirror(metaclass=_MirrorClass):
     """An object of the other process."""
 
     __slots__ = ("__weakref__",)
@@ -358,7 +358,7 @@ def make_class(number: int, facts: Mapping[str, Any], bases: Sequence[type]) -> 
     mirrored = any(issubclass(base, Mirror) for base in bases)
     for parents in ((*bases,) if mirrored else (root, *bases), (root,)):
         try:
-            made = type.__new__(MirrorClass, str(facts["name"]), parents, members)
+            made = type.__new__(_MirrorClass, str(facts["name"]), parents, members)
             break
         except TypeError:  # bases that cannot stand side by side here
             continue

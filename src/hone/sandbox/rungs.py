@@ -194,7 +194,7 @@ class ProgramLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramUser:
+class _ProgramUser:
     """User of programs, and how its processes are counted."""
 
     number: int | None
@@ -215,7 +215,7 @@ def library_paths() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*own, *_SYSTEM_PATHS]))
 
 
-def _set_limits(limits: ProgramLimits, user: ProgramUser) -> None:
+def _set_limits(limits: ProgramLimits, user: _ProgramUser) -> None:
     """Set the limits of resources that the kernel counts for each process."""
     seconds = int(limits.cpu_s) + 2  # the supervisor counts closer; this holds if it cannot
     wanted = {
@@ -243,7 +243,7 @@ def _prepare_filter(limits: ProgramLimits) -> None:
     _allowed_calls(programs=limits.processes > 1, signals_to=_signals_allowed(landlock.abi()))
 
 
-def _confine_program(limits: ProgramLimits, user: ProgramUser, folder: str, read: Sequence[str]) -> None:
+def _confine_program(limits: ProgramLimits, user: _ProgramUser, folder: str, read: Sequence[str]) -> None:
     """Confine this process to files below `read` and `folder`; it can neither leave nor raise a limit.
 
     Raises OSError: it is not confined.
@@ -303,7 +303,7 @@ class _NamespaceRung:
 
     def __init__(self, limits: ProgramLimits) -> None:
         self._limits = limits
-        self._user = ProgramUser(number=None, counted=True)
+        self._user = _ProgramUser(number=None, counted=True)
 
     def enter(self) -> None:
         """Enter the namespaces; the caller goes on as their first process."""
@@ -312,10 +312,10 @@ class _NamespaceRung:
         if may_map_users():
             first = own_users()
             enter_namespaces(flags, {"uid_map": f"0 {first} 2", "gid_map": f"0 {first} 2"})
-            self._user = ProgramUser(number=1, counted=True)
+            self._user = _ProgramUser(number=1, counted=True)
         else:
             enter_namespaces(flags, {"uid_map": f"0 {os.geteuid()} 1", "gid_map": f"0 {os.getegid()} 1"})
-            self._user = ProgramUser(number=None, counted=True, others=2)
+            self._user = _ProgramUser(number=None, counted=True, others=2)
         self._build_root()
         if child := os.fork():
             # be the outer end of a process that is the first of its namespace: end as it ends
@@ -376,7 +376,7 @@ class _LandlockRung:
 
     def __init__(self, limits: ProgramLimits) -> None:
         self._limits = limits
-        self._user = ProgramUser(number=None, counted=False)
+        self._user = _ProgramUser(number=None, counted=False)
 
     def enter(self) -> None:
         """Choose the user of programs, and see that a program can be confined."""
@@ -388,7 +388,7 @@ class _LandlockRung:
             folders = {folder for path in library_paths() for folder in Path(path).resolve().parents}
             # Other users may not pass every folder that leads to the libraries.
             reads_all = not all(folder.stat().st_mode & 0o001 for folder in folders if folder.exists())
-            self._user = ProgramUser(number=own_users(), counted=True, reads_all=reads_all)
+            self._user = _ProgramUser(number=own_users(), counted=True, reads_all=reads_all)
         elif self._limits.processes > 1:
             raise OSError("processes > 1 needs namespaces, or a user of its own: what a program left would stay")
 
@@ -441,7 +441,7 @@ class _NoRung:
         """Limit resources."""
         del folder
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        _set_limits(self._limits, ProgramUser(number=None, counted=False))
+        _set_limits(self._limits, _ProgramUser(number=None, counted=False))
 
     def clean_up(self, folder: str) -> None:
         """Delete the folder. Processes that a program left end with the zygote."""
@@ -500,7 +500,7 @@ def _become_unused(user: int) -> None:
     os.waitpid(child, 0)
 
 
-def _give(path: str, user: ProgramUser) -> None:
+def _give(path: str, user: _ProgramUser) -> None:
     if user.number is not None:
         os.chown(path, user.number, user.number)
 

@@ -31,7 +31,7 @@ _READ_BYTES = 1 << 16
 _RECURSION = 200
 
 
-class WatchedProcess:
+class _WatchedProcess:
     """A running program: its descriptors, the bytes that it wrote, and the time that it took."""
 
     def __init__(self, pid: int, streams: Mapping[str, int], limits: ProgramLimits) -> None:
@@ -112,7 +112,7 @@ class WatchedProcess:
             del self._names[descriptor]
 
 
-def watch(processes: Sequence[WatchedProcess]) -> None:
+def watch(processes: Sequence[_WatchedProcess]) -> None:
     """Wait a moment for any of them."""
     poll = select.poll()
     for process in processes:
@@ -224,7 +224,7 @@ def _start(
     stdin: int | None = None,
     writers: Sequence[int] = (),
     readers: Sequence[int] = (),
-) -> WatchedProcess:
+) -> _WatchedProcess:
     """Start a confined process: standard input, output and errors, the report (unless there are `writers`), more."""
     own = [os.pipe() for _ in range(3 - len(writers))]
     first = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
@@ -233,10 +233,10 @@ def _start(
     for descriptor in (first, *(writer for _, writer in own)):
         os.close(descriptor)
     streams: dict[str, int] = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in own), strict=False))
-    return WatchedProcess(pid, streams, limits)
+    return _WatchedProcess(pid, streams, limits)
 
 
-def outcome(watched: WatchedProcess, verdict: str, limits: ProgramLimits) -> dict[str, object]:
+def outcome(watched: _WatchedProcess, verdict: str, limits: ProgramLimits) -> dict[str, object]:
     """The verdict on a program that ended or was killed, with what it wrote."""
     printed = {name: _text(watched.written[name][: limits.output_bytes]) for name in ("stdout", "stderr")}
     report = _report(watched.written["report"])
