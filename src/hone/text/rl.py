@@ -102,7 +102,7 @@ class TextRunConfig(DataRunConfig):
             requirement(self)
         if self.learns_as_it_answers:
             require_ratio(self.rollout, has_ratio=self.has_ratio and require_on_policy not in self.requires)
-        require_dialogues_fit(self.task, self.rewards, self.rollout)
+        _require_dialogues_fit(self.task, self.rewards, self.rollout)
         self.task.require_agents(self.user_code.agents)
         self.rewards.require_bounds_within(self.user_code.max_abs_score)
         require_own_engine(self.rollout, self.cluster)
@@ -209,7 +209,7 @@ class TextRunConfig(DataRunConfig):
         return {}
 
 
-def require_dialogues_fit(task: DialogueTaskConfig, rewards: RewardsConfig, rollout: RolloutConfig) -> None:
+def _require_dialogues_fit(task: DialogueTaskConfig, rewards: RewardsConfig, rollout: RolloutConfig) -> None:
     """Raise ValueError with all settings of dialogues that do not go together."""
     faults = dialogue_faults(
         task, rewards, max_tokens=rollout.max_tokens, context=rollout.context, history=rollout.history

@@ -23,7 +23,7 @@ _PARTS = ("model", "task", "data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRows:
+class _ShownRows:
     """First rows of a dataset, for display."""
 
     rows: tuple[tuple[str, tuple[TokenSpan, ...]], ...]
@@ -32,7 +32,7 @@ class ShownRows:
     """What the chat template does to them."""
 
 
-def shown_rows(path: Path, model: str, count: int) -> ShownRows:
+def shown_rows(path: Path, model: str, count: int) -> _ShownRows:
     """The first `count` examples of a file of data, tokenized by the `model` of a folder, or of the data of a config.
     An answer's tokens are marked as its run would train them.
 
@@ -51,7 +51,7 @@ def shown_rows(path: Path, model: str, count: int) -> ShownRows:
     return rows_of_tables(tables, path, count)
 
 
-def rows_of_tables(tables: Mapping[str, Any], path: Path, count: int) -> ShownRows:
+def rows_of_tables(tables: Mapping[str, Any], path: Path, count: int) -> _ShownRows:
     """The same of the tables `model`, `task` and `data` of a config, which `path` names in errors."""
     tables = {name: table if isinstance(table := tables.get(name), dict) else {} for name in _PARTS}
     if not tables["model"] or not tables["task"].get("source"):
@@ -82,7 +82,7 @@ def rows_of_tables(tables: Mapping[str, Any], path: Path, count: int) -> ShownRo
     notes = [*examples.warnings, *chat_notes(task, examples, tokenizer), *template_findings(tokenizer, first, task)]
     notes += encoder.remarks(len(rows))
     shown = tuple((title, tuple(token_spans(row, tokenizer))) for title, row in rows)
-    return ShownRows(rows=shown, notes=tuple(dict.fromkeys(notes)))
+    return _ShownRows(rows=shown, notes=tuple(dict.fromkeys(notes)))
 
 
 def _encode(example: Example, task: TaskConfig, encoder: TurnEncoder) -> list[tuple[str, AnswerTokens]]:

@@ -47,7 +47,7 @@ OWN_WORLD = "own"
 """Names the world of the run's own task."""
 
 
-class DialoguePlayer(Protocol):
+class _DialoguePlayer(Protocol):
     """The person."""
 
     def show(self, speaker: str, text: str) -> None:
@@ -92,7 +92,7 @@ class _PersonHost:
 
     own: WorldHost
     side: PlaySide
-    player: DialoguePlayer
+    player: _DialoguePlayer
     begins: bool
     """The world has to be begun, also where only its tools are asked."""
 
@@ -143,7 +143,7 @@ class _PersonHost:
         return WorldTurn(messages=[{"role": "user", "content": typed.rstrip() + end}], reward=own.reward)
 
 
-def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
+def play_dialogue(wanted: PlayRequest, player: _DialoguePlayer) -> AnswerRow:
     """Lead one dialogue of a person with a policy; returns it with its end. Raises ConfigError for a control policy, or
     a task without dialogues on the world's side; HoneError as training does for a world that fails at its start."""
     if is_control(wanted.policy):
@@ -184,7 +184,7 @@ def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
 
 
 def _play(
-    wanted: PlayRequest, settings: _PlaySettings, policy: TokenPolicy, dialogue: OpenedDialogue, player: DialoguePlayer
+    wanted: PlayRequest, settings: _PlaySettings, policy: TokenPolicy, dialogue: OpenedDialogue, player: _DialoguePlayer
 ) -> AnswerRow:
     context = dialogue_context(settings.context, policy.decoder.config.max_positions)
     limits = DialogueLimits(max_tokens=settings.max_tokens, context=context, history=settings.history)
@@ -233,7 +233,7 @@ def _play(
 
 
 def _prompt(
-    wanted: PlayRequest, task: TaskConfig, row: Example, tokenizer: Tokenizer, player: DialoguePlayer
+    wanted: PlayRequest, task: TaskConfig, row: Example, tokenizer: Tokenizer, player: _DialoguePlayer
 ) -> Prompt:
     """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
     content: PromptContent = row.prompt

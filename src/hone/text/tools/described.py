@@ -57,7 +57,7 @@ def with_tools(
     if not needs_description(tokenizer, describe=describe):
         return replace(tokenizer, tools=tuple(functions))
     schemas = tuple(map(schema_of, functions))
-    return replace(tokenizer, prepare=DescribedTools(schemas, tool_format, _template_facts(tokenizer)[1]))
+    return replace(tokenizer, prepare=_DescribedTools(schemas, tool_format, _template_facts(tokenizer)[1]))
 
 
 def needs_description(tokenizer: Tokenizer, *, describe: bool | None) -> bool:
@@ -125,7 +125,7 @@ def _facts_of(
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedTools:
+class _DescribedTools:
     """Messages for a chat template that knows no tools (`Tokenizer.prepare`)."""
 
     tools: tuple[ToolSchema, ...]

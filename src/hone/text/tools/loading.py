@@ -64,7 +64,7 @@ def calculator(expression: str) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
-class SandboxedPython:
+class _SandboxedPython:
     """A Python interpreter for programs of the policy: each call is a new program in the sandbox."""
 
     def __init__(
@@ -132,7 +132,7 @@ def _power(base: float, exponent: float) -> float:
 _KIND = "tool"
 PYTHON_TOOL = "hone:python"
 BUILTIN_TOOLS: Mapping[str, str] = MappingProxyType(
-    {"hone:calculator": "hone.text.tools.loading:calculator", PYTHON_TOOL: "hone.text.tools.loading:SandboxedPython"}
+    {"hone:calculator": "hone.text.tools.loading:calculator", PYTHON_TOOL: "hone.text.tools.loading:_SandboxedPython"}
 )
 """Reference of a tool that comes with hone -> its function or class."""
 LIFECYCLE = ("reset", "get_reward", "close")
