@@ -11,6 +11,7 @@ from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 RIGHT, WRONG = [*read_programs("right.txt"), *read_programs("more_right.txt")], read_programs("wrong.txt")
+HELD_OUT_RIGHT, HELD_OUT_WRONG = read_programs("held_out_right.txt"), read_programs("held_out_wrong.txt")
 TO_THE_LIMIT = (
     "infinite loop at load",
     "infinite loop in a call",
@@ -48,6 +49,28 @@ def test_right_programs_pass_all_their_tests(sandbox: CodeSandbox, program: Exam
 def test_wrong_programs_are_paid_nothing(sandbox: CodeSandbox, program: ExaminedProgram) -> None:
     outcomes = examine(sandbox, program)
     assert score_of(outcomes, all_or_nothing=False) == 0.0, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", HELD_OUT_RIGHT, ids=lambda one: one.name)
+def test_right_programs_that_were_held_out_pass(sandbox: CodeSandbox, program: ExaminedProgram) -> None:
+    assert [one.reason for one in examine(sandbox, program)] == [""] * len(program.tests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", HELD_OUT_WRONG, ids=lambda one: one.name)
+def test_wrong_programs_that_were_held_out_are_paid_nothing(sandbox: CodeSandbox, program: ExaminedProgram) -> None:
+    assert score_of(examine(sandbox, program), all_or_nothing=False) == 0.0
+
+
+def test_the_word_of_an_object_that_tests_do_not_name_is_no_evidence(sandbox: CodeSandbox) -> None:
+    near = "class Near:\n    def __eq__(self, o): return o in (3, 4, 5)\n"
+    outcome = run_tests(sandbox, f"{near}def f(x): return Near()", ["assert f(2) == 4"])
+    assert [(one.passed, one.missing) for one in outcome] == [(False, True)]
+    assert "Near" in outcome[0].reason
+    number = "class Age(int):\n    pass\ndef f(x): return Age(x + x)"
+    named = run_tests(sandbox, number, ["assert f(2) == 4 and f(2) < 5"])
+    assert [one.passed for one in named] == [True]
 
 
 @pytest.mark.parametrize("every", [12, pytest.param(4, marks=pytest.mark.slow)])

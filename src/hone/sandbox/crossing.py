@@ -15,10 +15,11 @@ import inspect
 import json
 import operator
 import sys
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any, cast
 
 from hone.sandbox import mirrors
@@ -76,7 +77,7 @@ def container_items(value: mirrors.Value, base: type) -> list[Any]:
     """Contents of a container, by the methods of Python's own class."""
     if base is bytearray:
         return [base64.b64encode(value).decode()]
-    if base is _array_type():
+    if base is array or base is _array_type():
         return [base64.b64encode(value.tobytes()).decode()]
     if issubclass(base, dict):
         return [part for pair in cast("Any", base).items(value) for part in pair]
@@ -87,6 +88,8 @@ def fill_container(value: mirrors.Value, base: mirrors.Value, items: list[Any]) 
     """Give a container these contents."""
     if base is bytearray:
         value[:] = base64.b64decode(items[0])
+    elif base is array:
+        value[:] = array(value.typecode, base64.b64decode(items[0]))
     elif base is _array_type():
         numpy = cast("Any", sys.modules["numpy"])
         value[...] = numpy.frombuffer(base64.b64decode(items[0]), value.dtype).reshape(value.shape)
@@ -104,7 +107,7 @@ def fill_container(value: mirrors.Value, base: mirrors.Value, items: list[Any]) 
 def _same(now: list[Any], before: list[Any] | None, base: type) -> bool:
     if before is None or len(now) != len(before):
         return False
-    raw = base is bytearray or base is _array_type()
+    raw = base in (bytearray, array) or base is _array_type()
     return now == before if raw else all(map(operator.is_, now, before))
 
 
@@ -239,6 +242,8 @@ class Crossing:
             detail: Any = None
             if base is deque:
                 detail = value.maxlen
+            elif base is array:
+                detail = value.typecode
             elif base is defaultdict:
                 detail = self.encode(value.default_factory)
             elif base is _array_type():
@@ -254,7 +259,9 @@ class Crossing:
             numpy = cast("Any", sys.modules["numpy"])
             value = numpy.zeros(detail[1], dtype=numpy.dtype(detail[0]))
         elif kind is not None:
-            value = base.__new__(self.theirs[kind])
+            value = base.__new__(self.theirs[kind], *([detail] if base is array else []))
+        elif base is array:
+            value = array(detail)
         elif base is deque:
             value = deque[Any](maxlen=detail)
         else:
@@ -306,6 +313,8 @@ class Crossing:
                 return ["g", *path]
             if isinstance(value, FunctionType):
                 return self._encode_function(value)
+            if isinstance(value, TracebackType):  # of the tests' frames, in which a program has nothing to look for
+                return None
         return self._encode_instance(value, kind)
 
     def _encode_instance(self, value: mirrors.Value, kind: type) -> mirrors.Value:

@@ -2,7 +2,9 @@
 
 import contextlib
 import fractions
+import sys
 import types
+from array import array
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -34,11 +36,17 @@ def _changed(value: mirrors.Value, step: int, made: dict[int, Any], depth: int) 
         return shift(value, step)
     if id(value) in made or depth > _DEEPEST:
         return made.get(id(value), value)
+    if kind is array:
+        return array(value.typecode, [*value[:-1]]) if value else value
     if kind in (tuple, frozenset):
         return kind(_changed_items(list(value), kind, step, made, depth))
     if kind in mirrors.CONTAINERS:
         return _container(value, kind(), kind, step, made, depth)
     if kind.__module__ in ("builtins", "functools", "types") or isinstance(value, type):
+        return value
+    if "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray):
+        with contextlib.suppress(TypeError):  # an array of texts, or one that its class does not let change
+            return value ^ True if value.dtype.kind == "b" else value + step
         return value
     return _object(value, kind, step, made, depth)
 
@@ -76,7 +84,10 @@ def _object(value: mirrors.Value, kind: type, step: int, made: dict[int, Any], d
     elif issubclass(base, BaseException):
         return value
     else:
-        copied = object.__new__(kind)
+        try:
+            copied = object.__new__(kind)
+        except TypeError:  # a class written in C
+            return value
     made[id(value)] = copied
     differs = base is not object
     for name, part in _state(value, kind).items():

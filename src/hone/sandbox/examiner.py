@@ -13,6 +13,7 @@ import os
 import sys
 import types
 import warnings
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -61,7 +62,7 @@ class _TestsEnd(ProcessBridge):
 
     def begin_test(self) -> None:
         """Forget what was noted about the last test."""
-        self.asked, self.unsaid, self.lie = False, "", ""
+        self.asked, self.unsaid, self.lie, self.claim = False, "", "", ""
 
     def lost(self, why: str) -> NoReturn:
         """Note that the program's process is gone, for good, and raise LostError."""
@@ -102,7 +103,7 @@ class _TestsEnd(ProcessBridge):
                 return _AUDITS[name](self, of, args[0], name)
         if what == "subclass":
             kind, bases, members, made = cast("Any", args)
-            number = super().ask(what, None, (kind, bases, members))
+            number = super().ask(what, None, (kind, bases, members), named)
             self.crossing.adopt(int(number), made)
             return made
         if what == "reduce":
@@ -192,12 +193,14 @@ class _TestsEnd(ProcessBridge):
         return super().ask("special", of, (arg,), name=name)
 
     def among(self, of: object, name: str, real: object, decoys: Sequence[object]) -> list[Any]:
-        """Answers to a question and to others like it, in an order by chance. Raises what the real one does."""
+        """Answers to a question and to others like it, in an order by chance; the first is never the real one, so that
+        no object can say yes to what it is asked first. Raises what the real one does."""
         answers: dict[int, Any] = {}
         failed: BaseException | None = None
-        places = list(range(len(decoys) + 1))
-        self._chance.shuffle(places)
-        for place in places:
+        first = self._chance.randrange(1, len(decoys) + 1)
+        later = [place for place in range(len(decoys) + 1) if place != first]
+        self._chance.shuffle(later)
+        for place in (first, *later):
             try:
                 answers[place] = self.question(of, name, [real, *decoys][place])
             except Exception as error:  # noqa: BLE001 - an answer to a decoy may be any
@@ -205,13 +208,14 @@ class _TestsEnd(ProcessBridge):
                 answers[place] = NotImplemented
         if failed is not None:
             raise failed
-        return [answers[place] for place in sorted(places)]
+        return [answers[place] for place in sorted(answers)]
 
     def decoys(self, value: object) -> list[Any]:
-        """Values that differ from a given one, of the same class where that can be told. The differences are two
-        successive numbers, so that they are not both the same as nothing where numbers go round in a circle."""
-        step, sign = self._chance.randrange(1, 8), self._chance.choice((-1, 1))
-        steps = (sign * step, sign * (step + 1))
+        """Values that differ from a given one, of the same class where that can be told: two by a little, two by much.
+        Each two differences are successive numbers, so that they are not both the same as nothing where numbers go
+        round in a circle."""
+        sign, far = self._chance.choice((-1, 1)), self._chance.randrange(1_000, 100_000)
+        steps = [sign * (step + more) for step in (self._chance.randrange(1, 8), far) for more in (0, 1)]
         if isinstance(value, mirrors.Mirror):
             others = [super(_TestsEnd, self).ask("decoy", value, (one,)) for one in steps]
         else:
@@ -223,11 +227,14 @@ class _TestsEnd(ProcessBridge):
         self.lie = self.lie or f"an object of the program's class {type(of).__name__} {what}"
 
 
-def _is_true(answer: object) -> bool:
+def _is_true(answer: mirrors.Value) -> bool:
     try:
         return answer is not NotImplemented and bool(answer)
     except Exception:  # noqa: BLE001 - neither true nor false
-        return False
+        try:
+            return bool(answer.all())  # a comparison of arrays, item by item
+        except Exception:  # noqa: BLE001 - not such a one
+            return False
 
 
 def _audit(end: _TestsEnd, of: object, other: object, name: str) -> object:
@@ -238,27 +245,55 @@ def _audit(end: _TestsEnd, of: object, other: object, name: str) -> object:
         case "__eq__" | "__ne__" if of is not other:
             decoys, lie = end.decoys(other), "says the same of == with everything"
         case "__contains__":
-            decoys, lie = [object()], "holds everything"
+            decoys, lie = [object(), object()], "holds everything"
         case "__lt__" | "__le__" if is_number:
-            decoys, lie = [float("-inf")], "is smaller than every number"
+            decoys, lie = [float("-inf"), -sys.float_info.max], "is smaller than every number"
         case "__gt__" | "__ge__" if is_number:
-            decoys, lie = [float("inf")], "is larger than every number"
+            decoys, lie = [float("inf"), sys.float_info.max], "is larger than every number"
+        case "__ge__" | "__gt__" if type(other) in (set, frozenset):
+            decoys, lie = [{*cast("set[Any]", other), object()} for _ in range(2)], "holds everything"
         case _:
-            return end.question(of, name, other)
+            return _audit_claim(end, of, other, name, end.question(of, name, other))
     answers = end.among(of, name, other, decoys)
     wanted = name != "__ne__"
-    if all(one is not NotImplemented and _is_true(one) is wanted for one in answers):
+    told = [one is not NotImplemented and _is_true(one) is wanted for one in answers]
+    if told[0] and any(all(told[place : place + 2]) for place in range(1, len(told), 2)):
         end.name_lie(of, lie)
         return not wanted
-    return answers[0]
+    return _audit_claim(end, of, other, name, answers[0])
+
+
+def _audit_claim(end: _TestsEnd, of: mirrors.Value, other: object, name: str, answer: object) -> object:
+    """The answer of an operator to a comparison with data: no evidence where the program's class, which the tests do
+    not name, says yes, and the list, number and so on that its object is says no, or its object is none."""
+    kind = type(of)
+    is_library = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "numpy")
+    if kind.__name__ in end.named or is_library or not (_is_data(other) and _is_true(answer)):
+        return answer
+    base: mirrors.Value = mirrors.payload_type(kind)
+    if base in mirrors.ATOMS or base in mirrors.CONTAINERS:
+        if name == "__ne__" or _is_true(getattr(base, name)(of, other)):
+            return answer
+    elif name in ("__ne__", "__contains__"):
+        return answer
+    end.claim = (
+        f"an object of the program's class {kind.__name__}, which the tests do not name, is compared with data; what "
+        "it says is no evidence"
+    )
+    return answer
+
+
+def _is_data(value: object) -> bool:
+    kind = type(value)
+    return kind in _NUMBERS or kind in mirrors.ATOMS or kind in mirrors.CONTAINERS
 
 
 def _audit_difference(end: _TestsEnd, of: object, other: object, name: str) -> object:
     """`-`, whose result must not be the same whatever is subtracted."""
     if type(other) not in _NUMBERS:
         return end.question(of, name, other)
-    answer, decoy = end.among(of, name, other, end.decoys(other)[:1])
-    if (size := _size(answer)) is not None and size == _size(decoy):
+    answer, *decoys = end.among(of, name, other, end.decoys(other)[:2])
+    if (size := _size(answer)) is not None and all(size == _size(one) for one in decoys):
         end.name_lie(of, "has the same difference from all numbers")
     elif type(of).__name__ not in end.named:
         end.cannot(
@@ -415,7 +450,7 @@ def _copy(value: mirrors.Value) -> mirrors.Value:
         return {key: _copy(item) for key, item in value.items()}
     if kind in (list, tuple, set, deque):
         return kind(_copy(item) for item in value)
-    return bytearray(value) if kind is bytearray else value
+    return value[:] if kind in (bytearray, array) else value
 
 
 def _restore(scope: _Scope, kept: Mapping[str, Any], own: Mapping[str, bool]) -> None:
@@ -457,6 +492,8 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
     elif end.unsaid or (reason and not end.lacks_name and any(word in test for word in _UNSEEN)):
         why = end.unsaid or f"the tests look into another process, by patch or assertLogs; {reason}"
         return {"passed": False, "reason": why[:_REASON_CHARACTERS], "missing": True, "asked": True}
+    elif not reason and end.claim:
+        return {"passed": False, "reason": end.claim, "missing": True, "asked": True}
     elif not reason and not end.asked and checks:
         reason = "the test asked the program for nothing"
     return {"passed": not reason, "reason": reason, "asked": end.asked}

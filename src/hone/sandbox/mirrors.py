@@ -10,6 +10,7 @@ import dataclasses
 import operator
 import sys
 import types
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache
@@ -93,7 +94,7 @@ SPECIALS = frozenset(f"__{name}__" for name in (*_UNARY, *(way + name for name i
 """Methods that the interpreter looks up on a class, and that are passed on."""
 ATOMS: tuple[type, ...] = (int, float, complex, str, bytes, tuple, frozenset)
 """Types of immutable values: a mirror of an instance of a subclass holds its value."""
-CONTAINERS: tuple[type, ...] = (Counter, OrderedDict, defaultdict, dict, list, set, bytearray, deque)
+CONTAINERS: tuple[type, ...] = (Counter, OrderedDict, defaultdict, dict, list, set, bytearray, array, deque)
 """Types of containers, the most special first, of which there is a copy at both ends."""
 DATA_MODULES = frozenset(
     (
@@ -159,16 +160,33 @@ def resolve(module: str, name: str) -> object:
 class _MirrorClass(type):
     """The class of mirror classes: calls, class attributes and so on ask the other process."""
 
-    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> "_MirrorClass":
-        """A class of this process whose base is one of the other: there it is made too, with these members."""
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], members: dict[str, Any], /, **options: object
+    ) -> "_MirrorClass":
+        """A class of this process whose base is one of the other: there it is made too, with these members, and with
+        the options that `__init_subclass__` wants."""
         if not _asks:  # the roots below
             return type.__new__(cls, name, bases, members)
         made = type.__new__(cls, name, bases, {"__slots__": (), **members})
         left = {
             key: value for key, value in members.items() if key not in ("__module__", "__qualname__", "__classcell__")
         }
-        _asks[0]("subclass", None, (name, bases, left, made))
+        _asks[0]("subclass", None, (name, bases, left, made), options)
         return made
+
+    def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], /, **_: object) -> None:
+        type.__init__(cls, name, bases, members)
+
+    @property
+    def __mro__(cls) -> tuple[type, ...]:
+        """The classes that the other process has, without what makes mirrors of them."""
+        return tuple(base for base in type.mro(cls) if base not in _ROOTS)
+
+    @property
+    def __bases__(cls) -> tuple[type, ...]:  # pyright: ignore - a view of it
+        """The bases that the class has in the other process."""
+        bases = vars(type)["__bases__"].__get__(cls)
+        return tuple(base for base in bases if base not in _ROOTS) or (object,)
 
     def __call__(cls, *args: object, **named: object) -> object:
         return _asks[0]("call", cls, args, named)
@@ -292,6 +310,9 @@ class _MirrorCoroutine(Mirror):
     def close(self) -> None:
         """Wait for it no more."""
         self._driver().close()
+
+
+_ROOTS = (Mirror, _MirrorCoroutine)
 
 
 # -------------------------------------------------------------------------------------------------------------- classes

@@ -143,7 +143,7 @@ class _ProgramEnd(ProcessBridge):
                 return owner.__dict__[name].__get__(of, type(of))(*args, **named)
             case "subclass":
                 kind, bases, members = args
-                made = types.new_class(kind, bases, {}, lambda scope: scope.update(members))
+                made = types.new_class(kind, bases, named, lambda scope: scope.update(members))
                 made.__module__ = "tests"
                 self._derived.add(made)
                 return self.crossing.number(made)
