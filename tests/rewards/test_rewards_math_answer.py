@@ -16,7 +16,7 @@ from hone.rewards.math_answer import math_answer
 TABLES = (
     "math_answers.txt", "math_answers_held_out.txt", "math_answers_held_out_2.txt", "math_answers_kinds.txt",
     "math_answers_held_out_3.txt", "math_answers_held_out_4.txt", "math_answers_kinds_2.txt",
-    *(f"math_answers_held_out_{number}.txt" for number in (5, 6, 7, 8)),
+    *(f"math_answers_held_out_{number}.txt" for number in range(5, 11)),
 )  # fmt: skip
 CASES = [case for name in TABLES for case in read_table(name)]
 

@@ -26,6 +26,7 @@ from hone.rewards.mathematics.tree import (
 )
 
 _RELATION = re.compile(r"=|<|>|\\(?:le|ge|neq|in|approx|equiv|cong|mid|sim|to|pm|mp)(?![A-Za-z])")
+_COMPARED = re.compile(r"<|>|\\(?:le|ge|neq)(?![A-Za-z])")
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))|;|(?<![A-Za-z\\])(?:or|and|not)(?![A-Za-z])|\\(?:lor|land|lnot)(?![A-Za-z])")
 _DECIMAL = re.compile(r"-?\d*\.?\d+")
 _STATED_DECIMAL = re.compile(r"-?\d*\.\d+(?![\d.])")
@@ -60,6 +61,8 @@ def further_readings(answer: str, reference: str, wanted: MathNode | str) -> Ite
     if (settled := _settled(answer, reference)) is not None:
         answer = settled
         yield answer
+    if "\\cup" in answer and _COMPARED.search(answer) and not re.search(r"[\[\](){}]", answer):
+        yield answer.replace("\\cup", "\\lor")  # comparisons, joined as if they were sets
     if (match := _DOMAIN.fullmatch(answer)) and re.search(rf"(?<![A-Za-z\\]){match[2]}(?![A-Za-z])", match[1]):
         yield match[1]
     bare = not isinstance(wanted, str | MeasuredQuantity)
