@@ -32,9 +32,18 @@ from hone.engine.fleet.replica import (
     ReplicaUnreachable,
     layout_of,
 )
+from hone.engine.protocol import UnmergedAdapter
 from hone.models.language.decoder import Decoder
+from hone.models.language.lora import LoraAdapter
+from hone.run.store.codec import state_from_bytes
 
 PATIENCE_S = 10.0
+
+
+def read_adapter(model, flat: np.ndarray) -> UnmergedAdapter:
+    """As replicas on Ray read one."""
+    adapter = LoraAdapter.unpacked(model, state_from_bytes(flat))
+    return UnmergedAdapter(product=adapter.added_product, factors=adapter.stacked_factors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +76,7 @@ class InlineTransport:
         self.happened: dict[str, int] = {}
         self.asked: list[tuple[str, int]] = []
         self.is_open = False
+        self.dropped: list[int] = []
 
     def open(self) -> None:
         self.is_open = True
@@ -74,7 +84,7 @@ class InlineTransport:
     def start(self) -> str:
         self.started += 1
         name = f"replica {self.started}"
-        replica = self.replicas[name] = GenerationReplica(deepcopy(self.model), self.spec)
+        replica = self.replicas[name] = GenerationReplica(deepcopy(self.model), self.spec, read_adapter)
         self._later(self.start_s, ReplicaJoined(replica=name, node="here", arithmetic=replica.arithmetic()))
         return name
 
@@ -82,6 +92,9 @@ class InlineTransport:
         copy = flat.copy()
         copy.setflags(write=False)
         return PublishedWeights(version=version, digest=digest, parts=(copy,))
+
+    def drop(self, weights: PublishedWeights) -> None:
+        self.dropped.append(weights.version)
 
     def load(self, replica: str, weights: PublishedWeights) -> None:
         if replica not in self.replicas:
@@ -119,7 +132,7 @@ class InlineTransport:
 
     def answer(self, replica: str, ask: GenerationAsk) -> FleetEvent:
         try:
-            answers = self.replicas[replica].answer(ask)
+            answers = self.replicas[replica].answer(ask, lambda offer: offer.parts[0])
         except AskRefusedError:
             return AskRefused(replica=replica, number=ask.number)
         return AskAnswered(replica=replica, number=ask.number, answers=answers)

@@ -17,6 +17,8 @@ class HoneError(Exception):
     """An expected failure: printed as `error: ...` without a traceback, and turned into `exit_code`."""
 
     exit_code = 1
+    work: frozenset[str | int] = frozenset()
+    """Requests by id, and texts by number, that an engine cannot do while it does others; empty: it is not of these."""
 
     def __init__(self, *messages: str) -> None:
         super().__init__("\n".join(messages))

@@ -46,9 +46,10 @@ class WeightLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedWeights:
-    """One version of the weights, on offer to replicas."""
+    """One version of the weights, or an adapter, on offer to replicas."""
 
     version: int
+    """Below 0: of an unmerged adapter, each of which has a number of its own."""
     digest: str
     """`weights_digest` of the bytes as they were sent, hex."""
     parts: tuple[object, ...]
@@ -93,6 +94,8 @@ class GenerationAsk:
     version: int
     """Version of the weights that are to answer."""
     texts: tuple[ScoreRequest, ...] = ()
+    adapters: tuple[tuple[str, PublishedWeights], ...] = ()
+    """Unmerged adapters that its requests and texts name."""
 
     @property
     def answers(self) -> int:
@@ -134,6 +137,8 @@ class AskAnswers:
     """Scores of the ask's texts."""
     stats: GenerationStats
     """Counters of the replica since its last answers."""
+    core_s: float = 0.0
+    """Processor seconds of the replica's process since its last answers."""
 
     @property
     def digest(self) -> str:

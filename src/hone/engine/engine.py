@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
-from hone.core.errors import ConfigError, DataError, DivergedError
+from hone.core.errors import ConfigError, DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
@@ -38,7 +38,14 @@ from hone.engine.samples import (
     likeliest_row,
 )
 from hone.engine.scheduler import PassOutcome, RecordedVersions, Scheduler, SchedulerLimits
-from hone.engine.session import EngineSession, StopRules, TokenizerRules, check_requests, check_score_requests
+from hone.engine.session import (
+    EngineSession,
+    StopRules,
+    TokenizerRules,
+    check_adapters,
+    check_requests,
+    check_score_requests,
+)
 from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import SamplerOutput
 
@@ -223,7 +230,7 @@ class EmbeddedEngine(EngineSession):
         Raises DataError naming every text that cannot be run.
         """
         check_score_requests(texts, context=self._limits.sequence_tokens, vocab=self._text.vocab)
-        self._check_adapters({text.adapter for text in texts})
+        check_adapters((text.adapter for text in texts), self._adapters)
         orders: list[int] = []
         with self._entering():
             for place, text in enumerate(texts):
@@ -270,18 +277,16 @@ class EmbeddedEngine(EngineSession):
                 f"{self.runner.name}"
             )
         with self._entering():
-            self.runner.adapters[name] = adapter
+            self._adapters[name] = adapter
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter that no request names any more."""
-        assert isinstance(self.runner, TorchRunner | NativeRunner)
         with self._entering():
-            del self.runner.adapters[name]
+            del self._adapters[name]
 
-    def _check_adapters(self, names: set[str]) -> None:
-        known = self.runner.adapters if isinstance(self.runner, TorchRunner | NativeRunner) else {}
-        if unknown := sorted(name for name in names if name and name not in known):
-            raise DataError(f"no adapter {', '.join(map(repr, unknown))} was added to this engine")
+    @property
+    def _adapters(self) -> dict[str, UnmergedAdapter]:
+        return self.runner.adapters if isinstance(self.runner, TorchRunner | NativeRunner) else {}
 
     def publish(self, version: int) -> None:
         """Sample with new weights, as `version`, from here on. With `on_publish = "finish"` running requests end first.
@@ -351,7 +356,7 @@ class EmbeddedEngine(EngineSession):
 
     def _check(self, requests: Sequence[Request]) -> None:
         check_requests(requests, context=self._limits.sequence_tokens, vocab=self._text.vocab)
-        self._check_adapters({request.adapter for request in requests})
+        check_adapters((request.adapter for request in requests), self._adapters)
         if self._text.decode is None and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a decode function; give one in TextRules")
         for grammar in dict.fromkeys(one.sampling.grammar for one in requests if one.sampling.grammar is not None):

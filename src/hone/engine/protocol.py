@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.core.ragged import Ints
@@ -28,6 +30,8 @@ class UnmergedAdapter:
     """For compiled code: A `[R, in]` and B `[out, R]`, its scale in B, of queries, keys and values together, of the
     attention's output, of gate and up, and of down, in each layer, then of the output projection. None twice: the
     weight is not adapted."""
+    packed: Callable[[], NDArray[np.uint8]] | None = None
+    """For replicas in other processes: bytes that they read an adapter of their own from; None: it stays here."""
 
 
 RunnerKind = Literal["auto", "native", "native_bfloat16", "native_int8", "torch", "torch_compiled"]

@@ -8,7 +8,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -219,6 +219,12 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
         if prompt.min() < 0 or prompt.max() >= vocab:
             faults.add(f"{name}: token ids run from {prompt.min()} to {prompt.max()}; the model knows 0 to {vocab - 1}")
     faults.raise_if_any()
+
+
+def check_adapters(names: Iterable[str], known: Container[str]) -> None:
+    """Raise DataError naming every unmerged adapter that is not `known`; "" is none."""
+    if unknown := sorted({name for name in names if name and name not in known}):
+        raise DataError(f"no adapter {', '.join(map(repr, unknown))} was added to this engine")
 
 
 def check_score_requests(texts: Sequence[ScoreRequest], *, context: int, vocab: int) -> None:

@@ -541,7 +541,8 @@ class TorchRunner:
 
         `compiled`: layers are compiled by `torch.compile`, which takes seconds to minutes at first.
         """
-        self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, source_model
+        self.model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, source_model
+        """What it computes with: the trainer's model, or a copy."""
         self._half = _HalfWeights(model) if _computes_in_half(model) else None
         self._flash = model.device.type == "cuda" and (self._half is not None or model.dtype == torch.bfloat16)
         self._flash = self._flash and model.config.score_cap is None  # torch's kernel has no bound of scores
@@ -566,24 +567,24 @@ class TorchRunner:
     @property
     def name(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"torch {kind} ({self._model.device.type}{', compiled' if self._compiled else ''})"
+        return f"torch {kind} ({self.model.device.type}{', compiled' if self._compiled else ''})"
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of its products, and of its keys and values."""
-        return self._model.dtype if self._half is None else torch.bfloat16
+        return self.model.dtype if self._half is None else torch.bfloat16
 
     @property
     def exact(self) -> bool:
         """True if measurements showed independence of batch mates; False on CUDA, and with torch.compile."""
-        return not self._compiled and self._model.rows.exact and self._model.device.type == "cpu"
+        return not self._compiled and self.model.rows.exact and self.model.device.type == "cpu"
 
     @property
     def page_tokens(self) -> int:
         return self._page_tokens
 
     def reserve(self, pages: int) -> None:
-        model, self._scratch = self._model, pages
+        model, self._scratch = self.model, pages
         self._keys = _PagedKvCache(
             model.config,
             pages=pages + 1,  # the last is where padding goes
@@ -605,7 +606,7 @@ class TorchRunner:
         """Copy the trainer's weights, in place, where it does not read them."""
         if self._trainer is not None:
             theirs = self._trainer.stored_tensors()
-            for name, mine in self._model.stored_tensors().items():
+            for name, mine in self.model.stored_tensors().items():
                 mine.copy_(theirs[name])
         if self._half is not None:
             self._half.refresh()
@@ -622,7 +623,7 @@ class TorchRunner:
             linear = self._adapted(work.adapters, work.sequence[work.draws.token_index])
         at = np.zeros(self._rows(wanted), np.int64)
         at[:wanted] = work.draws.token_index
-        logits = self._logits(hidden[torch.from_numpy(at).to(self._model.device)], linear)
+        logits = self._logits(hidden[torch.from_numpy(at).to(self.model.device)], linear)
         same = self._flash and _draws_only(work.draws)
         drawn = _draw_rows(logits, work.draws) if same else sample_tokens(logits[:wanted], work.draws)
         return drawn if chosen is None else replace(drawn, routing=self._routing(chosen[: len(work.tokens)]))
@@ -630,12 +631,12 @@ class TorchRunner:
     @torch.inference_mode()
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         assert self._keys is not None, "reserve pages first"
-        pages = (torch.from_numpy(side.astype(np.int64)).to(self._model.device) for side in (source, target))
+        pages = (torch.from_numpy(side.astype(np.int64)).to(self.model.device) for side in (source, target))
         self._keys.copy(*pages)
 
     def _routing(self, chosen: Tensor) -> Routing:
         """`[T, L, k]` numbers of experts, in the type in which routes are kept."""
-        experts = self._model.config.experts
+        experts = self.model.config.experts
         assert experts is not None
         return chosen.to(torch.int32).cpu().numpy().astype(routing_dtype(experts.count))
 
@@ -643,9 +644,9 @@ class TorchRunner:
         self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states, and the experts of a mixture."""
-        if self._model.config.experts is None:
+        if self.model.config.experts is None:
             return self._run(tokens, positions, attend, linear), None
-        return self._model.run_routed(tokens, positions, attend, linear)
+        return self.model.run_routed(tokens, positions, attend, linear)
 
     def _adapted(self, names: tuple[str, ...], sequence: NDArray[np.int32]) -> LinearFn:
         """`_linear` of rows that belong to `sequence` `[n]`, each with the adapter of its sequence; rows behind them
@@ -663,10 +664,10 @@ class TorchRunner:
         return product
 
     def _eager(self, work: ForwardBatch, keys: _PagedKvCache) -> tuple[Tensor, Tensor | None]:
-        device, count = self._model.device, len(work.tokens)
+        device, count = self.model.device, len(work.tokens)
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions
-        attend = _PagedAttention(self._model, keys, work)
+        attend = _PagedAttention(self.model, keys, work)
         linear = self._linear if work.adapters is None else self._adapted(work.adapters, work.sequence)
         places = torch.from_numpy(positions).to(device)
         return self._forward(torch.from_numpy(tokens).to(device), places, attend, linear)
@@ -674,7 +675,7 @@ class TorchRunner:
     def _flashed(self, work: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         rows = self._rows(len(work.tokens))
         places = _flash_inputs(
-            work, rows=rows, scratch=self._scratch, page_tokens=self._page_tokens, device=self._model.device
+            work, rows=rows, scratch=self._scratch, page_tokens=self._page_tokens, device=self.model.device
         )
         return self._forward(places.tokens, places.positions, self._attention(places), self._linear)
 
@@ -684,12 +685,12 @@ class TorchRunner:
         return self._logits(hidden[at], self._linear)
 
     def _logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:
-        logits = self._model.logits(hidden, linear) if self._half is None else self._half.logits(hidden)
+        logits = self.model.logits(hidden, linear) if self._half is None else self._half.logits(hidden)
         return logits[:, : self._vocab]
 
     def _attention(self, places: _FlashInputs) -> PagedAttentionFn:
         assert self._keys is not None
-        return _FlashPagedAttention(self._model.config, self._keys.store, places, splits=1 if self._fixed else None)
+        return _FlashPagedAttention(self.model.config, self._keys.store, places, splits=1 if self._fixed else None)
 
     def _rows(self, count: int) -> int:
         return -(-count // (multiple := self._fixed or self._tile)) * multiple

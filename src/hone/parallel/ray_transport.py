@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -36,10 +37,13 @@ from hone.engine.fleet.replica import (
     ReplicaUnreachable,
     TakenWeights,
 )
+from hone.engine.protocol import GenerationModel, UnmergedAdapter
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
+from hone.models.language.lora import LoraAdapter
 from hone.parallel.config import ClusterConfig, NodeRoom, needed_store_bytes, placement_faults
 from hone.parallel.connect import connect_to_ray, disconnect_from_ray, last_line
+from hone.run.store.codec import state_from_bytes
 
 # ------------------------------------------------------------------------------------------------------- replica actors
 
@@ -69,7 +73,7 @@ class ReplicaSpec:
         decoder.set_compute_dtype(self.compute)
         if self.bitwise:
             decoder.use_bitwise_arithmetic()
-        return GenerationReplica(decoder, self.settings)
+        return GenerationReplica(decoder, self.settings, _read_adapter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +152,7 @@ class ReplicaActor:
     def answer(self, ask: GenerationAsk) -> AskAnswers | _ReplicaFault | _RefusedAsk:
         """Answer an ask."""
         try:
-            return self._opened().answer(ask)
+            return self._opened().answer(ask, _bytes_of)
         except AskRefusedError as error:
             return _RefusedAsk(reason=str(error))
         except HoneError as error:
@@ -194,6 +198,12 @@ def _bytes_of(weights: PublishedWeights) -> NDArray[np.uint8]:
         except OSError as error:
             raise ResourceError(f"published weights cannot be read on {platform.node()}: {error}") from None
     return ray.get(cast("ray.ObjectRef", part))
+
+
+def _read_adapter(model: GenerationModel, flat: NDArray[np.uint8]) -> UnmergedAdapter:
+    """An adapter from the bytes of `LoraAdapter.packed`."""
+    adapter = LoraAdapter.unpacked(cast("Decoder", model), state_from_bytes(flat))
+    return UnmergedAdapter(product=adapter.added_product, factors=adapter.stacked_factors)
 
 
 def _fault(error: HoneError) -> _ReplicaFault:
@@ -291,14 +301,20 @@ class RayTransport:
                     f"the object store has no room for {flat.nbytes} bytes of weights: {error}"
                 ) from None
             return PublishedWeights(version=version, digest=digest, parts=(part,))
-        path = self._folder / f"weights-{version}"
+        path = self._folder / (f"weights-{version}" if version >= 0 else f"adapter-{-version}")
         try:
             flat.tofile(path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
-            (self._folder / f"weights-{version - 2}").unlink(missing_ok=True)
         except OSError as error:
             raise ResourceError(f"weights cannot be published through {self._folder}: {error}") from None
         return PublishedWeights(version=version, digest=digest, parts=(str(path),))
+
+    def drop(self, weights: PublishedWeights) -> None:
+        """Remove a file; an object goes with its last reference."""
+        for part in weights.parts:
+            if isinstance(part, str):
+                with suppress(OSError):
+                    Path(part).unlink()
 
     def load(self, replica: str, weights: PublishedWeights) -> None:
         """Let a replica take up weights."""

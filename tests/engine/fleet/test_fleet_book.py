@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hone.core.errors import DataError, DivergedError, LostResourceError
-from hone.core.generation import Request, SamplingParams
+from hone.core.fleet import PublishedWeights
+from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.engine.fleet.fleet_book import FleetBook, FleetLimits, ReplicaPhase
 
 PATIENCE_S = 10.0
@@ -340,3 +341,32 @@ def test_cancelling_tells_whom_to_stop_and_keeps_what_others_wait_for() -> None:
     assert fleet.answered("a", number, "x", 0.0) == "drop"
     fleet.cancel()
     assert fleet.pending == 0
+
+
+def test_adapters_count_as_versions_where_losses_are_forgotten() -> None:
+    fleet = book(2, losses_allowed=1)
+    fleet.gone("a", "signal 9")
+    for number in range(100):
+        fleet.offer(f"a{number}", PublishedWeights(version=-number - 1, digest="", parts=()))
+    fleet.gone("b", "signal 9")
+    fleet.start("c", 0.0)
+    with pytest.raises(LostResourceError, match="losses_allowed = 1"):
+        fleet.gone("c", "signal 9")
+
+
+def test_work_is_shared_by_answers_and_by_the_time_that_each_ask_was_held() -> None:
+    fleet = book(1)
+    fleet.queue([request("long", samples=1)], 0)
+    ((name, first),) = fleet.give(0.0)
+    fleet.queue([request("late", samples=3)], 0)
+    ((_, second),) = fleet.give(8.0)
+    # one answer for 10 s beside three for 2 s
+    assert fleet.work_shares(name, 10.0) == pytest.approx({"long": 10 / 16, "late": 6 / 16})
+    fleet.answered(name, second.number, "x", 10.0)
+    assert fleet.work_shares(name, 12.0) == {"long": 1.0}, "what was told is told"
+    fleet.answered(name, first.number, "y", 12.0)
+    assert fleet.work_shares(name, 13.0) == {} == fleet.work_shares("nobody", 13.0)
+    text = ScoreRequest(prompt=np.ones(1, np.int32), tokens=np.ones(2, np.int32), sampling=SamplingParams(max_tokens=1))
+    order = fleet.queue_texts((text,))
+    fleet.give(13.0)
+    assert fleet.work_shares(name, 13.0) == {order: 1.0}, "an ask that was held for no time at all"

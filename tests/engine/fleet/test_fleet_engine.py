@@ -6,14 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 from engines import CONFIG, VOCAB, by_name, engine, request, same
 from inline_fleet import FaultRates, inline_engine, spec_of
 
-from hone.core.errors import DataError, DivergedError, LostResourceError, ResourceError
+from hone.core.errors import ConfigError, DataError, DivergedError, LostResourceError, ResourceError
+from hone.core.fleet import GenerationAsk
 from hone.core.generation import ScoreRequest, generate
+from hone.engine.fleet.replica import ReplicaFailed, ReplicaLost
+from hone.engine.protocol import UnmergedAdapter
 from hone.models.language.init import new_model
+from hone.models.language.lora import LoraAdapter, LoraSettings, adaptable_layers
+from hone.run.store.codec import state_bytes
 
 REQUESTS = [request(number, samples=2, max_tokens=6) for number in range(10)]
 
@@ -245,3 +251,187 @@ def test_metrics_name_shares_losses_and_waits(model) -> None:
     assert 0 < metrics["fleet/largest_share"] <= 1
     assert metrics["fleet/wait_s"] > 0
     assert "replicas were lost" in fleet.report.summary()
+
+
+def adapter_of(model, seed: int) -> LoraAdapter:
+    """Factors of all layers, none of them 0; the scale is no power of 2."""
+    layers = tuple(adaptable_layers(model.config))
+    settings = LoraSettings(rank=3, alpha=32.0, rslora=False, layers=layers)
+    adapter = LoraAdapter(model, settings, base_folder=Path(), base_sha256="", beside=True)
+    draws = torch.Generator().manual_seed(seed)
+    for _, factor in adapter.factors():
+        factor.data.normal_(0, 0.1, generator=draws)
+    return adapter
+
+
+def beside(adapter: LoraAdapter) -> UnmergedAdapter:
+    return UnmergedAdapter(
+        product=adapter.added_product, factors=adapter.stacked_factors, packed=lambda: state_bytes(adapter.packed())
+    )
+
+
+def named(adapters: int):
+    """The requests, by turns of the base and of the adapters."""
+    return [
+        replace(one, adapter=f"a{place % (adapters + 1)}" if place % (adapters + 1) else "")
+        for place, one in enumerate(REQUESTS)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.parametrize("faults", [FaultRates(), FAULTS[-1]], ids=["well", "faults"])
+def test_answers_and_scores_of_several_adapters_are_those_of_one_engine(model, kind, faults) -> None:
+    embedded = engine(model, slots=4, kind=kind)
+    embedded.publish(0)
+    fleet, transport = inline_engine(model, spec_of(model, vocab=VOCAB, runner=kind), faults=faults)
+    fleet.publish(0)
+    for number in range(1, 4):
+        for one in (embedded, fleet):
+            one.add_adapter(f"a{number}", beside(adapter_of(model, number)))
+    expected = by_name(generate(embedded, named(3), round=3))
+    assert equal(by_name(generate(fleet, named(3), round=3)), expected)
+    plain = by_name(generate(embedded, REQUESTS, round=3))
+    assert not any(same(plain[name], expected[name]) for name in expected if int(name[0][1:]) % 4)
+    texts = [
+        ScoreRequest(prompt=np.array([3], np.int32), tokens=np.arange(4, 9, dtype=np.int32),
+                     sampling=REQUESTS[0].sampling, adapter=name)
+        for name in ("", "a1", "a2")
+    ]  # fmt: skip
+    orders = fleet.submit_scores(texts)
+    results = {}
+    while len(results) < 3:
+        fleet.step()
+        results |= fleet.poll_scores(orders)
+    assert fleet.poll_scores(orders) == {}
+    for order, expected_score in zip(orders, embedded.score(texts), strict=True):
+        assert np.array_equal(results[order].logp, expected_score.logp)
+    fleet.remove_adapter("a1")
+    assert transport.dropped == [-1]
+    with pytest.raises(DataError, match="no adapter 'a1' was added"):
+        fleet.submit([replace(REQUESTS[0], adapter="a1")])
+    with pytest.raises(DataError, match="no adapter 'a1' was added"):
+        fleet.submit_scores(texts)
+
+
+def test_an_adapter_under_a_name_of_an_earlier_one_is_the_new_one(model) -> None:
+    fleet, _ = inline_engine(model, spec_of(model, vocab=VOCAB), replicas=1)
+    fleet.publish(0)
+    answers = []
+    for seed in (1, 2, 1):
+        fleet.add_adapter("a1", beside(adapter_of(model, seed)))
+        answers.append(by_name(generate(fleet, [replace(REQUESTS[3], adapter="a1")])))
+        fleet.remove_adapter("a1")
+    assert equal(answers[0], answers[2]) and not equal(answers[0], answers[1])
+
+
+def test_a_replica_keeps_a_number_of_adapters_that_nobody_uses(model) -> None:
+    fleet, transport = inline_engine(model, spec_of(model, vocab=VOCAB), replicas=1)
+    fleet.publish(0)
+    (replica,) = transport.replicas.values()
+    for number in range(20):
+        fleet.add_adapter(f"a{number}", beside(adapter_of(model, number)))
+        list(generate(fleet, [replace(request(number, max_tokens=1), adapter=f"a{number}")]))
+    assert len(replica.engine._adapters) == 16 == len(replica._adapter_uses)
+    assert next(iter(replica._adapter_uses)) == "a4 (5)"
+
+
+def test_an_adapter_that_arrives_damaged_is_told(model) -> None:
+    fleet, transport = inline_engine(model, spec_of(model, vocab=VOCAB), replicas=1)
+    fleet.publish(0)
+    fleet.add_adapter("a1", beside(adapter_of(model, 1)))
+    (part,) = fleet.book.offers["a1"].parts
+    part.setflags(write=True)
+    part[-1] ^= 1
+    (replica,) = transport.replicas.values()
+    ask = GenerationAsk(
+        number=1, requests=(replace(REQUESTS[0], adapter="a1"),), round=0, version=0,
+        adapters=(("a1", fleet.book.offers["a1"]),),
+    )  # fmt: skip
+    with pytest.raises(DivergedError, match=r"adapter a1 \(1\) arrived damaged"):
+        replica.answer(ask, lambda offer: offer.parts[0])
+    assert replica._adapter_uses == {}
+    with pytest.raises(ConfigError, match="cannot be sent to replicas"):
+        fleet.add_adapter("a2", UnmergedAdapter(product=lambda *_: None, factors=list))
+
+
+def test_texts_that_were_cancelled_are_not_scored(model) -> None:
+    fleet, _ = inline_engine(model, spec_of(model, vocab=VOCAB), replicas=1)
+    fleet.publish(0)
+    text = ScoreRequest(
+        prompt=np.array([3, 4], np.int32), tokens=np.array([5, 6, 7], np.int32), sampling=REQUESTS[0].sampling
+    )
+    orders = fleet.submit_scores([text, text])
+    fleet.step()
+    fleet.cancel_scores(orders[:1])
+    while not (taken := fleet.poll_scores(orders)):
+        fleet.step()
+    assert list(taken) == orders[1:]
+    for _ in range(100):
+        fleet.step()
+    assert fleet.poll_scores(orders) == {} and fleet.book.pending == 0
+
+
+def test_all_work_of_replicas_is_told_and_shared_among_what_they_answered(model) -> None:
+    fleet, transport = inline_engine(model, spec_of(model, vocab=VOCAB))
+    fleet.publish(0)
+    answered = []
+    original = transport.answer
+    transport.answer = lambda replica, ask: (answered.append(original(replica, ask)), answered[-1])[1]
+    fleet.submit(REQUESTS)
+    while fleet.next_completion() is not None:
+        pass
+    work = fleet.take_work()
+    assert sum(work.values()) == pytest.approx(sum(one.answers.core_s for one in answered)) and min(work.values()) > 0
+    assert set(work) == {one.id for one in REQUESTS} and fleet.take_work() == {}
+
+
+def test_an_error_of_one_ask_names_its_requests_and_what_came_with_it_is_taken(model) -> None:
+    fleet, transport = inline_engine(model, spec_of(model, vocab=VOCAB), replicas=2)
+    fleet.publish(0)
+    original, bad = transport.answer, []
+
+    def answer(replica, ask):
+        if not bad:
+            bad.append(ask)
+            return ReplicaFailed(replica=replica, number=ask.number, error=DivergedError("logits are not finite"))
+        return original(replica, ask)
+
+    transport.answer = answer
+
+    def poll(timeout_s: float):
+        events, transport.queue = [one[3] for one in transport.queue], []
+        return events
+
+    transport.poll = poll
+    fleet.submit(REQUESTS)
+    with pytest.raises(DivergedError, match="logits are not finite") as raised:
+        while True:
+            fleet.step()
+    assert raised.value.work == {one.id for one in bad[0].requests}
+    fleet.cancel(set(map(str, raised.value.work)))
+    taken = set()
+    while (one := fleet.next_completion()) is not None:
+        taken.add(one.request_id)
+    assert taken == {one.id for one in REQUESTS} - raised.value.work
+
+
+def test_a_request_that_replicas_do_not_survive_is_named(model) -> None:
+    fleet, transport = inline_engine(model, spec_of(model, vocab=VOCAB), replicas=2)
+    fleet.book.limits = replace(fleet.book.limits, losses_of_work=3)
+    fleet.publish(0)
+    original = transport.answer
+
+    def answer(replica, ask):
+        if any(one.id == "p3" for one in ask.requests):
+            return ReplicaLost(replica=replica, cause="out of memory")
+        return original(replica, ask)
+
+    transport.answer = answer
+    fleet.submit(REQUESTS)
+    with pytest.raises(DataError, match="request 'p3': 3 replicas were lost") as raised:
+        while True:
+            fleet.step()
+    assert raised.value.work == {"p3"}
+    fleet.cancel({"p3"})
+    taken = [one.request_id for one in iter(fleet.next_completion, None)]
+    assert set(taken) == {one.id for one in REQUESTS} - {"p3"}

@@ -80,15 +80,20 @@ def test_the_plan_says_where_rows_are_computed_and_what_is_not_served() -> None:
 
     assert "shared by 3 ranks: this process and child processes" in plan_lines(config(run={"ranks": 3}))[1]
     on_ray = config(run={"ranks": 2}, cluster={"address": "auto", "learner": {"cpus": 2}})
-    assert (
-        "processes of Ray (auto)" in plan_lines(on_ray)[1] and "Samples are drawn in this one" in plan_lines(on_ray)[1]
+    assert "processes of Ray (auto)" in plan_lines(on_ray)[1] and "no tenants" in plan_lines(on_ray)[2]
+    both = plan_lines(config(run={"ranks": 2}, cluster={"rollout": {"replicas": 3, "spares": 1, "cpus": 2}}))
+    assert "this process and child processes" in both[1]
+    assert both[2] == (
+        "samples are drawn by 3 and 1 spares on this machine, each 2 CPUs, 2 threads = 8 CPUs, each with the base and "
+        "up to 16 answers at a time; bits are those of one process"
     )
     for words, tables in {
         "run.tensor": {"run": {"ranks": 2, "tensor": 2}},
         "run.virtual_ranks": {"run": {"virtual_ranks": 2}},
         "run.ranks with model.whole": {"run": {"ranks": 2}, "whole": True},
-        "give .cluster.learner., and run.ranks": {"cluster": {"learner": {"cpus": 1}}},
-        "cluster.rollout.replicas": {"run": {"ranks": 2}, "cluster": {"learner": {}, "rollout": {"replicas": 2}}},
+        "cluster.learner places the ranks": {"cluster": {"learner": {"cpus": 1}}},
+        "cluster.rollout.gpus": {"cluster": {"rollout": {"gpus": 1}}},
+        "cluster.rollout.mixed": {"cluster": {"rollout": {"mixed": True}}},
         "cluster.learner.gpus": {"run": {"ranks": 2}, "cluster": {"learner": {"gpus": 1}}},
     }.items():
         with pytest.raises((ConfigError, ValueError), match=words):

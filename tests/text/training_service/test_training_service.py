@@ -235,6 +235,19 @@ def test_inflight_samplers_follow_and_snapshots_stay(client: WireClient) -> None
     assert before[0] == before[1] == after[1] != after[0]
 
 
+def test_inflight_samplers_tell_weights_of_one_step_count_apart(client: WireClient) -> None:
+    model, other, data = client.model(), client.model(number=1), [text_datum(TEXTS[1])]
+    for one, rate in ((model, 0.02), (other, 0.1)):
+        client.forward_backward(one, data)
+        client.step(one, learning_rate=rate)
+    saved = client.call("save_weights", other, path="c1")["path"]
+    follow = client.call("save_weights_for_sampler", model, sampling_session_seq_id=1, kind="inflight")
+    args = {"params": {"max_tokens": 1, "temperature": 0.0}, "prompt_logprobs": True}
+    before = client.sample(follow["sampling_session_id"], [7, 8, 9], **args).prompt_logprobs
+    client.call("load_weights", model, path=saved, optimizer=True)
+    assert client.sample(follow["sampling_session_id"], [7, 8, 9], **args).prompt_logprobs != before
+
+
 def test_a_checkpoint_goes_on_to_the_bit_and_opens_elsewhere(serve: Serve, tmp_path: Path) -> None:
     service, http = serve()
     client, data = WireClient(http), [text_datum(text) for text in TEXTS]

@@ -4,13 +4,13 @@ A state machine without processes, clocks or chance: it is told of everything th
 here decides an answer, which depends on the weights, the seed and the request alone.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Literal
 
 from hone.core.errors import DataError, DivergedError, LostResourceError
-from hone.core.fleet import GenerationAsk
+from hone.core.fleet import GenerationAsk, PublishedWeights
 from hone.core.generation import Request, ScoreRequest
 
 # -------------------------------------------------------------------------------------------------------------- records
@@ -31,7 +31,7 @@ class FleetLimits:
     start_s: float = 300.0
     """Longest time from the start of a replica to its first word."""
     losses_allowed: int = 20
-    """Number of replicas that may be lost per 100 versions."""
+    """Number of replicas that may be lost per 100 versions, an adapter counting as one."""
     exact: bool = True
     """Replicas give equal bits: two answers to one ask are compared."""
     losses_of_work: int = 3
@@ -62,6 +62,8 @@ class _ReplicaRecord:
     asks: set[int] = field(default_factory=set[int])
     passes: int = -1
     """Forward passes that it was last heard to have run."""
+    told_s: float = 0.0
+    """When it last told what it had worked."""
     silent: bool = False
     """True if it was not heard of for the patience: it gets nothing more until it is."""
 
@@ -90,6 +92,11 @@ class _WorkItem:
         return f"{len(self.texts)} texts to score" if self.request is None else f"request {self.request.id!r}"
 
     @property
+    def key(self) -> str | int:
+        """Id of the request, or number of the texts."""
+        return self.order if self.request is None else self.request.id
+
+    @property
     def priority(self) -> tuple[bool, int, int]:
         """Sort key: work that was given back first, then the longest expected answers."""
         return not self.returned, 0 if self.request is None else -self.request.expected_tokens, self.order
@@ -101,7 +108,8 @@ class _AskRecord:
 
     ask: GenerationAsk
     items: list[_WorkItem]
-    holders: set[str] = field(default_factory=set[str])
+    holders: dict[str, float] = field(default_factory=dict[str, float])
+    """Replicas that hold it, and since when."""
     wants_another: bool = False
     """True if its holders are silent: the next replica with room gets it as well."""
     digest: str = ""
@@ -122,10 +130,12 @@ _ASK_S: Final = 0.05
 """Least work of an ask, seconds: a share with less than twice as much is not cut."""
 _ASKS: Final = 2
 """Asks that a replica may hold whatever their size: the second waits while the first is answered."""
+_TICK_S: Final = 1e-6
+"""Shortest time for which an ask is held."""
 _MEMORY: Final = 0.9
 """Weight of what is known of the work per request against the latest answers."""
 _WINDOW: Final = 100
-"""Versions over which losses are counted."""
+"""Versions and adapters over which losses are counted."""
 
 
 class FleetBook:
@@ -143,6 +153,10 @@ class FleetBook:
         self.asks: dict[int, _AskRecord] = {}
         self.asked_again = 0
         """Number of requests that were given to more than one replica."""
+        self.adapters = 0
+        """Number of adapters that were offered so far."""
+        self.offers: dict[str, PublishedWeights] = {}
+        """Adapters that asks may name."""
         self._waiting: list[_WorkItem] = []
         self._orders, self._numbers = 0, 0
         self._losses: list[tuple[int, str]] = []
@@ -154,11 +168,18 @@ class FleetBook:
     def queue(self, requests: Sequence[Request], round: int) -> None:
         """Add requests; the longest expected answers are given out first."""
         for request in requests:
-            self._add(_WorkItem(self._next_order(), round, request=request))
+            self._waiting.append(_WorkItem(self._next_order(), round, request=request))
 
-    def queue_texts(self, texts: tuple[ScoreRequest, ...]) -> None:
-        """Add texts that one replica is to score."""
-        self._add(_WorkItem(self._next_order(), 0, texts=texts))
+    def offer(self, name: str, adapter: PublishedWeights) -> None:
+        """Let asks name an adapter."""
+        self.adapters += 1
+        self.offers[name] = adapter
+
+    def queue_texts(self, texts: tuple[ScoreRequest, ...]) -> int:
+        """Add texts that one replica is to score; returns their number."""
+        order = self._next_order()
+        self._waiting.append(_WorkItem(order, 0, texts=texts))
+        return order
 
     @property
     def pending(self) -> int:
@@ -197,7 +218,7 @@ class FleetBook:
         if record is None:
             return "drop"
         first, record.digest = record.digest, record.digest or digest
-        record.holders.discard(replica)
+        record.holders.pop(replica, None)
         record.wants_another = False
         if not record.holders:
             del self.asks[number]
@@ -216,6 +237,20 @@ class FleetBook:
             )
         return "drop"
 
+    def work_shares(self, replica: str, now_s: float) -> dict[str | int, float]:
+        """Shares, of 1, in what a replica worked since it last told, which it does now with an answer: of requests by
+        id, and of texts by number. Those that it holds have shared its passes: by their answers, and the time of each.
+        """
+        if (member := self.replicas.get(replica)) is None:
+            return {}
+        shares: dict[str | int, float] = {}
+        for number in sorted(member.asks):
+            record = self.asks[number]
+            held_s = max(now_s - max(member.told_s, record.holders[replica]), _TICK_S)
+            shares |= {item.key: item.answers * held_s for item in record.items}
+        member.told_s = now_s
+        return {name: share / sum(shares.values()) for name, share in shares.items()}
+
     def give_back(self, replica: str, number: int) -> None:
         """Take an ask back from a replica that cannot do it; it is asked again."""
         if (member := self.replicas.get(replica)) is not None:
@@ -224,10 +259,15 @@ class FleetBook:
 
     def cancel(self, request_ids: Collection[str] | None = None) -> list[tuple[str, int]]:
         """Drop requests (None: all). Returns (replica, ask) of asks that nobody waits for any more."""
+        return self._cancel(
+            lambda item: item.request is not None and (request_ids is None or item.request.id in request_ids)
+        )
 
-        def dropped(item: _WorkItem) -> bool:
-            return item.request is not None and (request_ids is None or item.request.id in request_ids)
+    def cancel_texts(self, orders: Collection[int]) -> list[tuple[str, int]]:
+        """Drop texts by the numbers that `queue_texts` gave; returns as `cancel`."""
+        return self._cancel(lambda item: item.order in orders)
 
+    def _cancel(self, dropped: Callable[[_WorkItem], bool]) -> list[tuple[str, int]]:
         self._waiting = [item for item in self._waiting if not dropped(item)]
         ended: list[tuple[str, int]] = []
         for number, record in list(self.asks.items()):
@@ -323,16 +363,19 @@ class FleetBook:
         for item in (*self._waiting, *(item for record in self.asks.values() for item in record.items)):
             item.losses = item.losses + 1 if item in suspects else 0
         self._release(replica, sorted(member.asks))
-        self._losses = [one for one in self._losses if one[0] > self.version - _WINDOW]
-        self._losses.append((self.version, f"{replica}: {cause}"))
+        published = self.version + self.adapters
+        self._losses = [one for one in self._losses if one[0] > published - _WINDOW]
+        self._losses.append((published, f"{replica}: {cause}"))
         if poisoned := [item for item in self._waiting if item.losses >= self.limits.losses_of_work]:
-            raise DataError(
+            error = DataError(
                 *(
                     f"{item.name}: {item.losses} replicas were lost while they answered it, the last one {cause}; it "
                     "is not asked again. Look at its prompt and at the memory of a replica, or drop it from the data"
                     for item in poisoned
                 )
             )
+            error.work = frozenset(item.key for item in poisoned)
+            raise error
         if len(self._losses) > self.limits.losses_allowed:
             raise LostResourceError(
                 f"{len(self._losses)} replicas were lost within {_WINDOW} steps, and cluster.losses_allowed = "
@@ -345,9 +388,6 @@ class FleetBook:
     def _next_order(self) -> int:
         self._orders += 1
         return self._orders
-
-    def _add(self, item: _WorkItem) -> None:
-        self._waiting.append(item)
 
     def _heard(self, member: _ReplicaRecord, now_s: float) -> None:
         member.heard_s, member.silent = now_s, False
@@ -376,9 +416,15 @@ class FleetBook:
 
     def _new_ask(self, items: Sequence[_WorkItem]) -> GenerationAsk:
         self._numbers += 1
-        requests = tuple(item.request for item in items if item.request is not None)
+        requests, texts = tuple(item.request for item in items if item.request is not None), items[0].texts
+        named = sorted({one.adapter for one in (*requests, *texts) if one.adapter})
         return GenerationAsk(
-            number=self._numbers, requests=requests, round=items[0].round, version=self.version, texts=items[0].texts
+            number=self._numbers,
+            requests=requests,
+            round=items[0].round,
+            version=self.version,
+            texts=texts,
+            adapters=tuple((name, self.offers[name]) for name in named),
         )
 
     def _holder(self, record: _AskRecord) -> _ReplicaRecord | None:
@@ -400,7 +446,7 @@ class FleetBook:
         if not member.asks:
             member.heard_s = now_s
         member.asks.add(record.ask.number)
-        record.holders.add(member.name)
+        record.holders[member.name] = now_s
         record.wants_another = False
 
     def _give_again(self, now_s: float) -> list[tuple[str, GenerationAsk]]:
@@ -421,7 +467,7 @@ class FleetBook:
             record = self.asks.get(number)
             if record is None:
                 continue
-            record.holders.discard(replica)
+            record.holders.pop(replica, None)
             if record.holders:
                 record.wants_another = not record.digest and all(self.replicas[one].silent for one in record.holders)
                 continue

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
-from hone.core.errors import DivergedError, ResourceError
+from hone.core.errors import ConfigError, DivergedError, HoneError, ResourceError
 from hone.core.fleet import AskAnswers, PublishedWeights, RunnerArithmetic, weights_digest
 from hone.core.generation import GenerationStats, OnPublish, Request, ScoreRequest, ScoreResult
 from hone.engine.canary import WeightFingerprint
@@ -30,7 +30,8 @@ from hone.engine.fleet.replica import (
     TakenWeights,
     pack_weights,
 )
-from hone.engine.session import EngineSession, check_requests, check_score_requests
+from hone.engine.protocol import UnmergedAdapter
+from hone.engine.session import EngineSession, check_adapters, check_requests, check_score_requests
 
 # --------------------------------------------------------------------------------------------------------- fleet report
 
@@ -118,6 +119,8 @@ def _share(place: str, counts: _ServedCounts) -> str:
 
 
 _POLL_S: Final = 0.2
+_STEP_S: Final = 0.02
+"""Longest wait of `step`, whose caller has other work."""
 _PINGS: Final = 4
 """Signs of life that are asked for within the patience."""
 _REMEMBERED: Final = 64
@@ -158,7 +161,10 @@ class FleetEngine(EngineSession):
         self._buffer: np.ndarray | None = None
         self._weights: PublishedWeights | None = None
         self._arithmetic: tuple[str, RunnerArithmetic] | None = None
+        self._older: PublishedWeights | None = None
         self._scores: dict[int, AskAnswers] = {}
+        """By the number of the texts."""
+        self._work_s: dict[str | int, float] = {}
         self._pinged_s: dict[str, float] = {}
         self._faulty_loads = 0
         self._pump_lock = threading.Lock()
@@ -200,6 +206,7 @@ class FleetEngine(EngineSession):
         """Begin the statistics anew."""
         super().reset_stats()
         self.report.reset()
+        self._work_s = {}
 
     def close(self) -> None:
         """Drop all requests, and end the replicas."""
@@ -222,7 +229,12 @@ class FleetEngine(EngineSession):
             if self._buffer is None:
                 self._buffer = np.zeros(self.settings.layout.nbytes, np.uint8)
             pack_weights(self._tensors(), self.settings.layout, self._buffer)
-            self._weights = self.transport.put(version, self._buffer, weights_digest(self._buffer))
+            if self._older is not None:
+                self.transport.drop(self._older)  # the last ones may still be on their way to a replica
+            self._older, self._weights = (
+                self._weights,
+                self.transport.put(version, self._buffer, weights_digest(self._buffer)),
+            )
             expected = [one.name for one in self.book.replicas.values() if one.phase is ReplicaPhase.READY]
             self.book.published(version, began)
             for member in self.book.replicas.values():
@@ -232,6 +244,21 @@ class FleetEngine(EngineSession):
         while self._awaits(expected, version) and self.clock.monotonic_s() - began < self.rules.limits.patience_s:
             self._pump()
         self.report.publish_s = self.clock.monotonic_s() - began
+
+    def add_adapter(self, name: str, adapter: UnmergedAdapter) -> None:
+        """Let requests name an unmerged adapter, which a replica fetches with the first ask that does. Raises
+        ConfigError for one that cannot leave this process, and for servers; ResourceError where it finds no room."""
+        if adapter.packed is None:
+            raise ConfigError(f"adapter {name} cannot be sent to replicas: it has no bytes (UnmergedAdapter.packed)")
+        flat = adapter.packed()
+        with self._lock:
+            number = self.book.adapters + 1
+            self.book.offer(name, self.transport.put(-number, flat, weights_digest(flat)))
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter that no request names any more."""
+        with self._lock:
+            self.transport.drop(self.book.offers.pop(name))
 
     def _awaits(self, replicas: Sequence[str], version: int) -> bool:
         with self._lock:
@@ -253,19 +280,54 @@ class FleetEngine(EngineSession):
 
         Raises DataError naming every text that cannot be run.
         """
-        check_score_requests(texts, context=self.settings.sequence_tokens, vocab=self.settings.vocab)
+        self._check_texts(texts)
         if not texts:
             return []
-        wanted = tuple(texts)
         with self._lock:
-            self.book.queue_texts(wanted)
-        while id(wanted) not in self._scores:
+            order = self.book.queue_texts(tuple(texts))
+        while order not in self._scores:
             self._raise_if_paused()
             self._step()
-        return list(self._scores.pop(id(wanted)).scores)
+        return list(self._scores.pop(order).scores)
+
+    def submit_scores(self, texts: Sequence[ScoreRequest]) -> list[int]:
+        """Queue texts to be scored, each by any replica; returns a number for each, by which `poll_scores` finds its
+        result. Raises DataError naming every text that cannot be run."""
+        self._check_texts(texts)
+        with self._lock:
+            return [self.book.queue_texts((text,)) for text in texts]
+
+    def poll_scores(self, orders: Collection[int]) -> dict[int, ScoreResult]:
+        """Take the results of these texts that are there already."""
+        with self._lock:
+            return {order: self._scores.pop(order).scores[0] for order in orders if order in self._scores}
+
+    def cancel_scores(self, orders: Collection[int]) -> None:
+        """Drop these texts: queued, running, or finished and not taken."""
+        with self._lock:
+            for replica, ask in self.book.cancel_texts(orders):
+                self.transport.cancel(replica, ask)
+            for order in orders:
+                self._scores.pop(order, None)
+
+    def step(self) -> None:
+        """Give out what there is room for, and take what has come; waits for a moment where nothing has."""
+        self._step(_STEP_S)
+
+    def take_work(self) -> dict[str | int, float]:
+        """Core-seconds that replicas told of since the last call or `reset_stats`, by request and by the number of a
+        text; see `FleetBook.work_shares`."""
+        with self._lock:
+            work, self._work_s = self._work_s, {}
+        return work
+
+    def _check_texts(self, texts: Sequence[ScoreRequest]) -> None:
+        check_score_requests(texts, context=self.settings.sequence_tokens, vocab=self.settings.vocab)
+        check_adapters((text.adapter for text in texts), self.book.offers)
 
     def _check(self, requests: Sequence[Request]) -> None:
         check_requests(requests, context=self.settings.sequence_tokens, vocab=self.settings.vocab)
+        check_adapters((request.adapter for request in requests), self.book.offers)
         decodes = self.settings.decodes or bool(self.settings.tokenizer_json)
         if not decodes and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a tokenizer in the replicas; give ReplicaSettings.tokenizer_json")
@@ -279,7 +341,7 @@ class FleetEngine(EngineSession):
 
     # ----------------------------------------------------------------------------------------- events
 
-    def _step(self) -> None:
+    def _step(self, wait_s: float = _POLL_S) -> None:
         """Give out what there is room for, and wait a moment for events."""
         if self._paused:
             return
@@ -290,25 +352,31 @@ class FleetEngine(EngineSession):
             for replica, ask in self.book.give(began):
                 self.transport.ask(replica, ask)
             idle = not any(one.asks for one in self.book.replicas.values())
-        self._pump()
+        self._pump(wait_s)
         spent = self.clock.monotonic_s() - began
         with self._lock:
             self._stats.total_s += spent
             self.report.wait_s += spent if idle else 0.0
 
-    def _pump(self) -> None:
+    def _pump(self, wait_s: float = _POLL_S) -> None:
         """Take events, of which one thread at a time does the waiting, and see to those who are late."""
         with self._pump_lock:
-            events = self.transport.poll(_POLL_S)
+            events = self.transport.poll(wait_s)
+        faults = list[HoneError]()
         with self._lock:
             for event in events:
-                self._hear(event)
+                try:
+                    self._hear(event)
+                except HoneError as fault:  # the others have come as well, and some may go on without this one's work
+                    faults.append(fault)
             now_s = self.clock.monotonic_s()
             for name in self.book.late(now_s):
                 self.transport.end(name)
                 self._lose(name, f"it was silent for {now_s - self.book.replicas[name].heard_s:.0f} s, and was ended")
             self._start_missing()
             self._ping(now_s)
+        if faults:
+            raise faults[0]
 
     def _hear(self, event: FleetEvent) -> None:
         now_s = self.clock.monotonic_s()
@@ -340,12 +408,14 @@ class FleetEngine(EngineSession):
     def _take(self, event: AskAnswered, now_s: float) -> None:
         record, answers = self.book.asks.get(event.number), event.answers
         work_s = answers.stats.total_s
+        for name, share in self.book.work_shares(event.replica, now_s).items():
+            self._work_s[name] = self._work_s.get(name, 0.0) + share * answers.core_s
         taken = self.book.answered(event.replica, event.number, answers.digest, now_s, work_s=work_s)
         if taken == "drop" or record is None:
             return
         self.report.served(event.replica, answers)
-        if record.ask.texts:
-            self._scores[id(record.ask.texts)] = answers
+        if record.ask.texts and record.items:
+            self._scores[record.items[0].order] = answers
             self._stats.scored_tokens += sum(len(text.tokens) for text in record.ask.texts)
         done = answers.completions(record.ask)
         self._done.extend(one for one in done if (one.request_id, one.sample_index) in self._in_flight)
@@ -386,7 +456,10 @@ class FleetEngine(EngineSession):
         self._faulty_loads += 1
         if event.number is not None or self._faulty_loads > 1 or not isinstance(event.error, DivergedError):
             place = self.report.place_of(event.replica)
-            raise type(event.error)(*(f"{place}: {message}" for message in event.error.messages))
+            error = type(event.error)(*(f"{place}: {message}" for message in event.error.messages))
+            asked = self.book.asks.get(event.number or 0)
+            error.work = frozenset(item.key for item in asked.items) if asked is not None else frozenset()
+            raise error
         self.transport.end(event.replica)
         self._lose(event.replica, str(event.error))
 

@@ -5,9 +5,11 @@ several in one process.
 """
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -31,8 +33,9 @@ from hone.engine.canary import WeightFingerprint
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.native.library import build
 from hone.engine.open_engine import EngineGuarantees, EngineSize, open_engine
-from hone.engine.protocol import GenerationModel, KvCache, RunnerKind
+from hone.engine.protocol import GenerationModel, KvCache, RunnerKind, UnmergedAdapter
 from hone.engine.session import TokenizerRules
+from hone.engine.torch_runner import TorchRunner
 from hone.native.build import is_disabled
 
 # ----------------------------------------------------------------------------------------------------------------- asks
@@ -188,14 +191,28 @@ class TakenWeights:
     """None: a server that scores no given tokens."""
 
 
+_UNUSED_ADAPTERS: Final = 16
+"""Adapters that a replica keeps although no ask uses them at present."""
+
+ReadAdapter: TypeAlias = Callable[[GenerationModel, NDArray[np.uint8]], UnmergedAdapter]
+"""A model, and bytes of `UnmergedAdapter.packed`, to the adapter beside that model's weights."""
+
+
 class GenerationReplica:
     """An engine that answers asks. `answer` may be called by several threads, and `load` by another one meanwhile."""
 
-    def __init__(self, model: GenerationModel, settings: ReplicaSettings) -> None:
-        """`model`: its weights are written to."""
+    def __init__(
+        self, model: GenerationModel, settings: ReplicaSettings, read_adapter: ReadAdapter | None = None
+    ) -> None:
+        """`model`: its weights are written to. `read_adapter`: for asks that name adapters."""
         self.model, self.settings = model, settings
         self.engine = _engine(model, settings)
         self.asks = AskSession(self.engine)
+        self._read_adapter = read_adapter
+        self._adapter_uses: dict[str, int] = {}
+        """Asks that use each adapter of the engine, by its name there; the one that was used last at the end."""
+        self._adapter_lock = threading.Lock()
+        self._counted_s = time.process_time()
 
     def arithmetic(self) -> RunnerArithmetic:
         """Identity of the replica's arithmetic. Raises ResourceError where the compiled runner cannot be built."""
@@ -219,10 +236,53 @@ class GenerationReplica:
         self.asks.forget_turns()
         return TakenWeights(version=version, digest=arrived, fingerprint=self.engine.fingerprints[version])
 
-    def answer(self, ask: GenerationAsk) -> AskAnswers:
-        """Answer an ask. Raises as `AskSession.answer`."""
+    def answer(self, ask: GenerationAsk, fetch: Callable[[PublishedWeights], NDArray[np.uint8]]) -> AskAnswers:
+        """Answer an ask, whose adapters are read from what `fetch` gives. Raises as `AskSession.answer`, DivergedError
+        for an adapter that arrived damaged, and ConfigError for a runner without adapters."""
         torch.set_num_threads(self.settings.threads)  # each thread of a process has a number of its own
-        return self.asks.answer(ask)
+        names = {name: f"{name} ({-offer.version})" for name, offer in ask.adapters}
+        with self._adapters({names[name]: offer for name, offer in ask.adapters}, fetch):
+            answers = self.asks.answer(
+                replace(
+                    ask,
+                    requests=tuple(replace(one, adapter=names.get(one.adapter, "")) for one in ask.requests),
+                    texts=tuple(replace(one, adapter=names.get(one.adapter, "")) for one in ask.texts),
+                )
+            )
+        with self._adapter_lock:
+            before_s, self._counted_s = self._counted_s, time.process_time()
+            return replace(answers, core_s=self._counted_s - before_s)
+
+    @contextmanager
+    def _adapters(
+        self, offers: Mapping[str, PublishedWeights], fetch: Callable[[PublishedWeights], NDArray[np.uint8]]
+    ) -> Iterator[None]:
+        """Have adapters in the engine meanwhile, under names that no other content ever has."""
+        uses = self._adapter_uses
+        with self._adapter_lock:
+            for name, offer in offers.items():
+                if name not in uses:
+                    self.engine.add_adapter(name, self._opened_adapter(name, offer, fetch(offer)))
+                    uses[name] = 0
+            for name in offers:
+                uses[name] = uses.pop(name) + 1
+        try:
+            yield
+        finally:
+            with self._adapter_lock:
+                for name in offers:
+                    uses[name] -= 1
+                for name in [name for name, count in uses.items() if not count][:-_UNUSED_ADAPTERS]:
+                    self.engine.remove_adapter(name)
+                    del uses[name]
+
+    def _opened_adapter(self, name: str, offer: PublishedWeights, flat: NDArray[np.uint8]) -> UnmergedAdapter:
+        if (arrived := weights_digest(flat)) != offer.digest:
+            raise DivergedError(f"adapter {name} arrived damaged: digest {arrived}, and {offer.digest} was sent")
+        runner = self.engine.runner
+        model = runner.model if isinstance(runner, TorchRunner) else self.model
+        assert self._read_adapter is not None
+        return self._read_adapter(model, flat)
 
 
 def _engine(model: GenerationModel, settings: ReplicaSettings) -> EmbeddedEngine:
@@ -337,7 +397,11 @@ class FleetTransport(Protocol):
         ...
 
     def put(self, version: int, flat: NDArray[np.uint8], digest: str) -> PublishedWeights:
-        """Offer weights; `flat` may change afterwards, and older weights need not be kept. Raises ResourceError."""
+        """Offer weights, or an adapter (`version` < 0); `flat` may change afterwards. Raises ResourceError."""
+        ...
+
+    def drop(self, weights: PublishedWeights) -> None:
+        """Nobody is to read them any more; some may be reading them still."""
         ...
 
     def load(self, replica: str, weights: PublishedWeights) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
-from hone.core.errors import HoneError, ResourceError
+from hone.core.errors import ConfigError, HoneError, ResourceError
 from hone.core.fleet import GenerationAsk, PublishedWeights, RunnerArithmetic
 from hone.engine.clients.handover import WeightTransfer
 from hone.engine.clients.http import RequestCancelledError, ServerEngine, ServerError, UnreachableError
@@ -103,13 +103,18 @@ class _ServerTransport:
         return name
 
     def put(self, version: int, flat: NDArray[np.uint8], digest: str) -> PublishedWeights:
-        """Write the weights to the folder. Raises ResourceError."""
+        """Write the weights to the folder. Raises ResourceError, and ConfigError for an adapter."""
         del flat
+        if version < 0:
+            raise ConfigError("adapters by request need replicas of hone's own engine, not servers")
         try:
             self.weights.save_weights(version)
         except OSError as error:
             raise ResourceError(f"weights for the servers cannot be written: {error}") from None
         return PublishedWeights(version=version, digest=digest, parts=(str(self.weights.folder),))
+
+    def drop(self, weights: PublishedWeights) -> None:
+        """Do nothing: the next ones are written over them."""
 
     def load(self, replica: str, weights: PublishedWeights) -> None:
         """Let a server load the folder."""

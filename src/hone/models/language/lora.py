@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
-from hone.core.state import State, array
+from hone.core.state import State, array, integer, number
 from hone.models.language.batch_invariant import pad_to_tile
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
@@ -420,6 +420,32 @@ class LoraAdapter:
     def state(self) -> State:
         """A and B, for a network that is saved merged."""
         return {name: factor.detach().cpu().numpy().copy() for name, factor in self.factors()}
+
+    def packed(self) -> State:
+        """Shape and numbers, for another process that has the same base; `unpacked` opens them there."""
+        shape = self.settings
+        numbers = torch.cat([factor.detach().flatten() for _, factor in self.factors()]).numpy()
+        return {
+            "rank": shape.rank, "alpha": float(shape.alpha), "rslora": shape.rslora, "layers": list(shape.layers),
+            "factors": numbers,
+        }  # fmt: skip
+
+    @classmethod
+    @torch.no_grad()
+    def unpacked(cls, decoder: Decoder, packed: State) -> Self:
+        """The adapter of `packed` beside a decoder."""
+        layers = packed["layers"]
+        assert isinstance(layers, list)
+        settings = LoraSettings(
+            rank=integer(packed, "rank"), alpha=number(packed, "alpha"), rslora=bool(packed["rslora"]),
+            layers=tuple(map(str, layers)),
+        )  # fmt: skip
+        adapter = cls(decoder, settings, base_folder=Path(), base_sha256="", beside=True)
+        factors = [factor for _, factor in adapter.factors()]
+        numbers = torch.from_numpy(array(packed, "factors").astype(np.float32))
+        for factor, piece in zip(factors, numbers.split([one.numel() for one in factors]), strict=True):
+            factor.copy_(piece.view_as(factor))
+        return adapter
 
     @torch.no_grad()
     def restore(self, state: State) -> None:

@@ -20,7 +20,7 @@ import torch
 from hone.core.errors import HoneError, ResourceError
 from hone.core.ragged import Ints
 from hone.core.state import State, array, integer, number, substate
-from hone.models.language.lora import LoraAdapter, LoraSettings
+from hone.models.language.lora import LoraAdapter
 from hone.parallel.group import RankGroup, RankMeeting, joined, open_meeting
 from hone.parallel.ranked_job import READY, ChildRanks, LocalLauncher, RankTask, failure, rank_tasks
 from hone.process.parent import connect_to_parent
@@ -107,11 +107,7 @@ def _packed_rows(rows: Sequence[TrainedRow], owners: Sequence[int]) -> State:
     places = {key: place for place, key in enumerate(adapters)}
     message: State = {}
     for key, adapter in adapters.items():
-        settings = adapter.settings
-        message[f"adapter {places[key]}"] = {
-            "rank": settings.rank, "alpha": float(settings.alpha), "layers": list(settings.layers),
-            "factors": torch.cat([factor.detach().flatten() for _, factor in adapter.factors()]).numpy(),
-        }  # fmt: skip
+        message[f"adapter {places[key]}"] = adapter.packed()
     for place, (row, owner) in enumerate(zip(rows, owners, strict=True)):
         if not owner:
             continue
@@ -128,7 +124,7 @@ def _packed_rows(rows: Sequence[TrainedRow], owners: Sequence[int]) -> State:
 
 def open_row_ranks(config: TrainingServiceConfig, rows: RowModel, *, beside: Path) -> RowRanks:
     """Start the ranks beside this process. Raises ResourceError; no process is left then."""
-    if config.cluster is None:
+    if config.cluster is None or config.cluster.learner is None:
         launcher = LocalLauncher(module=_MODULE, threads=config.threads)
     else:
         from hone.parallel.ray_launcher import RayLauncher  # noqa: PLC0415 - Ray: an extra
@@ -187,26 +183,12 @@ class _RowServant:
             row = substate(message, f"row {place}")
             of = integer(row, "adapter")
             if of >= 0 and of not in adapters:
-                adapters[of] = self._adapter(substate(message, f"adapter {of}"))
+                adapters[of] = LoraAdapter.unpacked(self.base.rows.decoder, substate(message, f"adapter {of}"))
             inputs = {name: array(substate(row, "inputs"), name) for name in substate(row, "inputs")}
             tokens, targets = array(row, "tokens").astype(np.int64), inputs["target_tokens"].astype(np.int64)
             options = {name: number(substate(row, "options"), name) for name in substate(row, "options")}
             loss = RowLoss(name=str(row["loss"]), datum=Datum(tokens=tokens, inputs=inputs), options=options)
             yield TrainedRow(adapter=adapters.get(of), tokens=tokens, targets=targets, loss=loss)
-
-    def _adapter(self, packed: State) -> LoraAdapter:
-        layers = packed["layers"]
-        assert isinstance(layers, list)
-        settings = LoraSettings(
-            rank=integer(packed, "rank"), alpha=number(packed, "alpha"), rslora=False, layers=tuple(map(str, layers))
-        )
-        adapter = self.base.adapter(settings)
-        sizes = [factor.numel() for _, factor in adapter.factors()]
-        pieces = torch.from_numpy(array(packed, "factors").astype(np.float32)).split(sizes)
-        with torch.no_grad():
-            for (_, factor), piece in zip(adapter.factors(), pieces, strict=True):
-                factor.copy_(piece.view_as(factor))
-        return adapter
 
 
 def main() -> None:

@@ -25,23 +25,18 @@ from hone.config.resolve import load
 from hone.core.clock import Clock, SystemClock
 from hone.core.config import is_loopback
 from hone.core.errors import ConfigError, ResourceError
-from hone.engine.engine import EmbeddedEngine
-from hone.engine.open_engine import EngineSize, open_engine
-from hone.models.language.decoder import Decoder
-from hone.models.language.token_policy import TokenPolicy
 from hone.run.http.listening import listening, signals_end_quietly
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.store.durable import writing
 from hone.run.store.folder import RunLock
-from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.training_service.app import TrainingRoutes
 from hone.text.training_service.catalogue import ACTIVE_S, Catalogue, remove_checkpoint
 from hone.text.training_service.desk import RequestDesk
 from hone.text.training_service.learner import open_base
 from hone.text.training_service.ledger import CheckpointRecord, Ledger, SessionRecord
 from hone.text.training_service.row_ranks import open_row_ranks
-from hone.text.training_service.rows import RowModel
 from hone.text.training_service.sampler import SamplingWorker, WholeWeights
+from hone.text.training_service.sampling_engine import open_sampling_engine
 from hone.text.training_service.service_config import TenantKeys, TrainingServiceConfig
 from hone.text.training_service.turns import Turns
 from hone.text.training_service.worker import TrainingWorker
@@ -100,6 +95,7 @@ class TrainingService:
         self.sampler.thread.join()
         if self.trainer.ranks is not None:
             self.trainer.ranks.close()
+        self.sampler.engine.close()
         if self.claim:
             self.trainer.keep()
         self.desk.ledger.close()
@@ -158,7 +154,7 @@ def open_training_service(
     folder = beside / config.folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    engine, decoder = _open_engine(config, policy, base.rows, context)
+    engine, decoder = open_sampling_engine(config, policy, base.rows, context)
     whole = WholeWeights(base, decoder, engine) if config.model.whole else None
     ledger = Ledger(folder / "ledger.db", claim)
     lock = _acquire(folder, config.folder, _TAKEOVER_S if claim else 0.0)
@@ -170,7 +166,8 @@ def open_training_service(
         trainer.ranks = open_row_ranks(config, base.rows, beside=beside)
     if config.model.whole:
         trainer.resident = 1  # each has weights, gradient and moments of its own
-    sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots, whole)
+    replicas = 0 if config.cluster is None else config.cluster.rollout.replicas
+    sampler = SamplingWorker(base, desk, engine, trainer, context, limits.slots * max(replicas, 1), whole)
     routes = TrainingRoutes(config, base, desk, trainer, sampler, keys, context, Catalogue(desk, folder))
     return TrainingService(config, routes, desk, trainer, sampler, lock, desk.restore(), claim)
 
@@ -187,29 +184,6 @@ def _acquire(folder: Path, name: str, seconds: float) -> RunLock:
             time.sleep(0.1)
 
 
-def _open_engine(
-    config: TrainingServiceConfig, policy: TokenPolicy, rows: RowModel, context: int
-) -> tuple[EmbeddedEngine, Decoder]:
-    """The engine that samples and the decoder that it reads, and the base ready for training. Raises ConfigError and
-    ResourceError where `native` cannot be had."""
-    size = EngineSize(slots=config.limits.slots, sequence_tokens=context)
-    rules = tokenizer_rules(policy)
-    engine = None
-    decoder = policy.decoder.twin({}) if config.model.whole else policy.decoder
-    if config.runner != "torch":  # before `prepare`: compiled code has products of its own
-        try:
-            engine = open_engine(decoder, rules, size=size, seed=config.seed, runner="native")
-        except (ConfigError, ResourceError):
-            if config.runner == "native":
-                raise
-    rows.prepare(context, exact=engine is None)
-    if engine is None:
-        decoder = policy.decoder.twin({}) if config.model.whole else policy.decoder
-        engine = open_engine(decoder, rules, size=size, seed=config.seed, runner="torch")
-    engine.publish(0)
-    return engine, decoder
-
-
 def plan_lines(config: TrainingServiceConfig) -> list[str]:
     """What the service would be, for `--dry-run`. Raises ConfigError for a tenant without a key."""
     TenantKeys(config.tenants)
@@ -217,10 +191,16 @@ def plan_lines(config: TrainingServiceConfig) -> list[str]:
     whole = ", all weights trained, by one tenant at a time" if config.model.whole else ""
     lines = [f"model {config.model.path}, for clients {', '.join(config.names)}; folder {config.folder}{whole}"]
     if config.run.ranks > 1:
-        where = "child processes" if config.cluster is None else f"processes of Ray ({config.cluster.address})"
+        on_ray = config.cluster is not None and config.cluster.learner is not None
+        where = f"processes of Ray ({config.cluster.address})" if config.cluster and on_ray else "child processes"
         lines.append(
             f"rows of a pass are shared by {config.run.ranks} ranks: this process and {where}, each with the base and "
-            f"{config.threads} threads; bits are those of one process. Samples are drawn in this one; layers are whole"
+            f"{config.threads} threads; bits are those of one process; layers are whole"
+        )
+    if config.cluster is not None and config.cluster.rollout.replicas:
+        lines.append(
+            f"samples are drawn by {config.cluster.derive()['replicas']}, each with the base and up to "
+            f"{config.limits.slots} answers at a time; bits are those of one process"
         )
     lines += [
         f"tenant {one.name}: {one.weight / weight:.1%} of the work under load, scopes {', '.join(one.scopes)}, "

@@ -19,15 +19,14 @@ from torch import Tensor
 
 from hone.core.errors import DataError, HoneError
 from hone.core.generation import Completion, LikeliestTokens, Request, SamplingParams, ScoreRequest, ScoreResult
-from hone.engine.engine import EmbeddedEngine
-from hone.engine.protocol import UnmergedAdapter
+from hone.engine.fleet.fleet_engine import FleetEngine
 from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import load_model
-from hone.models.language.lora import LoraAdapter
 from hone.text.training_service.desk import DeskThread, RequestDesk, failed
 from hone.text.training_service.learner import ServedBase
 from hone.text.training_service.ledger import RequestRecord, RequestResult, SamplerRecord
 from hone.text.training_service.messages import PROTOBUF, SampledSequence, TopTokens, sample_response
+from hone.text.training_service.sampling_engine import SamplingEngine, unmerged
 from hone.text.training_service.worker import TrainingWorker
 
 _LOOK_S: Final = 1.0
@@ -198,10 +197,6 @@ def _top(likeliest: LikeliestTokens | None) -> TopTokens | None:
     return None if likeliest is None else TopTokens(tokens=likeliest.tokens, logprobs=likeliest.logp)
 
 
-def _unmerged(adapter: LoraAdapter) -> UnmergedAdapter:
-    return UnmergedAdapter(product=adapter.added_product, factors=adapter.stacked_factors)
-
-
 @dataclass(slots=True, eq=False)
 class WholeWeights:
     """The weights that the engine samples with, where whole models are trained: those of one model after another.
@@ -213,7 +208,7 @@ class WholeWeights:
     base: ServedBase
     decoder: Decoder
     """The engine's: a twin of the base, whose parameters are set to others."""
-    engine: EmbeddedEngine
+    engine: SamplingEngine
     name: str | None = _BASE
     """What is published; None: nothing that can be sampled with."""
     _version: int = 0
@@ -250,7 +245,7 @@ class SamplingWorker:
 
     base: ServedBase
     desk: RequestDesk
-    engine: EmbeddedEngine
+    engine: SamplingEngine
     trainer: TrainingWorker
     context: int
     slots: int
@@ -346,10 +341,13 @@ class SamplingWorker:
             self._fail(error)
             return
         spent = (time.thread_time() - began) * torch.get_num_threads() / sum(rows.values())
+        work = self.engine.take_work() if isinstance(self.engine, FleetEngine) else {}
         with self.desk.wake:
             for id, count in rows.items():
-                self.open[id].seconds += spent * count
-                self.desk.turns.charge(self.open[id].record.tenant, spent * count)
+                one = self.open[id]
+                by_replicas = sum(work.get(name, 0.0) for name in (id, *one.orders, one.prompt_order))
+                one.seconds += spent * count + by_replicas
+                self.desk.turns.charge(one.record.tenant, spent * count + by_replicas)
         while (answer := self.engine.poll(self.open)) is not None:
             one = self.open[answer.request_id]
             one.answers[answer.sample_index] = answer
@@ -366,19 +364,23 @@ class SamplingWorker:
                 self._close(one.record, one.outcome())
 
     def _fail(self, error: Exception) -> None:
-        """A pass failed: its requests are over, later ones try again."""
-        self.engine.cancel()
-        for one in list(self.open.values()):
-            self.engine.cancel_scores([*one.orders, one.prompt_order])
-            self._close(one.record, failed(error))
+        """A pass failed: its requests are over, or those that the error is of; later ones try again."""
+        work = error.work if isinstance(error, HoneError) else frozenset[str | int]()
+        for id, one in list(self.open.items()):
+            if not work or not work.isdisjoint((id, *one.orders, one.prompt_order)):
+                self._end(one, failed(error))
+
+    def _end(self, one: _OpenSample, outcome: RequestResult) -> None:
+        """Close a request in progress."""
+        self.engine.cancel({one.record.id})
+        self.engine.cancel_scores([*one.orders, one.prompt_order])
+        self._close(one.record, outcome)
 
     def _drop(self, ids: set[str]) -> None:
         for id in ids:
             one = self.open.get(id)
             if one is not None:
-                self.engine.cancel({id})
-                self.engine.cancel_scores([*one.orders, one.prompt_order])
-                self._close(one.record, failed(DataError("the client cancelled this request")))
+                self._end(one, failed(DataError("the client cancelled this request")))
                 continue
             with self.desk.wake:
                 waited = id in self._held or self.desk.turns.drop_sample(id)
@@ -400,11 +402,11 @@ class SamplingWorker:
         if record.model is not None:
             name, adapter = self.trainer.frozen_adapter(record.model)
             if name not in self._adapters:
-                self.engine.add_adapter(name, _unmerged(adapter))
+                self.engine.add_adapter(name, unmerged(adapter))
         elif record.folder is not None:
             name = record.folder
             if name not in self._adapters:
-                self.engine.add_adapter(name, _unmerged(self.base.read_adapter(Path(name))))
+                self.engine.add_adapter(name, unmerged(self.base.read_adapter(Path(name))))
         else:
             return ""
         self._adapters[name] = self._adapters.pop(name, 0) + 1

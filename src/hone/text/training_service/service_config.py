@@ -74,7 +74,7 @@ class ServiceLimitsConfig(Config):
     """Limits of the service."""
 
     slots: int = Field(default=16, ge=1)
-    """Answers that are sampled at the same time."""
+    """Answers that are sampled at the same time, by each replica."""
     pass_tokens: int = Field(default=512, ge=1)
     """Tokens of the rows of one training pass; a longer row has a pass of its own."""
     resident_models: int = Field(default=64, ge=1)
@@ -120,7 +120,8 @@ class TrainingServiceConfig(Config):
     run: ServiceRunConfig = ServiceRunConfig()
     """Ranks of the trainer."""
     cluster: ClusterConfig | None = None
-    """A Ray cluster for the ranks, with the keys of `hone train`; absent: they are child processes."""
+    """A Ray cluster for replicas that sample (`[cluster.rollout]`) and for ranks (`[cluster.learner]`), with the keys
+    of `hone train`; absent: this process samples, and ranks are child processes."""
     limits: ServiceLimitsConfig = ServiceLimitsConfig()
     """Limits."""
     tenants: list[TenantConfig] = Field(default_factory=list[TenantConfig])
@@ -138,12 +139,8 @@ class TrainingServiceConfig(Config):
         faults = list[str]()
         if self.model.whole and self.run.ranks > 1:
             faults.append("run.ranks with model.whole: all weights are trained in one process; leave one of them out")
-        if self.cluster is not None and (self.cluster.learner is None or self.run.ranks == 1):
-            faults.append("cluster places the ranks of the trainer: give [cluster.learner], and run.ranks of 2 or more")
-        if self.cluster is not None and self.cluster.rollout.replicas:
-            faults.append("cluster.rollout.replicas: the service draws its samples in its own process; set 0")
-        if self.cluster is not None and self.cluster.learner is not None and self.cluster.learner.gpus:
-            faults.append("cluster.learner.gpus: the service computes on CPUs; leave it out")
+        if self.cluster is not None:
+            faults += _cluster_faults(self.cluster, self.run)
         if faults:
             raise ValueError("; ".join(faults))
         return self
@@ -152,6 +149,18 @@ class TrainingServiceConfig(Config):
     def names(self) -> list[str]:
         """Names of the base for clients."""
         return self.model.names or [self.model.path]
+
+
+def _cluster_faults(cluster: ClusterConfig, run: ServiceRunConfig) -> list[str]:
+    faults = list[str]()
+    if cluster.learner is not None and run.ranks == 1:
+        faults.append("cluster.learner places the ranks of the trainer: give run.ranks of 2 or more, or leave it out")
+    for table, given in (("learner", cluster.learner), ("rollout", cluster.rollout)):
+        if given is not None and given.gpus:
+            faults.append(f"cluster.{table}.gpus: the service computes on CPUs; leave it out")
+    if cluster.rollout.mixed:
+        faults.append("cluster.rollout.mixed: answers of a service have the same bits from every replica; leave it out")
+    return faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

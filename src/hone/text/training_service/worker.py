@@ -130,6 +130,8 @@ class TrainingWorker:
     _snapshot_s: dict[str, float] = field(default_factory=dict[str, float])
     _unbilled_s: dict[str, float] = field(default_factory=dict[str, float])
     """Core-seconds of each model that no result of a pass has taken to its tenant's bill yet."""
+    _versions: dict[str, int] = field(default_factory=dict[str, int])
+    """How often each model's weights may have changed in this process: a step count comes again after a checkpoint."""
     _turn_s: dict[Waiting, float] = field(default_factory=dict[Waiting, float])
     """Core-seconds of each request in this turn."""
     thread: DeskThread = field(init=False)
@@ -142,7 +144,7 @@ class TrainingWorker:
         that is `known`."""
         with self.computing:
             trained = self._model(model)
-            name = f"{model}@{trained.steps}"
+            name = self._version_name(model)
             if name == known:
                 return name, {}
             return name, {one: own.detach().clone() for one, own in trained.rows.decoder.named_parameters()}
@@ -155,7 +157,10 @@ class TrainingWorker:
             twin = trained.adapter.with_leaves()
             for _, factor in twin.factors():
                 factor.data = factor.detach().clone()
-            return f"{model}@{trained.steps}", twin
+            return self._version_name(model), twin
+
+    def _version_name(self, model: str) -> str:
+        return f"{model}@{self._versions.get(model, 0)}"
 
     def keep(self) -> None:
         """Save all models behind their last steps, so that the next process has nothing to repeat; for a worker whose
@@ -216,6 +221,7 @@ class TrainingWorker:
         self.desk.attempt(record, lambda: handlers[record.kind](record, body))
         self._charge(one, time.thread_time() - began)
         if record.kind in ("optim_step", "load_weights"):
+            self._versions[one.owner] = self._versions.get(one.owner, 0) + 1
             self._keep_snapshot(record)
         self._end(one)
 
