@@ -62,6 +62,8 @@ def choose_runner(
         return RunnerChoice(runner=whole, own_weights=copy_weights, dtype=whole.dtype, note=note)
     if kind == "torch_compiled" and model.config.experts is not None:
         raise ConfigError('runner = "torch_compiled" has no mixtures of experts; set runner = "torch" or "auto"')
+    if kind == "torch_compiled" and model.config.state_numbers:
+        raise ConfigError(f'runner = "torch_compiled": it does not compute {model.config.uncompiled}; set "torch"')
     if kind == "torch_compiled" and model.code_bits:
         raise ConfigError('runner = "torch_compiled" has no weights in codes; set runner = "auto"')
     if kind == "torch_compiled" and model.exactness == "bitwise":
@@ -198,6 +200,6 @@ def open_engine(
 def _within(limits: SchedulerLimits, cache_bytes: int, model: GenerationModel, number: torch.dtype) -> SchedulerLimits:
     """Limits with no more pages than fit into `cache_bytes`, at least those of the longest sequence."""
     shape = model.config
-    numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim * limits.page_tokens
-    page = numbers * number.itemsize
+    numbers = 2 * shape.cached_layers * shape.kv_heads * shape.head_dim * limits.page_tokens
+    page = numbers * number.itemsize + 4 * shape.state_numbers
     return replace(limits, pages=max(limits.least_pages, min(limits.pages, cache_bytes // page)))

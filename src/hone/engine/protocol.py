@@ -113,6 +113,16 @@ class ModelShape(Protocol):
         ...
 
     @property
+    def cached_layers(self) -> int:
+        """Layers with keys and values."""
+        ...
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers of the states that a text leaves behind in layers without keys; 0: all layers have them."""
+        ...
+
+    @property
     def uncompiled(self) -> str | None:
         """What of this model the compiled runner does not compute; None: it computes all of it."""
         ...
@@ -208,6 +218,14 @@ class GenerationModel(Protocol):
         What it returns takes `[T, heads, head_dim]`, twice `[slots, kv_heads, head_dim]` and the layer, and gives
         `[T, heads * head_dim]`.
         """
+        ...
+
+    def paged_states(
+        self, attend: PagedAttentionFn, store: Tensor, sequence: Ints, positions: Ints, pages: Ints, page_tokens: int
+    ) -> PagedAttentionFn:
+        """`attend`, and the states in `store` `[pages, state_numbers]`: a page has those behind the last token that was
+        written to it. The tokens are of `sequence` `[T]` at `positions` `[T]`, in the pages `[B, most]` of each
+        sequence, of `page_tokens` tokens."""
         ...
 
 

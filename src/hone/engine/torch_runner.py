@@ -1,8 +1,6 @@
 """The runner that needs no compiler: the trainer's own parameters, or a copy, over pages that torch keeps.
 
-Attention on a CUDA device by torch's paged variable-length kernel; recorded decoding steps are in `cuda_steps`.
-
-Not run by the tests of a machine without a GPU; `-m gpu` selects its tests.
+On a CUDA device attention is by torch's paged variable-length kernel, and decoding steps are recorded.
 """
 
 import gc
@@ -24,8 +22,8 @@ from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 # ------------------------------------------------------------------------------------------------------------ attention
 
 
-_FLASH_PAGE_TOKENS: Final = 256
-"""Page size that every version of the kernel supports."""
+_LONG_PAGE_TOKENS: Final = 256
+"""Page size that every version of the kernel supports; and of states, one a page, as large as hundreds of keys."""
 
 
 @dataclass(slots=True)
@@ -476,16 +474,19 @@ def _casting_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 
 class _PagedKvCache:
-    """`[layers, 2, pages, page_tokens, kv_heads, head_dim]`: keys and values."""
+    """`[layers, 2, pages, page_tokens, kv_heads, head_dim]`: keys and values; `[pages, numbers]`: states."""
 
     def __init__(
         self, shape: ModelShape, *, pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        sizes = (shape.layers, 2, pages, page_tokens, shape.kv_heads, shape.head_dim)
+        sizes = (shape.cached_layers, 2, pages, page_tokens, shape.kv_heads, shape.head_dim)
         self.store = torch.zeros(sizes, dtype=dtype, device=device)
+        wide = torch.promote_types(dtype, torch.float32)
+        self.states = torch.zeros(pages, shape.state_numbers, dtype=wide, device=device)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         self.store[:, :, target] = self.store[:, :, source]
+        self.states[target] = self.states[source]
 
 
 class _PagedAttention:
@@ -545,8 +546,9 @@ class TorchRunner:
         """What it computes with: the trainer's model, or a copy."""
         self._half = _HalfWeights(model) if _computes_in_half(model) else None
         self._flash = model.device.type == "cuda" and (self._half is not None or model.dtype == torch.bfloat16)
-        self._flash = self._flash and model.config.score_cap is None  # torch's kernel has no bound of scores
-        self._page_tokens = page_tokens or (_FLASH_PAGE_TOKENS if self._flash else PAGE_TOKENS)
+        stateful = model.config.state_numbers > 0
+        self._flash = self._flash and model.config.score_cap is None and not stateful  # its kernel has no such scores
+        self._page_tokens = page_tokens or (_LONG_PAGE_TOKENS if self._flash or stateful else PAGE_TOKENS)
         self._compiled, self._tile = compiled, model.rows.tile
         kind = None if self._half is None else torch.bfloat16
         self._run = model.compiled_run(kind) if compiled else partial(model.run, kind=kind)
@@ -585,13 +587,8 @@ class TorchRunner:
 
     def reserve(self, pages: int) -> None:
         model, self._scratch = self.model, pages
-        self._keys = _PagedKvCache(
-            model.config,
-            pages=pages + 1,  # the last is where padding goes
-            page_tokens=self._page_tokens,
-            dtype=self.dtype,
-            device=model.device,
-        )
+        size, there = self._page_tokens, model.device  # the last page is where padding goes
+        self._keys = _PagedKvCache(model.config, pages=pages + 1, page_tokens=size, dtype=self.dtype, device=there)
         if self._flash and model.config.experts is None:  # how many tokens an expert gets is not known beforehand
             self._steps = _RecordedSteps(
                 self._step_logits, scratch=self._scratch, page_tokens=self._page_tokens, device=model.device
@@ -667,7 +664,10 @@ class TorchRunner:
         device, count = self.model.device, len(work.tokens)
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions
-        attend = _PagedAttention(self.model, keys, work)
+        attend: PagedAttentionFn = _PagedAttention(self.model, keys, work)
+        if keys.states.shape[1]:
+            at = (one.astype(np.int64) for one in (work.sequence, work.positions, work.pages))
+            attend = self.model.paged_states(attend, keys.states, *at, self._page_tokens)
         linear = self._linear if work.adapters is None else self._adapted(work.adapters, work.sequence)
         places = torch.from_numpy(positions).to(device)
         return self._forward(torch.from_numpy(tokens).to(device), places, attend, linear)

@@ -12,11 +12,11 @@ from hone.core.errors import DataError, ErrorCollector
 
 PLANNED_FAMILIES: Final = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
-    "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_moe", "mixtral", "olmoe",
-    "deepseek_v3",
+    "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_5_text", "qwen3_moe",
+    "mixtral", "olmoe", "deepseek_v3",
 )  # fmt: skip
 """Families whose shapes hone runs; others are planned as the nearest of them."""
-QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe")
+QK_NORM_FAMILIES: Final = ("qwen3", "qwen3_5_text", "qwen3_moe", "gemma3_text", "olmo2", "olmo3", "olmoe")
 """Families that normalise queries and keys."""
 _WHOLE_NORM_FAMILIES: Final = ("olmo2", "olmo3", "olmoe")
 """Families among them whose norm is over all heads together."""
@@ -34,8 +34,14 @@ _TIED_FAMILIES: Final = ("gemma2", "gemma3_text", "smollm3", "cohere", "cohere2"
 """Families whose output projection is the embedding, where `config.json` does not say."""
 _HEAD_DIMS: Final[Mapping[str, int]] = {
     "qwen3": 128, "qwen3_moe": 128, "ministral3": 128, "glm": 128, "glm4": 128, "gemma2": 256, "gemma3_text": 256,
+    "qwen3_5_text": 256,
 }  # fmt: skip
 """Features of a head where `config.json` does not say and they are not its width over the heads."""
+_DELTA_SIZES: Final[Mapping[str, int]] = {
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+}  # fmt: skip
+"""Sizes of layers of linear attention (`qwen3_5_text`), where `config.json` does not say."""
 _SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _MOST: Final = 1 << 40
 
@@ -75,6 +81,40 @@ class PlannedDecoder:
     """Features of a head's query that do not turn."""
     value: int = 0
     """Features of a head's value."""
+    linear_layers: int = 0
+    """Layers of linear attention, which have a state in the place of keys and values; the others have a gate then."""
+    groups: int = 0
+    """Heads of their queries and keys."""
+    states: int = 0
+    """Heads of their values, each with a state."""
+    state_key: int = 0
+    """Features of their keys."""
+    state_value: int = 0
+    """Features of their values."""
+    inputs: int = 0
+    """Tokens that the convolution before their states sees."""
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether all layers are of linear attention."""
+        return self.linear_layers == self.layers > 0
+
+    @property
+    def state_values(self) -> int:
+        """Features of all values of a layer of linear attention."""
+        return self.states * self.state_value
+
+    @property
+    def channels(self) -> int:
+        """Features of all its queries, keys and values."""
+        return 2 * self.groups * self.state_key + self.state_values
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers of the states of a text: the last inputs of each convolution, and a matrix for each head; and how
+        many tokens they have seen."""
+        kept = self.inputs * self.channels + self.state_key * self.state_values
+        return 1 + self.linear_layers * kept if self.linear_layers else 0
 
     @property
     def turned(self) -> int:
@@ -108,8 +148,8 @@ class PlannedDecoder:
 
     @property
     def fits_kernels(self) -> bool:
-        """Whether the compiled kernels of training compute such layers; not bounded scores, nor latents."""
-        return not self.bounds_scores and not self.latent
+        """Whether the compiled kernels of training compute such layers; not bounded scores, latents, nor states."""
+        return not self.bounds_scores and not self.latent and not self.states
 
     @property
     def norms_whole(self) -> bool:
@@ -131,7 +171,10 @@ class PlannedDecoder:
         """Weights of a layer's linear projections around attention."""
         if self.latent:
             return sum(rows * columns for rows, columns in self.latent_projections.values())
-        return 2 * self.hidden * (self.query_width + self.key_width)
+        if self.is_linear:
+            return self.hidden * (self.channels + 2 * self.state_values + 2 * self.states)
+        gates = self.query_width if self.states else 0
+        return self.hidden * (2 * (self.query_width + self.key_width) + gates)
 
     @property
     def mlp_weights(self) -> int:
@@ -141,6 +184,10 @@ class PlannedDecoder:
     @property
     def kinds_of_layers(self) -> tuple[tuple[int, "PlannedDecoder"], ...]:
         """Numbers of layers of each kind, and a decoder of that kind alone; the last layer's is the last."""
+        if 0 < self.linear_layers < self.layers:
+            rest = self.layers - self.linear_layers
+            linear = replace(self, layers=self.linear_layers)
+            return (self.linear_layers, linear), (rest, replace(self, layers=rest, linear_layers=0))
         if not self.dense_layers:
             return ((self.layers, self),)
         mlps = replace(self, experts=0, experts_per_token=0, shared=0, dense_layers=0, intermediate=self.dense)
@@ -159,22 +206,32 @@ class PlannedDecoder:
     @property
     def parameters(self) -> int:
         """Parameters in all: projections, norms, biases, routers, embedding and output projection."""
-        norms = sum(self.layer_norms) * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
-        norms += self.query_latent + self.latent
-        biases = self.query_width + 2 * self.key_width if self.qkv_bias and not self.latent else 0
+        norms = sum(self.layer_norms) * self.hidden + self.query_latent + self.latent
         layers = sum(
-            count * (one.layer_weights + norms + biases + self.hidden * one.experts)
+            count * (one.layer_weights + norms + one.head_numbers + self.hidden * one.experts)
             for count, one in self.kinds_of_layers
         )
         return layers + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
 
+    @property
+    def head_numbers(self) -> int:
+        """Parameters of a layer beside its projections and the norms of the stream: norms of heads, biases, filters."""
+        if self.is_linear:
+            return self.channels * self.inputs + 2 * self.states + self.state_value
+        biased = self.qkv_bias and not self.latent
+        return (self._norm_of_heads() if self.qk_norm else 0) + (self.query_width + 2 * self.key_width) * biased
+
     def coded_bytes(self, bits: int) -> int:
         """Bytes of the weights with linear layers, embedding and head in codes of `bits`: a scale of 16 bits for 32
         inputs, outputs in blocks of 32; the rest in float32."""
-        outputs = [(self.query_width + 2 * self.key_width, self.hidden), (self.hidden, self.query_width)]
-        outputs = [*self.latent_projections.values()] or outputs
-        outputs = [*outputs, (2 * self.intermediate, self.hidden), (self.hidden, self.intermediate)] * self.layers
-        outputs += [(self.vocab, self.hidden)] * (1 if self.tied else 2)
+        outputs = [(self.vocab, self.hidden)] * (1 if self.tied else 2)
+        for count, one in self.kinds_of_layers:
+            gates = one.query_width if one.states else 0
+            own = [(one.query_width + gates + 2 * one.key_width, one.hidden), (one.hidden, one.query_width)]
+            if one.is_linear:
+                own = [(one.channels + one.state_values, one.hidden), (one.hidden, one.state_values)]
+            own = [*one.latent_projections.values()] or own
+            outputs += [*own, (2 * one.intermediate, one.hidden), (one.hidden, one.intermediate)] * count
         coded = sum(-(-rows // 32) * columns * (4 * bits + 2) for rows, columns in outputs)
         return coded + 4 * (self.parameters - sum(rows * columns for rows, columns in outputs))
 
@@ -257,6 +314,7 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
         experts=experts,
         experts_per_token=_first(config, ("num_experts_per_tok",), 1 if experts else 0, where, faults),
         latent=latent, query_latent=query_latent, plain=plain, value=value,
+        **_delta_sizes(config, family, sizes["num_hidden_layers"], where, faults),
     )  # fmt: skip
     if not faults.messages:
         faults.extend(_contradictions(shape, where))
@@ -273,6 +331,21 @@ def _latent_sizes(
     usual = [default or head_width for default in _LATENTS[family]]
     usual[0] = 0 if config.get("q_lora_rank", 0) is None else usual[0]
     return [_first(config, (key,), size, where, faults) for key, size in zip(_LATENT_SIZES, usual, strict=True)]
+
+
+def _delta_sizes(
+    config: Mapping[str, object], family: str, layers: int, where: str, faults: ErrorCollector
+) -> dict[str, int]:
+    """Sizes of linear attention, by the names of `PlannedDecoder`; none for a family without it."""
+    if family != "qwen3_5_text":
+        return {}
+    sizes = [_first(config, (key,), usual, where, faults) for key, usual in _DELTA_SIZES.items()]
+    kinds, every = config.get("layer_types"), sizes.pop()
+    linear = layers - layers // every
+    if isinstance(kinds, list):
+        linear = cast("list[object]", kinds)[:layers].count("linear_attention")
+    names = ("groups", "states", "state_key", "state_value", "inputs")
+    return {"linear_layers": linear, **dict(zip(names, sizes, strict=True))}
 
 
 def _contradictions(shape: PlannedDecoder, where: str) -> list[str]:

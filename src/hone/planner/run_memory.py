@@ -145,7 +145,7 @@ def cache_bytes_per_token(shape: PlannedDecoder, cache: CacheType) -> int:
     """Bytes of keys and values of a token, 2 L g d b; of codes 2 L g (d + 4), with a scale for each vector."""
     if cache == "int8":
         return 2 * shape.layers * shape.kv_heads * (shape.head_dim + _SCALE_BYTES)
-    return 2 * shape.layers * shape.key_width * NUMBER_BYTES[cache]
+    return 2 * (shape.layers - shape.linear_layers) * shape.key_width * NUMBER_BYTES[cache]
 
 
 def engine_copy_bytes_of(shape: PlannedDecoder, generation: GenerationSettings, weights: NumberType) -> int:
@@ -168,7 +168,8 @@ def page_bytes(shape: PlannedDecoder, generation: GenerationSettings) -> int:
     """Bytes of the engine's pages: the longest sequence in every slot, and an eighth more for early prompts."""
     pages = -(-(generation.prompt_tokens + generation.answer_tokens) // generation.page_tokens)
     slots = generation.concurrent + max(1, generation.concurrent // 8)
-    return (pages * slots + 1) * generation.page_tokens * cache_bytes_per_token(shape, generation.cache)
+    page = generation.page_tokens * cache_bytes_per_token(shape, generation.cache) + 4 * shape.state_numbers
+    return (pages * slots + 1) * page
 
 
 def run_memory(run: RunDimensions) -> RunMemory:

@@ -30,7 +30,8 @@ PLANNED_KEYS: Final = (
 PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
 """Defaults of the planned keys and shape of the batches, of each recipe."""
 _CPU_PAGE: Final = 16
-_GPU_PAGE: Final = 256
+_LONG_PAGE: Final = 256
+"""On a GPU, and where a page has a state."""
 _MOST: Final = 1 << 40
 _ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP_LAYERS: Final = ("gate_proj", "up_proj", "down_proj")
@@ -326,7 +327,7 @@ def _generation(
         update_bytes=beside,
         layout="plain" if _reads_plain_weights(settings, runner) else layout,
         cache=cast("CacheType", cache),
-        page_tokens=_GPU_PAGE if on_gpu else _CPU_PAGE,
+        page_tokens=_LONG_PAGE if on_gpu or shape.states else _CPU_PAGE,
         sleeps=settings.flag("rollout.sleep"),
         may_sleep=_staleness(settings) == 0,
     )

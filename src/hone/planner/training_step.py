@@ -161,7 +161,12 @@ def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
         if shape.latent:  # both norms' inputs and results, plain queries, mixed latents and their values
             result = b * (2 * shape.query_latent + d + a * (shape.plain + shape.latent + shape.value))
             result += 8 if shape.query_latent else 4
+        if shape.states:  # the joint projection, or norms of float32 copies; mixed values, their gate, and both
+            joint = (2 * a + 2 * g) * d * b if b == 4 else 4 * (a + g) * d
+            normed, result = joint + 4 * (a + g), 3 * b * a * d
         attention = w * (a + 2 * g) * d + result + normed + scores
+        if shape.is_linear:  # projections, and the result; all between is computed again
+            attention = b * (shape.channels + 2 * shape.state_values + 2 * shape.states)
     return common + attention + inner_bytes(shape, b) + b * settings.update_rank
 
 

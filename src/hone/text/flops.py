@@ -27,6 +27,13 @@ def layer_parameters(config: ModelConfig) -> int:
         down, heads = latent.query_rank or 0, config.heads
         attention = hidden * (down + latent.cached) + (down or hidden) * heads * latent.query
         attention += heads * ((latent.plain + latent.value) * latent.rank + latent.value * hidden)
+    delta = config.delta
+    if delta is not None:
+        # Of layers with a gate, and of linear ones with what a token reads from its state and writes to it.
+        rule = delta.channels * delta.inputs + 3 * delta.key * delta.values
+        linear = hidden * (delta.channels + 2 * (delta.values + delta.heads)) + rule
+        share = sum(delta.layers) / config.layers
+        attention = round(share * linear + (1 - share) * (attention + width * hidden))
     experts = config.experts
     dense = 3 * config.dense_layers * hidden * config.intermediate_size
     if experts is None:
@@ -39,7 +46,7 @@ def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tenso
     """2 P T + 2 d V n + 4 L h D a, for T `tokens`, n `logits` rows, and a `pairs` (`attended_pairs`). P:
     `layer_parameters`. (Kaplan et al., 2020; attention as in Chowdhery et al., 2022.)"""
     head = config.hidden_size * config.vocab_size
-    attention = 2 * config.layers * config.heads * config.head_dim
+    attention = 2 * config.cached_layers * config.heads * config.head_dim
     return FLOPS_PER_MULTIPLY_ADD * (layer_parameters(config) * tokens + head * logits + attention * pairs)
 
 

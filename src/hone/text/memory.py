@@ -43,7 +43,7 @@ def config_settings(config: BaseModel) -> PlannedSettings:
 
 def planned_decoder(config: ModelConfig) -> PlannedDecoder:
     """The sizes of a model's config."""
-    experts, latent = config.experts, config.latent
+    experts, latent, delta = config.experts, config.latent, config.delta
     return PlannedDecoder(
         family=config.family,
         layers=config.layers,
@@ -65,6 +65,12 @@ def planned_decoder(config: ModelConfig) -> PlannedDecoder:
         query_latent=0 if latent is None else latent.query_rank or 0,
         plain=0 if latent is None else latent.plain,
         value=0 if latent is None else latent.value,
+        linear_layers=0 if delta is None else sum(delta.layers),
+        groups=0 if delta is None else delta.groups,
+        states=0 if delta is None else delta.heads,
+        state_key=0 if delta is None else delta.key,
+        state_value=0 if delta is None else delta.value,
+        inputs=0 if delta is None else delta.inputs,
     )
 
 

@@ -63,6 +63,14 @@ def decoder_config(shape: PlannedDecoder) -> ModelConfig:
         "q_lora_rank": shape.query_latent or None, "kv_lora_rank": shape.latent, "qk_nope_head_dim": shape.plain,
         "qk_rope_head_dim": shape.turned, "v_head_dim": shape.value,
     }  # fmt: skip
+    if shape.states:
+        full = shape.layers - shape.linear_layers
+        latents = {
+            "linear_num_key_heads": shape.groups, "linear_num_value_heads": shape.states,
+            "linear_key_head_dim": shape.state_key, "linear_value_head_dim": shape.state_value,
+            "linear_conv_kernel_dim": shape.inputs,
+            "layer_types": ["linear_attention"] * shape.linear_layers + ["full_attention"] * full,
+        }  # fmt: skip
     return ModelConfig(
         family=shape.family,  # type: ignore[arg-type]
         vocab_size=shape.vocab,
@@ -74,7 +82,7 @@ def decoder_config(shape: PlannedDecoder) -> ModelConfig:
         head_dim=shape.head_dim,
         tie_embeddings=shape.tied,
         experts=experts,
-        extra=latents if shape.latent else {},
+        extra=latents if shape.latent or shape.states else {},
     )
 
 

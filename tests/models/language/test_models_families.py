@@ -46,6 +46,12 @@ DEEPSEEK = {
     **MLA, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
     "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+DELTA = {
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-2,
+}  # fmt: skip
+"""What a query reads out of a state may be near 0, and is normalised: with an epsilon of 1e-6 transformers itself is
+9e-5 from the same numbers in float64."""
 T = transformers
 CASES: dict[str, tuple[type, dict[str, object]]] = {
     "llama3": (T.LlamaConfig, {"rope_parameters": LLAMA3}),
@@ -84,6 +90,11 @@ CASES: dict[str, tuple[type, dict[str, object]]] = {
                                                      "topk_group": 2, "norm_topk_prob": False, "n_shared_experts": 1,
                                                      "q_lora_rank": None, "attention_bias": True,
                                                      "rope_parameters": MSCALE}),
+    "qwen3_5": (T.Qwen3_5TextConfig, DELTA),
+    "qwen3_5-types-tied": (T.Qwen3_5TextConfig, {**DELTA, "linear_num_key_heads": 4, "linear_conv_kernel_dim": 3,
+                                                 "layer_types": ["full_attention", "linear_attention"] * 2,
+                                                 "tie_word_embeddings": True, "attention_bias": True,
+                                                 "partial_rotary_factor": 0.5}),
     "minicpm3": (T.MiniCPM3Config, {**MLA, "v_head_dim": None, "dim_model_base": 24, "attention_bias": True,
                                     "mlp_bias": True, "original_max_position_embeddings": 32,
                                     "rope_parameters": {**LONGROPE, "short_factor": [1.0, 1.1],

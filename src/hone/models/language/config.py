@@ -25,11 +25,13 @@ from hone.models.language.families import (
     FOREIGN_DESIGN,
     FULL,
     SLIDING,
+    DeltaSizes,
     FamilyDesign,
     LatentSizes,
     LayerSwitches,
     ModelFamily,
     check_switches,
+    delta_sizes,
     foreign_sizes,
     latent_sizes,
     layer_switches,
@@ -109,6 +111,8 @@ _OFF_IN_FAMILY: Final[Mapping[tuple[str, str], Sequence[object]]] = {
     ("olmoe", "qk_norm"): (True,),
     ("youtu", "rope_interleave"): (True,),
     ("deepseek_v3", "rope_interleave"): (True,),
+    ("qwen3_5_text", "attn_output_gate"): (True,),
+    ("qwen3_5_text", "mamba_ssm_dtype"): ("float32",),
 }
 _NO_EXPERTS: Final = f"families with experts: {', '.join(EXPERT_FAMILIES)}; give one of them, or a dense model"
 _HINTS: Final = {
@@ -231,6 +235,10 @@ class ModelConfig:
     """What the keys of `extra` switch."""
     latent: LatentSizes | None = field(init=False)
     """Sizes of latent attention; None: keys and values are heads."""
+    delta: DeltaSizes | None = field(init=False)
+    """Sizes of layers of linear attention; None: there are none."""
+    left_out: str = field(default="", compare=False)
+    """What of the checkpoint is not read, such as its vision tower; empty: nothing."""
 
     def __post_init__(self) -> None:
         faults = ErrorCollector(DataError)
@@ -242,7 +250,8 @@ class ModelConfig:
         faults.raise_if_any()
         # A frozen dataclass derives its defaults through object.__setattr__.
         latent = latent_sizes(self.family, self.extra, head_width=self.hidden_size // self.heads)
-        derived = {"latent": latent} | ({} if latent is None else {"kv_heads": 1, "head_dim": latent.cached})
+        derived = {"latent": latent, "delta": delta_sizes(self.family, self.extra, layers=self.layers)}
+        derived |= {} if latent is None else {"kv_heads": 1, "head_dim": latent.cached}
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         if not self.kv_heads:
@@ -351,6 +360,25 @@ class ModelConfig:
         """Features of a query and a key that rotary positions are for, of which a part may not turn."""
         return self.head_dim if self.latent is None else self.latent.turned
 
+    def is_linear(self, layer: int) -> bool:
+        """Whether a layer is of linear attention, which has a state in the place of keys and values."""
+        return self.delta is not None and self.delta.layers[layer]
+
+    def cached_layers_before(self, layer: int) -> int:
+        """Layers before a layer that have keys and values."""
+        return sum(not self.is_linear(number) for number in range(layer))
+
+    @property
+    def cached_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.cached_layers_before(self.layers)
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers of the states that a text leaves behind in the layers of linear attention, and how many of its tokens
+        they have seen; 0: it has no such layers."""
+        return 0 if self.delta is None else 1 + sum(self.delta.layers) * self.delta.kept
+
     @property
     def qkv_bias(self) -> bool:
         return self.design.qkv_bias or self.attention_bias
@@ -393,6 +421,8 @@ class ModelConfig:
             return f"model_type {self.extra.get('model_type')!r}, whose module is transformers' own"
         if self.latent is not None:
             return f"{self.family}'s latent attention"
+        if self.delta is not None:
+            return f"{self.family}'s linear attention"
         layer_norm = self.qk_norm and self.design.norm == "layer"
         return f"{self.family}'s norms of queries and keys, a weight for each head" if layer_norm else None
 
@@ -458,6 +488,10 @@ class ModelConfig:
         return config | ({} if self.experts is None else self.experts.to_hf(self.family))
 
 
+_TEXT_PARTS: Final = {"qwen3_5": "qwen3_5_text"}
+"""Models of text and pictures -> the family of their `text_config`, which is all that is read of them."""
+
+
 def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.json") -> ModelConfig:
     """Read a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
 
@@ -465,6 +499,12 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
     model's outputs, or refused.
     """
     faults = ErrorCollector(DataError)
+    part = config.get("text_config")
+    if (family := _TEXT_PARTS.get(str(config.get("model_type")))) and isinstance(part, dict):
+        beside = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+        text = {**cast(Json, part), **beside, "model_type": family}
+        inner = model_config_from_hf(text, where=f"{where}: text_config")
+        return replace(inner, left_out=f"the vision tower of a {config['model_type']}, and every image")
     family = str(config.get("model_type"))
     design = FAMILY_DESIGNS.get(family, FAMILY_DESIGNS["llama"])
     if family not in FAMILY_DESIGNS and (sizes := foreign_sizes(config, where=where)) is not None:

@@ -38,7 +38,6 @@ from hone.models.language.decoder_layer import (
     DecoderLayer,
     ExpertArithmetic,
     ForwardArithmetic,
-    LatentLayer,
     LinearFn,
     RmsNorm,
     RoutingRecord,
@@ -49,9 +48,10 @@ from hone.models.language.decoder_layer import (
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
+from hone.models.language.linear_attention import RecurrentAttention, layer_of, packed_runs, paged_runs, whole_runs
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.quantised_linear import BITS
-from hone.models.language.rope import RopeConfig
+from hone.models.language.rope import RopeConfig, rope_frequencies
 from hone.models.language.token_logprobs import (
     LogprobQuery,
     SamplingMask,
@@ -75,73 +75,6 @@ from hone.models.native.library import (
     why_unavailable,
 )
 from hone.models.packing import PackedBatch, index_numbers
-
-# --------------------------------------------------------------------------------------------------------------- rotary
-
-
-def _rope_frequencies(rope: RopeConfig | None, head_dim: int, length: int = 0) -> Tensor:
-    """Radians per position of each pair, `[head_dim / 2]` float32, for a text of `length` tokens; 0 for pairs that do
-    not turn.
-
-    theta^(-2i/d) (Su et al., 2021). `linear` divides all of them by `factor` (Chen et al., 2023). `dynamic` raises
-    theta by the length beyond the context. `llama3` divides the frequencies whose wavelength exceeds the original
-    context by `factor`, leaves short wavelengths unchanged and interpolates linearly between (Dubey et al., 2024);
-    `yarn` does so with borders in rotations within the original context, and interpolates along the features (Peng et
-    al., 2024). `longrope` divides each by a number of its own (Ding et al., 2024).
-    """
-    if rope is None:
-        return torch.from_numpy(np.zeros(head_dim // 2, np.float32))
-    turned, theta = int(head_dim * rope.fraction), rope.theta
-    if rope.kind == "dynamic":
-        longest = max(length, rope.original_max_positions) / rope.original_max_positions
-        theta = theta * (rope.factor * longest - (rope.factor - 1)) ** (turned / (turned - 2))
-    wavelengths = theta ** (_counted(0, turned, 2) / turned)
-    frequencies = 1.0 / wavelengths
-    if rope.kind == "linear":
-        frequencies = frequencies / rope.factor
-    if rope.kind == "llama3":
-        frequencies = _llama3(rope, frequencies)
-    if rope.kind == "yarn":
-        kept = 1 - _yarn_ramp(rope, turned)
-        frequencies = 1.0 / (rope.factor * wavelengths) * (1 - kept) + frequencies * kept
-    if rope.kind == "longrope":
-        divisors = rope.long_factor if length > rope.original_max_positions else rope.short_factor
-        frequencies = 1.0 / (torch.from_numpy(np.array(divisors, np.float32)) * wavelengths)
-    return functional.pad(frequencies, (0, head_dim // 2 - len(frequencies)))
-
-
-def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
-    wavelength = 2 * math.pi / frequencies
-    low = rope.original_max_positions / rope.low_freq_factor
-    high = rope.original_max_positions / rope.high_freq_factor
-    blend = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
-    scaled = torch.where(wavelength > low, frequencies / rope.factor, blended)
-    return torch.where(wavelength < high, frequencies, scaled)
-
-
-def _yarn_ramp(rope: RopeConfig, head_dim: int) -> Tensor:
-    """0 for pairs that turn `beta_fast` times or more within the original context, 1 for `beta_slow` or less."""
-
-    def border(rotations: float) -> float:
-        """Feature whose pair turns `rotations` times."""
-        return head_dim * math.log(rope.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
-
-    low, high = border(rope.beta_fast), border(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    span = high - low if high != low else 0.001
-    return ((_counted(0, head_dim // 2, 1) - low) / span).clamp(0, 1)
-
-
-def _counted(start: int, end: int, step: int) -> Tensor:
-    """`torch.arange` in float32 by numpy: torch's own, on the device "meta" where parameters are only counted, imports
-    the compiler, which takes two seconds."""
-    return torch.from_numpy(np.arange(start, end, step, dtype=np.float32))
-
 
 # --------------------------------------------------------------------------------------------------- activation offload
 
@@ -258,8 +191,8 @@ class Decoder(nn.Module):
         config, kind, bits = self.config, dtype, self.code_bits or None
         project = partial(linear_projection, config.hidden_size, config.vocab_size, bias=False, dtype=kind, bits=bits)
         self.embedding = project()
-        layer = DecoderLayer if config.latent is None else LatentLayer
-        self.layers = nn.ModuleList(layer(config, number, kind, bits) for number in range(config.layers))
+        layers = (layer_of(config, number)(config, number, kind, bits) for number in range(config.layers))
+        self.layers = nn.ModuleList(layers)
         self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind, kind=config.design.norm)
         self.head = None if config.tie_embeddings else project()
         self.frequencies = nn.Buffer(self._tables(), persistent=False)
@@ -269,9 +202,9 @@ class Decoder(nn.Module):
         return torch.stack([self._frequencies(rope, length) for rope in self.config.ropes])
 
     def _frequencies(self, rope: RopeConfig | None, length: int) -> Tensor:
-        """`[head_dim / 2]`: those of `_rope_frequencies`, and 0 for features that rotary positions are not for."""
+        """`[head_dim / 2]`: those of `rope_frequencies`, and 0 for features that rotary positions are not for."""
         c = self.config
-        return functional.pad(_rope_frequencies(rope, c.rotary_dim, length), (0, (c.head_dim - c.rotary_dim) // 2))
+        return functional.pad(rope_frequencies(rope, c.rotary_dim, length), (0, (c.head_dim - c.rotary_dim) // 2))
 
     def rotary_tables(self) -> tuple[Tensor, Tensor]:
         """`[tables, head_dim / 2]` float32 radians per position, and lengths of the turns: what an engine computes
@@ -384,6 +317,11 @@ class Decoder(nn.Module):
         result = f"{str(self.compute).removeprefix('torch.')} on {self.device.type}"
         if result != "float32 on cpu" or self.dtype != torch.float32:
             raise DataError(f"log-probabilities that are equal to the bit need float32 on a CPU, not {result}")
+        if self.config.delta is not None:
+            raise DataError(
+                f"{self.config.uncompiled} has no bits of its own: a text is computed in chunks, which begin where a "
+                'pass of the engine begins; leave model.exactness = "bitwise" out'
+            )
         if self.tensor_group is not None:
             raise DataError("a model that is cut among ranks adds in another order than an engine: not the same bits")
         self.exactness = "bitwise"
@@ -401,8 +339,11 @@ class Decoder(nn.Module):
         """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`.
 
         `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read. `routing` holds the
-        experts to use, and gets those that were used. Rotations by length are those of `fix_rope_length`.
+        experts to use, and gets those that were used. Rotations by length are those of `fix_rope_length`. Layers with
+        states begin them at each position 0, where `attend` brings none (`paged_states`).
         """
+        if self.config.delta is not None and not isinstance(attend, RecurrentAttention):
+            attend = RecurrentAttention(attend, whole_runs(positions))
         x, turns, by = self.embed(tokens), self._rotations(positions), self._arithmetic(linear, kind or self.dtype)
         return self._run_layers(x, turns, attend, by, halves, routing)
 
@@ -544,8 +485,9 @@ class Decoder(nn.Module):
             packed, heads=c.heads // self.parts, kv_heads=c.kv_heads // self.parts, head_dim=c.head_dim,
             dtype=self.compute, fused=self.device.type == "cuda", limits=c.limits,
         )  # fmt: skip
+        mixed = attend if c.delta is None else RecurrentAttention(attend, packed_runs(packed))
         return self._run_layers(
-            self.embed(packed.tokens), turns, attend, self._arithmetic(linear, self.compute), routing=routing
+            self.embed(packed.tokens), turns, mixed, self._arithmetic(linear, self.compute), routing=routing
         )  # fmt: skip
 
     def _row_lengths(self, packed: PackedBatch) -> Tensor | None:
@@ -579,13 +521,16 @@ class Decoder(nn.Module):
         return min(reach, MAX_POSITIONS)
 
     def _fits_kernels(self) -> bool:
-        usual = self.device.type == "cpu" and self.config.switches.score_cap is None and self.config.latent is None
+        c = self.config
+        usual = self.device.type == "cpu" and c.switches.score_cap is None and c.latent is None and c.delta is None
         return usual and self.dtype in DTYPE_CODES and self.compute in DTYPE_CODES
 
     def notes(self) -> list[str]:
         """Notes for the user of a training run. The first call may compile the kernels (seconds)."""
         reason = why_unavailable() if self.exactness == "parity" and self._fits_kernels() else None
-        return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
+        left_out = self.config.left_out and f"the model is read without {self.config.left_out}: it is trained as text"
+        slow = reason and f"training uses torch, not the compiled kernels, which are faster: {reason}"
+        return [note for note in (left_out, slow) if note]
 
     def _forward_native(
         self,
@@ -668,6 +613,14 @@ class Decoder(nn.Module):
         return BatchInvariantAttention(
             sequence, positions, slots, heads=c.heads, kv_heads=c.kv_heads, device=self.device, limits=c.limits
         )
+
+    def paged_states(
+        self, attend: LayerAttention, store: Tensor, sequence: Ints, positions: Ints, pages: Ints, page_tokens: int
+    ) -> LayerAttention:
+        """For an engine: `attend`, and the states of layers of linear attention, which are in `store` `[pages, config.
+        state_numbers]`, a text's in the page of its last token; the tokens are of `sequence` `[T]` at `positions`
+        `[T]`, in `pages` `[B, most]` of so many tokens."""
+        return RecurrentAttention(attend, paged_runs(store, sequence, positions, pages, page_tokens))
 
     def _rotations(self, positions: Tensor, lengths: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
         """For each table complex numbers `[T, 1, head_dim / 2]` for queries and for keys, a rotation for each pair of

@@ -3,7 +3,7 @@
 One decoder computes all of them: they differ in where norms stand, in what attention sees, and in a few factors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast
 
@@ -12,13 +12,13 @@ from hone.models.language.rope import RopeRules, is_number
 
 ModelFamily: TypeAlias = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3",
-    "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_moe", "mixtral", "olmoe",
+    "granite", "glm", "glm4", "cohere", "cohere2", "youtu", "minicpm3", "qwen3_5_text", "qwen3_moe", "mixtral", "olmoe",
     "deepseek_v3",
 ]  # fmt: skip
 NormKind: TypeAlias = Literal["rms", "rms_wide", "rms_plus_one", "layer"]
 """`rms_wide`: the weight is multiplied in float32, before rounding; `rms_plus_one`: so is 1 + weight; `layer`: the mean
 is taken off before."""
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +77,26 @@ class FamilyDesign:
     latent: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])
     """Sizes of latent attention that it reads -> what they are in a file without the key; empty: keys and values are
     heads."""
+    delta: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Sizes of layers of linear attention that it reads -> what they are in a file without the key; empty: it has no
+    such layers. Where it has, all are but every n-th, or those of `layer_types`, and the others have a gate."""
 
     @property
     def reads_layer_types(self) -> bool:
         """Whether `layer_types` of a file is followed."""
-        return self.windowed in ("above", "pattern", "types")
+        return self.windowed in ("above", "pattern", "types") or bool(self.delta)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of layers that `layer_types` of a file may name."""
+        if self.delta:
+            return FULL, LINEAR
+        return (FULL, SLIDING) if self.reads_layer_types else (FULL,)
 
     @property
     def keys(self) -> frozenset[str]:
         """Keys that are read here besides those of every family."""
-        keys = {*self.flags, *self.numbers, *self.ignored, *self.latent, self.eps_key}
+        keys = {*self.flags, *self.numbers, *self.ignored, *self.latent, *self.delta, self.eps_key}
         if self.rope.fraction is not None:
             keys.add("partial_rotary_factor")
         if self.gelu:
@@ -189,6 +199,13 @@ FAMILY_DESIGNS: Final[Mapping[str, FamilyDesign]] = {
                 "v_head_dim": 128},
         ignored=("qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers"),
     ),
+    "qwen3_5_text": FamilyDesign(
+        architecture="Qwen3_5", positions=32768, kv_heads=4, head_dim=256, flags=("attention_bias",), qk_norm="head",
+        norm="rms_plus_one", rope=RopeRules(fraction=0.25, ignored=("mrope_section", "mrope_interleaved")),
+        delta={"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+               "linear_num_key_heads": 16, "linear_num_value_heads": 32, "full_attention_interval": 4},
+        ignored=("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers"),
+    ),
     "qwen3_moe": FamilyDesign(
         architecture="Qwen3Moe", positions=32768, kv_heads=4, flags=("attention_bias",), qk_norm="head", window=4096,
         windowed="always",
@@ -284,6 +301,59 @@ def latent_sizes(family: str, keys: Mapping[str, object], *, head_width: int) ->
     rank, plain, turned = (cast(int, size) for size in known)
     value = sizes["v_head_dim"] or head_width
     return LatentSizes(query_rank=sizes["q_lora_rank"], rank=rank, plain=plain, turned=turned, value=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSizes:
+    """Sizes of linear attention by the gated delta rule, and the layers that have it."""
+
+    inputs: int
+    """Tokens that the convolution of a channel sees: the last ones, its own among them."""
+    key: int
+    """Features of a query and a key."""
+    value: int
+    """Features of a value."""
+    groups: int
+    """Heads of queries and keys."""
+    heads: int
+    """Heads of values, each with a state of `key * value` numbers."""
+    layers: tuple[bool, ...]
+    """Whether each layer is of linear attention; the others have keys and values."""
+
+    @property
+    def keys(self) -> int:
+        """Features of all keys."""
+        return self.groups * self.key
+
+    @property
+    def values(self) -> int:
+        """Features of all values."""
+        return self.heads * self.value
+
+    @property
+    def channels(self) -> int:
+        """Features that the convolutions are of: all queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def kept(self) -> int:
+        """Numbers that a text leaves behind in a layer: the last inputs, and a state for each head."""
+        return self.inputs * self.channels + self.key * self.values
+
+
+def delta_sizes(family: str, keys: Mapping[str, object], *, layers: int) -> DeltaSizes | None:
+    """The sizes of a model whose checked keys these are; None for a family without linear attention."""
+    design = FAMILY_DESIGNS.get(family, FOREIGN_DESIGN)
+    if not design.delta:
+        return None
+    sizes = [cast(int, keys.get(key, default)) for key, default in design.delta.items()]
+    kinds = cast("list[str] | None", keys.get("layer_types")) or [
+        LINEAR if (number + 1) % sizes[5] else FULL for number in range(layers)
+    ]
+    return DeltaSizes(
+        inputs=sizes[0], key=sizes[1], value=sizes[2], groups=sizes[3], heads=sizes[4],
+        layers=tuple(kind == LINEAR for kind in kinds[:layers]),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,12 +462,7 @@ def check_switches(config: Mapping[str, object], family: str, where: str, faults
         value = config.get(key, default)
         if not (value is None and "softcapping" in key) and not (is_number(value) and cast(float, value) > 0):
             faults.add(f"{where}: {key} must be a number > 0, got {value!r}")
-    faults.extend(
-        f"{where}: {key} must be a whole number of at least 1, got {value!r}"
-        for key, value in ((key, config.get(key, default)) for key, default in design.latent.items())
-        if not (value is None and key in ("q_lora_rank", "v_head_dim"))
-        and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
-    )
+    faults.extend(_size_faults(config, design, where))
     window = config.get("sliding_window")
     if design.windowed == "never":
         limit = config.get("max_position_embeddings") or design.positions
@@ -417,9 +482,22 @@ def check_switches(config: Mapping[str, object], family: str, where: str, faults
         faults.add(f"{where}: hidden_activation {gates!r} is not supported; known: 'gelu_pytorch_tanh'")
 
 
+def _size_faults(config: Mapping[str, object], design: FamilyDesign, where: str) -> Iterator[str]:
+    """Sizes of latent and of linear attention that cannot be."""
+    sizes = {key: config.get(key, default) for key, default in {**design.latent, **design.delta}.items()}
+    for key, value in sizes.items():
+        if value is None and key in ("q_lora_rank", "v_head_dim"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            yield f"{where}: {key} must be a whole number of at least 1, got {value!r}"
+    heads, groups = sizes.get("linear_num_value_heads"), sizes.get("linear_num_key_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups:
+        yield f"{where}: linear_num_value_heads ({heads}) must be a multiple of linear_num_key_heads ({groups})"
+
+
 def _type_list_faults(config: Mapping[str, object], design: FamilyDesign, count: int, where: str) -> Sequence[str]:
     kinds, faults = config.get("layer_types"), list[str]()
-    known = (FULL, SLIDING) if design.reads_layer_types else (FULL,)
+    known = design.kinds
     listed = cast("list[object]", kinds) if isinstance(kinds, list) else []
     if kinds is not None and not (len(listed) == count and all(kind in known for kind in listed)):
         faults.append(

@@ -49,6 +49,10 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
+_TEXT: Final = "model.language_model."
+"""Beginning of the names of a text part's tensors, in the place of `model.`."""
+_LEFT_OUT: Final = ("model.visual.", "mtp.")
+"""Beginnings of the names of what is not read beside it: the vision tower, and layers that predict further tokens."""
 _STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -187,6 +191,8 @@ def load_pieces(
     """Load exactly the tensors `pieces` of a folder into `parameters`. Raises as `load_weights`."""
     folder = _existing(Path(folder))
     faults = ErrorCollector(DataError)
+    if config.left_out:
+        pieces = [replace(one, checkpoint_name=one.checkpoint_name.replace("model.", _TEXT, 1)) for one in pieces]
     wanted = {piece.checkpoint_name: piece for piece in pieces}
     files = _weight_files(folder, faults)
     faults.raise_if_any()
@@ -199,6 +205,7 @@ def load_pieces(
     # Older writers add tensors that follow from the rest.
     redundant = {_HEAD} if config.tie_embeddings else set[str]()
     redundant |= {name for name in file_of if name.endswith("rotary_emb.inv_freq")}
+    redundant |= {name for name in file_of if name.startswith(_LEFT_OUT)} if config.left_out else set()
     surplus = sorted((name for name in file_of if name not in wanted and name not in redundant), key=SCALAR_HEAD.__ne__)
     lost = {
         name: f"{_missing_fault(folder, name)}{did_you_mean(name, surplus).split('; known')[0]}"

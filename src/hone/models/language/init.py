@@ -24,8 +24,8 @@ def new_model(
     kind = torch_dtype(dtype)
     residual = 1 / math.sqrt(2 * config.layers)
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            std = parameter.shape[1] ** -0.5
+        if parameter.ndim > 1:
+            std = parameter[0].numel() ** -0.5
             scale = std * residual if name.endswith(("out.weight", "down.weight")) else std
             _fill(parameter, scale, seed, name, kind)
     return model

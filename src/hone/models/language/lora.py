@@ -39,13 +39,16 @@ from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 
 LinearLayer = Literal[
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
-    "gate_proj", "up_proj", "down_proj", "gate_up_proj",
+    "in_proj_qkv", "in_proj_z", "out_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
 ]  # fmt: skip
 OUTPUT_LAYER: Final = "lm_head"
 """The output projection. No group holds it: adapters of the training service and of PEFT may."""
 ATTENTION_LAYERS: Final[tuple[LinearLayer, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_LAYERS: Final[tuple[LinearLayer, ...]] = ("gate_proj", "up_proj", "down_proj")
-_ATTENTION: Final = (*ATTENTION_LAYERS, "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+_ATTENTION: Final = (
+    *ATTENTION_LAYERS, "qkv_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "in_proj_qkv",
+    "in_proj_z", "out_proj",
+)  # fmt: skip
 _GROUPS: Final[Mapping[str, Sequence[LinearLayer]]] = {
     "all": (*_ATTENTION, *MLP_LAYERS, "gate_up_proj"),
     "attention": _ATTENTION,
@@ -234,10 +237,12 @@ class LoraAdapter:
         if OUTPUT_LAYER in settings.layers and not beside and (decoder.config.tie_embeddings or decoder.code_bits):
             reason = "is in codes" if decoder.code_bits else "is the embedding"
             raise DataError(f"the adapter updates the output projection, which {reason}: it cannot be merged")
-        if beside and decoder.config.latent is not None:
+        if beside and (decoder.config.latent is not None or decoder.config.delta is not None):
+            reason = "its keys and values are read out of the latent head by head"
+            reason = reason if decoder.config.delta is None else "its states are computed for whole batches"
             raise DataError(
-                f"an adapter of {decoder.config.uncompiled} cannot stand beside weights that others share: its keys "
-                "and values are read out of the latent head by head; train it in a run of its own, where it is merged"
+                f"an adapter of {decoder.config.uncompiled} cannot stand beside weights that others share: {reason}; "
+                "train it in a run of its own, where it is merged"
             )
         self.decoder, self.settings = decoder, settings
         self.base_folder, self.base_sha256 = base_folder, base_sha256

@@ -109,8 +109,8 @@ class PackedAttention:
         windows = {None, *self._limits.windows}
         texts = _texts(packed)
         # Blocks of similar numbers of queries, and within them of keys.
-        groups = _similar_lengths(texts.ends - texts.begins)
-        blocks = [texts.take(some[part]) for some in groups for part in _similar_lengths(texts.ends[some])]
+        groups = similar_lengths(texts.ends - texts.begins)
+        blocks = [texts.take(some[part]) for some in groups for part in similar_lengths(texts.ends[some])]
         device, total = packed.tokens.device, len(packed.tokens)
         self._heads, self._kv_heads, self._head_dim, self._fused = heads, kv_heads, head_dim, fused
         self._wide = torch.float32 if is_widened(dtype, device) else dtype
@@ -201,7 +201,8 @@ def _texts(packed: PackedBatch) -> _PackedTexts:
     return _PackedTexts(slots=slots, begins=begins, ends=ends)
 
 
-def _similar_lengths(lengths: Ints) -> list[Ints]:
+def similar_lengths(lengths: Ints) -> list[Ints]:
+    """Numbers of texts `[B]` in blocks, the longest first, each text filling most of its block's length."""
     order = np.argsort(-lengths, kind="stable")
     starts: list[int] = []
     longest = 0

@@ -10,6 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, cast
 
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
 from hone.core.errors import DataError, ErrorCollector
 
 RopeKind: TypeAlias = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -136,6 +141,70 @@ class RopeConfig:
         return parameters
 
 
+def rope_frequencies(rope: RopeConfig | None, head_dim: int, length: int = 0) -> Tensor:
+    """Radians per position of each pair, `[head_dim / 2]` float32, for a text of `length` tokens; 0 for pairs that do
+    not turn.
+
+    theta^(-2i/d) (Su et al., 2021). `linear` divides all of them by `factor` (Chen et al., 2023). `dynamic` raises
+    theta by the length beyond the context. `llama3` divides the frequencies whose wavelength exceeds the original
+    context by `factor`, leaves short wavelengths unchanged and interpolates linearly between (Dubey et al., 2024);
+    `yarn` does so with borders in rotations within the original context, and interpolates along the features (Peng et
+    al., 2024). `longrope` divides each by a number of its own (Ding et al., 2024).
+    """
+    if rope is None:
+        return torch.from_numpy(np.zeros(head_dim // 2, np.float32))
+    turned, theta = int(head_dim * rope.fraction), rope.theta
+    if rope.kind == "dynamic":
+        longest = max(length, rope.original_max_positions) / rope.original_max_positions
+        theta = theta * (rope.factor * longest - (rope.factor - 1)) ** (turned / (turned - 2))
+    wavelengths = theta ** (_counted(0, turned, 2) / turned)
+    frequencies = 1.0 / wavelengths
+    if rope.kind == "linear":
+        frequencies = frequencies / rope.factor
+    if rope.kind == "llama3":
+        frequencies = _llama3(rope, frequencies)
+    if rope.kind == "yarn":
+        kept = 1 - _yarn_ramp(rope, turned)
+        frequencies = 1.0 / (rope.factor * wavelengths) * (1 - kept) + frequencies * kept
+    if rope.kind == "longrope":
+        divisors = rope.long_factor if length > rope.original_max_positions else rope.short_factor
+        frequencies = 1.0 / (torch.from_numpy(np.array(divisors, np.float32)) * wavelengths)
+    return functional.pad(frequencies, (0, head_dim // 2 - len(frequencies)))
+
+
+def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    wavelength = 2 * math.pi / frequencies
+    low = rope.original_max_positions / rope.low_freq_factor
+    high = rope.original_max_positions / rope.high_freq_factor
+    blend = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    scaled = torch.where(wavelength > low, frequencies / rope.factor, blended)
+    return torch.where(wavelength < high, frequencies, scaled)
+
+
+def _yarn_ramp(rope: RopeConfig, head_dim: int) -> Tensor:
+    """0 for pairs that turn `beta_fast` times or more within the original context, 1 for `beta_slow` or less."""
+
+    def border(rotations: float) -> float:
+        """Feature whose pair turns `rotations` times."""
+        return head_dim * math.log(rope.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = border(rope.beta_fast), border(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low if high != low else 0.001
+    return ((_counted(0, head_dim // 2, 1) - low) / span).clamp(0, 1)
+
+
+def _counted(start: int, end: int, step: int) -> Tensor:
+    """`torch.arange` in float32 by numpy: torch's own, on the device "meta" where parameters are only counted, imports
+    the compiler, which takes two seconds."""
+    return torch.from_numpy(np.arange(start, end, step, dtype=np.float32))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeRules:
     """What a family of models reads besides the settings of a scaling, and where transformers has defaults for it."""
@@ -150,6 +219,8 @@ class RopeRules:
     """Names of scalings that stand for another one."""
     query_beta: bool = False
     """Whether `llama_4_scaling_beta` is read."""
+    ignored: tuple[str, ...] = ()
+    """Settings that change nothing for texts."""
 
 
 def rope_from_hf(
@@ -308,6 +379,7 @@ class _RopeReader:
     def _check_names(self, settings: Mapping[str, object], kind: str) -> None:
         extra = (_PARTIAL,) if self.rules.fraction is not None else ()
         extra += (_QUERY_BETA, "max_position_embeddings") if self.rules.query_beta else ()
+        extra += self.rules.ignored
         for name, value in settings.items():
             read = name in _READ[kind] or name in extra or name in _WITHOUT_EFFECT
             if read or value is None or value == _OFF.get(name, object()):

@@ -102,7 +102,7 @@ def tensor_split_faults(config: ModelConfig, ranks: int) -> Iterator[str]:
             "be cut among ranks: expert parallelism is not built in; use tensor = 1, and ranks that cut the rows"
         )
         return
-    whole = config.by_texts or config.latent is not None
+    whole = config.by_texts or config.latent is not None or config.delta is not None
     if whole or (config.qk_norm and len(query_key_norm_shapes(config)[0]) > 1) or config.qk_norm_whole:
         why = config.uncompiled if whole else "its norms of queries and keys go over all heads"
         yield f"tensor = {ranks}: a {config.family} cannot be cut among ranks: {why}; use tensor = 1"

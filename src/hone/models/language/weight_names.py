@@ -13,7 +13,7 @@ from torch import Tensor
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder_layer import query_key_norm_shapes
 from hone.models.language.expert_config import ExpertsConfig
-from hone.models.language.families import LatentSizes
+from hone.models.language.families import DeltaSizes, LatentSizes
 
 _Stack: TypeAlias = tuple[str, str, tuple[tuple[str, int, int], ...], bool]
 """Parameter, block of the checkpoint, its tensors (name, rows, rotary heads) in order, and whether it has biases."""
@@ -80,13 +80,16 @@ def _layer(c: ModelConfig, number: int, theirs: str, ours: str) -> Iterator[Chec
     apart = (
         "qkv",
         "self_attn",
-        (("q_proj", query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)),
+        (("q_proj", query if c.delta is None else 2 * query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)),
         c.qkv_bias,
     )
     joined = ("qkv", "self_attn", (("qkv_proj", query + 2 * key, c.heads + c.kv_heads),), c.qkv_bias)
     out = ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias)
     stacks: tuple[_Stack, ...] = (joined if "qkv_proj" in c.design.fused else apart, out)
     stacks = stacks if c.latent is None else (out,)
+    if c.delta is not None:
+        stacks = _delta_stacks(c, c.delta) if c.is_linear(number) else stacks
+        yield from _delta_numbers(c.delta, f"{theirs}linear_attn.", ours) if c.is_linear(number) else ()
     experts = c.experts_of(number)
     pair = (("gate_proj", width, 0), ("up_proj", width, 0))
     pair = (("gate_up_proj", 2 * width, 0),) if "gate_up_proj" in c.design.fused else pair
@@ -96,6 +99,7 @@ def _layer(c: ModelConfig, number: int, theirs: str, ours: str) -> Iterator[Chec
         else (("gate_up", "mlp", pair, c.mlp_bias), ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias))
     )
     rotary = {"head_dim": c.head_dim, "turned": int(c.head_dim * c.rope.fraction)}
+    gated = {**rotary, "head_dim": 2 * c.head_dim}  # behind each query is its gate
     for stack, block, members, has_bias in stacks:
         for kind in ("weight", "bias") if has_bias else ("weight",):
             start = 0
@@ -106,7 +110,7 @@ def _layer(c: ModelConfig, number: int, theirs: str, ours: str) -> Iterator[Chec
                     start=start,
                     rows=rows,
                     rotary_heads=0 if c.design.neighbours else heads,
-                    **rotary,
+                    **(gated if c.delta is not None and name == "q_proj" else rotary),
                 )
                 start += rows
     if experts is not None and experts.selection_bias:
@@ -116,7 +120,7 @@ def _layer(c: ModelConfig, number: int, theirs: str, ours: str) -> Iterator[Chec
             start=0,
             rows=experts.count,
         )
-    for name, norm, rows, heads in _norms(c):
+    for name, norm, rows, heads in _norms(c, number):
         yield CheckpointPiece(
             checkpoint_name=f"{theirs}{name}.weight",
             parameter_name=f"{ours}{norm}.weight",
@@ -148,7 +152,26 @@ def _latent_attention(c: ModelConfig, sizes: LatentSizes, theirs: str, ours: str
             )  # fmt: skip
 
 
-def _norms(c: ModelConfig) -> list[tuple[str, str, int, int]]:
+def _delta_stacks(c: ModelConfig, sizes: DeltaSizes) -> tuple[_Stack, ...]:
+    """The projections of a layer of linear attention."""
+    block, heads = "linear_attn", sizes.heads
+    return (
+        ("qkv", block, (("in_proj_qkv", sizes.channels, 0), ("in_proj_z", sizes.values, 0)), False),
+        ("gates", block, (("in_proj_b", heads, 0), ("in_proj_a", heads, 0)), False),
+        ("out", block, (("out_proj", c.hidden_size, 0),), False),
+    )
+
+
+def _delta_numbers(sizes: DeltaSizes, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
+    """What such a layer has beside its projections."""
+    for name, own, rows in (
+        ("conv1d.weight", "filter", sizes.channels), ("A_log", "forgetting", sizes.heads),
+        ("dt_bias", "step_bias", sizes.heads), ("norm.weight", "head_norm.weight", sizes.value),
+    ):  # fmt: skip
+        yield CheckpointPiece(checkpoint_name=f"{theirs}{name}", parameter_name=f"{ours}{own}", start=0, rows=rows)
+
+
+def _norms(c: ModelConfig, layer: int) -> list[tuple[str, str, int, int]]:
     """Norms of a layer: name in the checkpoint, name here, rows, rotary heads."""
     norms = [
         (name, norm, c.hidden_size, 0)
@@ -157,7 +180,7 @@ def _norms(c: ModelConfig) -> list[tuple[str, str, int, int]]:
         )
         if name is not None
     ]
-    if c.qk_norm:
+    if c.qk_norm and not c.is_linear(layer):
         # A weight for each head of a LayerNorm has the heads as its rows; of pairs that are neighbours.
         heads, kv_heads = (c.heads, c.kv_heads) if c.qk_norm_whole else (1, 1)
         q_rows, k_rows = (shape[0] for shape in query_key_norm_shapes(c))
