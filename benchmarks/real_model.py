@@ -345,15 +345,13 @@ def measure(folder: Path, *, conversations: int) -> Iterator[Row]:
 
 # --------------------------------------------------------------------------------------------------------------- memory
 
-ANSWERS = (
-    "recipe=grpo", "task.source=sums.jsonl", "rewards.functions=[{use='exact_match'}]",
-    "rollout={prompts_per_step=2, samples_per_prompt=2, max_tokens=64, context=512}",
-)  # fmt: skip
+ANSWERS = ("recipe=grpo", "task.source=sums.jsonl", "rewards.functions=[{use='exact_match'}]")
+ROLLOUT = "prompts_per_step=2, samples_per_prompt=2, max_tokens=64"
 KINDS = {
     "SFT": ("recipe=sft", "batch=3", "task.source=chats.jsonl"),
     "DPO": ("recipe=dpo", "batch=1", "task.source=pairs.jsonl", "algorithm.loss={kind='dpo', beta=0.1}"),
-    "GRPO": ANSWERS,
-    "a dialogue with a tool": (*ANSWERS, "task.tools.use=['hone:calculator']"),
+    "GRPO": (*ANSWERS, f"rollout={{{ROLLOUT}}}"),
+    "a dialogue with a tool": (*ANSWERS, f"rollout={{{ROLLOUT}, context=512}}", "task.tools.use=['hone:calculator']"),
 }
 """Settings of each kind of run."""
 MEMORY_BAR = 3.0
@@ -392,8 +390,9 @@ def write_rows(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
-def memory_rows(folder: Path, *, quick: bool) -> Iterator[Row]:
-    """Distance of the planned peak from the memory that each run took beyond its start."""
+def memory_rows(folder: Path, only: str, *, quick: bool) -> Iterator[Row]:
+    """Distance of the planned peak from the memory that each run took beyond its start; of the kinds whose names begin
+    with `only`."""
     model, root = model_folder(folder), folder / "memory"
     root.mkdir(exist_ok=True)
     write_rows(root)
@@ -404,7 +403,7 @@ def memory_rows(folder: Path, *, quick: bool) -> Iterator[Row]:
          (*KINDS["SFT"], "model.lora.rank=16", f"model.compute={products}"))
         for products in ("float32", "bfloat16")
     ]  # fmt: skip
-    for name, words in kinds[::2] if quick else kinds:
+    for name, words in (one for one in kinds[:: 2 if quick else 1] if one[0].startswith(only)):
         file, run = root / "run.toml", root / "runs" / "run"
         recipe, *others = words
         file.write_text(
@@ -430,11 +429,12 @@ def main() -> None:
         "--quick", action="store_true", help="2 random conversations a template, not 20; half of the runs"
     )
     parser.add_argument("--memory", action="store_true", help="only the plans of runs on the model")
+    parser.add_argument("--only", default="", help="with --memory: kinds of runs by the beginning of their names")
     parser.add_argument("--folder", type=Path, default=PEERS_FOLDER / "real_model", help="where the downloads lie")
     asked = parser.parse_args()
     download(asked.folder)
     rows = (
-        memory_rows(asked.folder, quick=asked.quick)
+        memory_rows(asked.folder, asked.only, quick=asked.quick)
         if asked.memory
         else measure(asked.folder, conversations=2 if asked.quick else 20)
     )

@@ -3,6 +3,7 @@
     python benchmarks/real_model_step.py               everything, about half an hour on two cores
     python benchmarks/real_model_step.py --quick       one pair of two steps each: decides nothing
     python benchmarks/real_model_step.py --only DPO    one kind
+    python benchmarks/real_model_step.py --steps 3 --pairs 2 --prompts 4    smaller, which the rows say
 
 Both sides read the same folder of weights, the same conversations and the template of the model's own tokenizer. hone
 runs with products in bfloat16 and weights of the optimizer in float32, TRL at the best of `VARIANTS`, of which each is
@@ -22,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,18 @@ RANK = 16
 BATCH = 4
 """Examples or pairs of a step."""
 PROMPTS, SAMPLES, NEW_TOKENS = 16, 8, 128
+
+
+class Size(NamedTuple):
+    """What is run of a kind."""
+
+    steps: int
+    """Of a process, the first of which is left out."""
+    pairs: int
+    prompts: int
+    """Of a GRPO step."""
+
+
 BARS = {"SFT, adapter": 2.5, "SFT": 2.0, "DPO": 3.0, "GRPO": 6.0}
 VARIANTS = {
     "float32": [{"attention": "sdpa"}],
@@ -79,7 +92,7 @@ def rows_of(kind: str, folder: Path) -> Path:
     return path
 
 
-def hone_step(kind: str, compute: str, steps: int, folder: str) -> dict[str, float]:
+def hone_step(kind: str, compute: str, steps: int, prompts: int, folder: str) -> dict[str, float]:
     recipe = kind.split(",")[0].lower()
     table: dict[str, Any] = {
         "recipe": recipe,
@@ -96,10 +109,10 @@ def hone_step(kind: str, compute: str, steps: int, folder: str) -> dict[str, flo
         table["rewards"] = {"functions": [{"use": f"{HERE / 'answers.py'}:even"}]}
         table["user_code"] = {"workers": 1}
         table["rollout"] = {
-            "prompts_per_step": PROMPTS,
+            "prompts_per_step": prompts,
             "samples_per_prompt": SAMPLES,
             "max_tokens": NEW_TOKENS,
-            "max_concurrent": PROMPTS * SAMPLES,
+            "max_concurrent": prompts * SAMPLES,
             "runner": "native" if compute == "float32" else "native_bfloat16",
         }
     else:
@@ -125,14 +138,14 @@ def hone_step(kind: str, compute: str, steps: int, folder: str) -> dict[str, flo
     }
 
 
-def in_a_process(kind: str, compute: str, steps: int, folder: Path) -> dict[str, float]:
+def in_a_process(kind: str, compute: str, size: Size, folder: Path) -> dict[str, float]:
     """A fresh process, as the peer's: caches of one measurement must not serve the next."""
-    words = [sys.executable, __file__, "--hone", json.dumps([kind, compute, steps, str(folder)])]
+    words = [sys.executable, __file__, "--hone", json.dumps([kind, compute, size.steps, size.prompts, str(folder)])]
     environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as the command `hone` sets it
     return _answer(subprocess.run(words, capture_output=True, text=True, check=False, env=environment))
 
 
-def peer_step(kind: str, variant: dict[str, Any], steps: int, folder: Path) -> dict[str, float]:
+def peer_step(kind: str, variant: dict[str, Any], size: Size, folder: Path) -> dict[str, float]:
     settings = {
         "kind": kind,
         "model": str(model_folder(folder)),
@@ -140,10 +153,10 @@ def peer_step(kind: str, variant: dict[str, Any], steps: int, folder: Path) -> d
         "answers": str(HERE),
         "rank": RANK,
         "batch": BATCH,
-        "prompts": PROMPTS,
+        "prompts": size.prompts,
         "samples": SAMPLES,
         "new_tokens": NEW_TOKENS,
-        "steps": steps,
+        "steps": size.steps,
         "threads": THREADS,
         **variant,
     }
@@ -158,13 +171,14 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
     return answer
 
 
-def measure(kind: str, compute: str, folder: Path, *, quick: bool) -> Iterator[Row]:
-    steps, pairs = (2, 1) if quick else (3, 1) if kind == "GRPO" else (8, 3)
+def measure(kind: str, compute: str, folder: Path, size: Size, *, quick: bool) -> Iterator[Row]:
     variants = VARIANTS[compute][: 1 if quick or kind == "GRPO" else None]
-    tried = {json.dumps(one): peer_step(kind, one, 4, folder)["cpu_s"] for one in variants} if len(variants) > 1 else {}
+    trial = size._replace(steps=min(size.steps, 4))
+    several = variants if len(variants) > 1 else []
+    tried = {json.dumps(one): peer_step(kind, one, trial, folder)["cpu_s"] for one in several}
     best = min(variants, key=lambda one: tried.get(json.dumps(one), 0.0))
     print(f"TRL, {kind} {compute}: {tried}", file=sys.stderr, flush=True)
-    both = [(in_a_process(kind, compute, steps, folder), peer_step(kind, best, steps, folder)) for _ in range(pairs)]
+    both = [(in_a_process(kind, compute, size, folder), peer_step(kind, best, size, folder)) for _ in range(size.pairs)]
     print(f"hone, TRL: {both}", file=sys.stderr, flush=True)
     cpu, tokens, memory = (
         [float(np.median([pair[side][name] for pair in both])) for side in (0, 1)]
@@ -173,32 +187,36 @@ def measure(kind: str, compute: str, folder: Path, *, quick: bool) -> Iterator[R
     ratio = float(
         np.median([theirs["cpu_s"] / theirs["tokens"] / (ours["cpu_s"] / ours["tokens"]) for ours, theirs in both])
     )
-    size = (
-        f"{PROMPTS} x {SAMPLES} x {NEW_TOKENS}" if kind == "GRPO" else f"{BATCH} {'pairs' if kind == 'DPO' else 'rows'}"
+    part = (
+        f"{size.prompts} x {SAMPLES} x {NEW_TOKENS}"
+        if kind == "GRPO"
+        else f"{BATCH} {'pairs' if kind == 'DPO' else 'rows'}"
     )
-    shape = f"SmolLM2-135M, {kind}, {size}, {compute}"
+    shape = f"SmolLM2-135M, {kind}, {part}, {compute}"
+    decides = not quick and (kind != "GRPO" or size.prompts == PROMPTS)
     peer = f"TRL 1.16, {json.dumps(best)}"
     yield Row(
-        row=f"{shape} ({tokens[0]:,.0f} trained tokens a step, TRL {tokens[1]:,.0f}; ratio a token)",
+        row=f"{shape} ({tokens[0]:,.0f} trained tokens a step, TRL {tokens[1]:,.0f}; "
+        f"ratio a token; {size.steps - 1} steps a process)",
         value=cpu[0],
         unit="CPU s a step",
-        seeds=pairs,
+        seeds=size.pairs,
         peer=peer,
         peer_value=cpu[1],
         ratio=ratio,
         bar=f">= {BARS[kind]:g} x TRL",
-        met=None if quick else ratio >= BARS[kind],
+        met=ratio >= BARS[kind] if decides else None,
     )
     yield Row(
         row=f"{shape}: greatest resident memory",
         value=memory[0] / 1e9,
         unit="GB",
-        seeds=pairs,
+        seeds=size.pairs,
         peer=peer,
         peer_value=memory[1] / 1e9,
         ratio=memory[1] / memory[0],
         bar="<= TRL",
-        met=None if quick else memory[0] <= memory[1],
+        met=memory[0] <= memory[1] if decides else None,
     )
 
 
@@ -208,6 +226,11 @@ def main() -> None:
     parser.add_argument("--only", choices=list(BARS))
     parser.add_argument("--compute", choices=list(VARIANTS))
     parser.add_argument("--folder", type=Path, default=PEERS_FOLDER / "real_model", help="where model and rows lie")
+    parser.add_argument("--steps", type=int, help="of a process, the first of which is left out")
+    parser.add_argument("--pairs", type=int, help="processes of each side")
+    parser.add_argument(
+        "--prompts", type=int, default=PROMPTS, help="of a GRPO step; its bar is decided by the default"
+    )
     parser.add_argument("--hone", help=argparse.SUPPRESS)
     settings = parser.parse_args()
     if settings.hone:
@@ -217,11 +240,13 @@ def main() -> None:
     require_peer(PEER)
     for kind in BARS:
         if settings.only in {None, kind}:
+            steps, pairs = (2, 1) if settings.quick else (3, 1) if kind == "GRPO" else (8, 3)
+            size = Size(settings.steps or steps, settings.pairs or pairs, settings.prompts)
             rows = (
                 row
                 for compute in VARIANTS
                 if settings.compute in {None, compute}
-                for row in measure(kind, compute, settings.folder, quick=settings.quick)
+                for row in measure(kind, compute, settings.folder, size, quick=settings.quick)
             )
             title = f"Step of {kind}, SmolLM2"
             tell(grow(title, "benchmarks/real_model_step.py", rows, threads=THREADS, quick=settings.quick))

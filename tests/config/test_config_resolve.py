@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
-from hone.config.resolve import ResolvedConfig, load, read_document, require_consent, resolve
+from hone.config.resolve import ResolvedConfig, load, read_document, require_consent, resolve, with_location
 from hone.config.toml import parse_overrides, parse_value, split_overrides
 from hone.core.config import Config, ConfigSetting
 from hone.core.errors import ConfigError
@@ -284,3 +284,21 @@ def test_command_lines_are_divided() -> None:
 def test_an_unknown_option_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--dryrun is not an option of this command \(--dry-run"):
         split_overrides(["run.toml", "--dryrun"], switches=frozenset({"--dry-run"}), options=frozenset())
+
+
+@pytest.mark.parametrize(
+    ("message", "located"),
+    [
+        ("learner.lr is low", "run.toml:3: learner.lr is low"),
+        ("exact_macth: unknown", "run.toml:5: exact_macth: unknown"),
+        ("reward function 'exact_macth' is not built in", "run.toml:5: reward function 'exact_macth' is not built in"),
+        ("reward function 'chat' is not built in", "reward function 'chat' is not built in"),
+        ("chat template: turns end twice", "chat template: turns end twice"),  # the run is called chat
+        ("rewards.jsonl: row 1: 'exact_macth'", "rewards.jsonl: row 1: 'exact_macth'"),
+    ],
+)
+def test_a_message_is_placed_by_the_key_or_the_string_that_it_is_about(message: str, located: str) -> None:
+    values = {"name": "chat", "learner.lr": 0.1, "rewards.functions.0.use": "exact_macth"}
+    origins = {"name": "the file's name", "learner.lr": "run.toml:3", "rewards.functions.0.use": "run.toml:5"}
+    settings = {key: ConfigSetting(value=value, origin=origins[key]) for key, value in values.items()}
+    assert with_location(message, origins, settings) == located

@@ -34,7 +34,7 @@ from hone.planner.run_memory import (
     run_memory,
     saved_copies,
 )
-from hone.planner.training_step import NumberType, StepSettings, step_memory
+from hone.planner.training_step import KernelPath, NumberType, StepSettings, step_memory
 from hone.run.memory_plan import MemoryPlan, planned_words, readable_bytes
 from hone.text.tracked_step import decoder_config
 
@@ -379,3 +379,17 @@ def test_a_sleeping_engine_is_in_no_phase_but_generation() -> None:
     plain = replace(answers, layout="plain", sleeps=True)
     kept = run_memory(replace(run, generation=plain)).phases["update"] - asleep.phases["update"]
     assert kept == 4 * CODED.parameters
+
+
+@pytest.mark.parametrize(("path", "before"), [("compiled", "learn"), ("fused", "update")])
+def test_an_engine_between_the_steps_is_in_no_phase_but_its_own(path: KernelPath, before: str) -> None:
+    """On a CPU it stands beside what a step has freed, which stays with the process."""
+    drawing = GenerationSettings(concurrent=4, prompt_tokens=0, answer_tokens=16, weights_bytes=4, layout="packed")
+    step = StepSettings(tokens=64, text_tokens=16, path=path)
+    run = RunDimensions(shape=CODED, step=step, drawing=drawing)
+    found, without = run_memory(run), run_memory(replace(run, drawing=None))
+    logits = 8 * 64 * CODED.vocab
+    drawn = page_bytes(CODED, drawing) + engine_copy_bytes_of(CODED, drawing, "float32") + logits
+    assert found.phases["measure"] == found.phases[before] + drawn
+    assert {**without.phases, "measure": found.phases["measure"]} == found.phases
+    assert found.components == without.components

@@ -1,6 +1,8 @@
 """Parts of the recipes of preferences: losses by their names, answers of other prompts, the distance from the start."""
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +26,8 @@ from hone.objectives.implicit import alpha_link, forward_kl_link, js_link, lengt
 from hone.objectives.terms import LossTerms
 from hone.sources.logged import LogSource
 from hone.text.answer_data import answer_episodes, answer_tokens
+from hone.text.evaluate.engine_actor import make_engine
+from hone.text.preference import preference_job
 from hone.text.preference.answer_loss import AnswerView, with_mismatched_answers
 from hone.text.preference.pair_losses import PairAlgorithm
 from hone.text.preference.preference_job import ReferenceLog, SamplesConfig, StartDistance, prompts_to_answer
@@ -288,6 +292,28 @@ def test_the_distance_is_the_kl_by_enumeration() -> None:
     spread = math.sqrt(float((logits(policy).exp() * (gap - exact).square()).sum()) / count)
     assert exact > 0.05
     assert distance.measure(policy) == pytest.approx(exact, abs=4 * spread)
+
+
+def test_the_engine_is_gone_before_the_answers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its copy of the weights, keys and values are not beside the start and the passes of both policies."""
+    made: list[weakref.ref[object]] = []
+
+    def remembered(*given: Any, **named: Any) -> Any:
+        engine = make_engine(*given, **named)
+        made.append(weakref.ref(engine))
+        return engine
+
+    def logp(_: TokenPolicy, episodes: Episodes) -> np.ndarray:
+        gc.collect()
+        assert [one() for one in made] == [None]
+        return np.zeros(episodes.decisions)
+
+    monkeypatch.setattr(preference_job, "make_engine", remembered)
+    distance = StartDistance(
+        LogSource(log=log_of(["a"], ["b"]), batch_size=1, seed=0), logp=logp, open_start=lambda: policy_of(2),
+        prompts=[TOKENIZER.encode("ab")], max_tokens=2, every=1, steps=1, seed=0,
+    )  # fmt: skip
+    assert distance.measure(policy_of(1)) == 0.0
 
 
 def test_the_start_is_loaded_once_and_the_last_step_measured() -> None:

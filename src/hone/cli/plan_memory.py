@@ -204,9 +204,11 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], Ru
     placed = _placed(plan, plan.run, request)
     run, memory, spec = placed.run, placed.memory, placed.spec
     rows = {} if run is plan.run else {"memory": replace(plan, parts=network_parts(run)).rows()["memory"]}
-    where = {"generate": "keys, values and logits", "save": "the copies that a checkpoint is written from"}.get(
-        memory.peak_phase, _MOMENTS[memory.step.moment]
-    )
+    where = {
+        "generate": "keys, values and logits",
+        "save": "the copies that a checkpoint is written from",
+        "measure": "an engine of its own, which answers prompts",
+    }.get(memory.peak_phase, _MOMENTS[memory.step.moment])
     saved = saved_per_token(run.shape.part(run.own_step.tensor), run.step)
     device = ""
     if spec is not None:

@@ -541,14 +541,16 @@ def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]
 def with_location(message: str, origins: Mapping[str, str], values: Mapping[str, ConfigSetting]) -> str:
     """Prefix an error or warning found after validation with the location of its key in the config.
 
-    It says which by beginning with a key of the config (`env.id = "X": ...`) or with a string that the config gives
-    (`X: ...`): `run.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config
-    names, if any.
+    It says which by beginning with a key of the config (`env.id = "X": ...`), with a string that the config gives
+    (`X: ...`), or with words and such a string (`reward function 'X' ...`): `run.toml:7: env.id = "X": ...`. One that
+    says nothing is about the world that the config names, if any. The run's own name is no such string: a run may be
+    called by a word of the message.
     """
     changed = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}
+    quoted = re.match(r"[a-z ]+'([^']+)'", message)
     for key, value in changed.items():
-        names = [name for name in (key, value) if isinstance(name, str) and name]
-        if any(message.startswith((f"{name}:", f"{name} ")) for name in names):
+        names = [name for name in (key, value if key != "name" else "") if isinstance(name, str) and name]
+        if any(message.startswith((f"{name}:", f"{name} ")) for name in names) or (quoted and quoted[1] in names):
             return f"{origins[key]}: {message}"
     world = next((key for key in ENVIRONMENT_KEYS if key in changed), None)
     return message if world is None else f"{origins[world]}: {world} = {format_value(changed[world])}: {message}"

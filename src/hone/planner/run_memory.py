@@ -2,8 +2,8 @@
 
 A run of reinforcement learning has four phases in one process: `generate` (the engine's weights, keys and values, and
 the logits of a pass), `learn` (activations and gradients), `update` (the optimizer) and `save` (the copies that are
-written to a checkpoint). What is resident stays through all of them: weights, gradients, moments, copies, and the
-engine's pages.
+written to a checkpoint). A run that draws answers between its steps has a fifth, `measure`. What is resident stays
+through all of them: weights, gradients, moments, copies, and the engine's pages.
 
 Time is a roofline: the larger of arithmetic and memory traffic at the device's own rates. A bound from below, not a
 forecast. Symbols: P weights that a token is multiplied by, L layers, a heads of d features, S tokens of a text.
@@ -79,6 +79,8 @@ class RunDimensions:
     step: StepSettings
     generation: GenerationSettings | None = None
     """None: nothing is generated."""
+    drawing: GenerationSettings | None = None
+    """An engine that is made between the steps, and gone before the next; None: there is none."""
     trained_parameters: int | None = None
     """Numbers that are trained; None: all of them. Those of an adapter otherwise."""
     moments: int = 2
@@ -133,12 +135,11 @@ def on_device(run: RunDimensions, device: DeviceSpec) -> RunDimensions:
         return run
     run = replace(run, ranks=replace(run.ranks, beside=0))
     step = replace(run.step, path="fused", compute="bfloat16", tile_scratch=False, widens=False, halves_head=False)
-    generation = run.generation
-    if generation is not None:
-        generation = replace(
-            generation, cache="bfloat16", page_tokens=_GPU_PAGE_TOKENS, weights_bytes=2, layout="plain"
-        )
-    return replace(run, step=step, generation=generation)
+    generation, drawing = (
+        one and replace(one, cache="bfloat16", page_tokens=_GPU_PAGE_TOKENS, weights_bytes=2, layout="plain")
+        for one in (run.generation, run.drawing)
+    )
+    return replace(run, step=step, generation=generation, drawing=drawing)
 
 
 def cache_bytes_per_token(shape: PlannedDecoder, cache: CacheType) -> int:
@@ -201,8 +202,12 @@ def run_memory(run: RunDimensions) -> RunMemory:
         "save": held + awake + copied,
     }
     if generation is not None:
-        logits = 8 * min(_ENGINE_LOGITS, max(generation.concurrent, 64) * shape.vocab)
-        phases = {"generate": held + sum(engine.values()) + logits} | phases
+        phases = {"generate": held + sum(engine.values()) + _logits_bytes(shape, generation)} | phases
+    if (drawing := run.drawing) is not None and ranks.is_driver:
+        drawn = engine_copy_bytes_of(shape, drawing, run.step.weights) + page_bytes(shape, drawing)
+        # What a step has freed stays with a CPU's process, in pieces that are too small for an engine's tensors.
+        freed = phases["learn"] if on_cpu else held
+        phases["measure"] = freed + drawn + _logits_bytes(shape, drawing)
     working = {
         "activations": step.activations + step.recomputed,
         "rounded weights": step.rounded_weights,
@@ -212,10 +217,15 @@ def run_memory(run: RunDimensions) -> RunMemory:
     other = run_memory(other_rank(run)) if ranks.beside else None
     if other is not None:
         working["other ranks of this machine"] = ranks.beside * other.peak_bytes
-        rests = {"generate": sum(resident_parts(other_rank(run)).values())} | dict(other.phases)
+        rest = sum(resident_parts(other_rank(run)).values())
+        rests = {"generate": rest, "measure": rest} | dict(other.phases)
         phases = {name: size + ranks.beside * rests[name] for name, size in phases.items()}
     components = {name: each for name, each in {**resident, **engine, **working}.items() if each > 0}
     return RunMemory(components=components, phases=phases, step=step)
+
+
+def _logits_bytes(shape: PlannedDecoder, generation: GenerationSettings) -> int:
+    return 8 * min(_ENGINE_LOGITS, max(generation.concurrent, 64) * shape.vocab)
 
 
 def saved_copies(run: RunDimensions) -> int:
@@ -227,7 +237,7 @@ def saved_copies(run: RunDimensions) -> int:
 
 def other_rank(run: RunDimensions) -> RunDimensions:
     """The run from the place of a rank that only learns."""
-    return replace(run, generation=None, ranks=replace(run.ranks, beside=0, is_driver=False))
+    return replace(run, generation=None, drawing=None, ranks=replace(run.ranks, beside=0, is_driver=False))
 
 
 def resident_parts(run: RunDimensions) -> dict[str, int]:

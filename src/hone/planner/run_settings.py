@@ -5,7 +5,7 @@ alone, of which nothing is imported, read or loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Final, cast
@@ -76,6 +76,8 @@ class TextLengths:
     """Longest prompt; 0: nothing is asked."""
     whole: int
     """Longest prompt with its answer, or longest example."""
+    prompts: int | None = None
+    """Prompts that are answered between the steps, at most; None: as many as the config asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +257,7 @@ def describe_run(
             halves_head=on_cpu and processor.halves,
         ),
         generation=_generation(recipe, settings, shape, lengths) if writes and not _answers_apart(settings) else None,
+        drawing=_drawing(settings, shape, lengths),
         trained_parameters=None if adapter is None else adapter[0],
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
@@ -306,30 +309,51 @@ def _generation(
     runner = settings.words("rollout.runner") if settings.given("rollout.runner") else "auto"
     if not isinstance(runner, str) or settings.given("rollout.runner.kind"):
         return None
+    answers = settings.count("rollout.prompts_per_step") * (
+        settings.count("rollout.samples_per_prompt") + recipe.greedy
+    )
+    stale = _staleness(settings)
+    concurrent = min(settings.count("rollout.max_concurrent"), answers * (stale + 1))
+    engine = _engine(settings, shape, lengths, runner, concurrent=concurrent, is_stale=stale > 0)
+    return replace(engine, sleeps=settings.flag("rollout.sleep"), may_sleep=not stale)
+
+
+def _drawing(settings: PlannedSettings, shape: PlannedDecoder, lengths: TextLengths) -> GenerationSettings | None:
+    """The engine that answers prompts between the steps, to measure the distance from the start; None: nothing is
+    drawn."""
+    asked = settings.count("samples.prompts", least=0, default=0)
+    concurrent = asked if lengths.prompts is None else min(asked, lengths.prompts)
+    return _engine(settings, shape, lengths, "auto", concurrent=concurrent) if concurrent else None
+
+
+def _engine(
+    settings: PlannedSettings,
+    shape: PlannedDecoder,
+    lengths: TextLengths,
+    runner: str,
+    *,
+    concurrent: int,
+    is_stale: bool = False,
+) -> GenerationSettings:
     on_gpu, half = settings.runs_on() != "cpu", runner in ("native_bfloat16", "native_int8")
     cache = settings.choice("rollout.kv_cache", ("auto", "bfloat16", "int8"))
     if cache == "auto":  # that of its products, and bfloat16 for INT8
         cache = "bfloat16" if on_gpu or half or settings.weights() == "bfloat16" else "float32"
     layout: WeightLayout = "codes" if runner == "native_int8" else "packed"
-    answers = settings.count("rollout.prompts_per_step") * (
-        settings.count("rollout.samples_per_prompt") + recipe.greedy
-    )
     beside = 0  # codes of the trainer's, which are read in place
     if settings.code_bits() and not _reads_plain_weights(settings, runner):
         adapted = _adapted_layers(settings.words("model.lora.layers"))
         packed = shape.update_numbers(settings.count("model.lora.rank"), adapted, multiples=(32, 16))
         layout, beside = "plain", 4 * shape.layers * packed
     return GenerationSettings(
-        concurrent=min(settings.count("rollout.max_concurrent"), answers * (_staleness(settings) + 1)),
+        concurrent=concurrent,
         prompt_tokens=lengths.prompt,
         answer_tokens=lengths.whole - lengths.prompt,
-        weights_bytes=_engine_weight_bytes(settings, runner, is_stale=_staleness(settings) > 0),
+        weights_bytes=_engine_weight_bytes(settings, runner, is_stale=is_stale),
         update_bytes=beside,
         layout="plain" if _reads_plain_weights(settings, runner) else layout,
         cache=cast("CacheType", cache),
         page_tokens=_LONG_PAGE if on_gpu or shape.states else _CPU_PAGE,
-        sleeps=settings.flag("rollout.sleep"),
-        may_sleep=_staleness(settings) == 0,
     )
 
 

@@ -176,7 +176,22 @@ def test_bad_prompts_are_counted_by_kind_with_the_first_rows(tmp_path: Path) -> 
     assert "`prompt` is a int, expected text or a list of messages in 1 of 17 rows: 12" in text
     assert "a message without a role" in text
     assert "a message's content holds a part of type" in text
-    assert 'on_bad_row = "drop"' in text
+    assert 'task.on_bad_row = "drop"' in text
+
+
+@pytest.mark.parametrize(
+    ("role", "meant"),
+    [("asistant", "assistant"), ("Assistant", "assistant"), ("usr", "user"), ("sytem", "system"), ("tools", "tool"),
+     ("reviewer", ""), ("gpt", ""), ("ipython", ""), ("function", "")],
+)  # fmt: skip
+def test_a_role_that_is_nearly_one_is_refused(tmp_path: Path, role: str, meant: str) -> None:
+    """A template would write it as it stands, and its answer would never be learnt. Templates may have other roles."""
+    turns = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}, {"role": "user", "content": "c"}]
+    path = jsonl(tmp_path, {"prompt": turns})
+    if meant:
+        assert f"holds a message of role {role!r}; did you mean {meant}? in 1 of 1 rows: 1" in fault(path)
+    else:
+        assert len(read_examples(path, need="prompt")) == 1
 
 
 def test_bad_rows_can_be_dropped_but_not_all(tmp_path: Path) -> None:

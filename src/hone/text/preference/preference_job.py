@@ -103,6 +103,15 @@ class StartDistance(SourceWrapper[TokenPolicy]):
 
     def measure(self, policy: TokenPolicy) -> float:
         """Estimate of KL(policy || start) in nats per answer, on answers whose draws depend on the step alone."""
+        episodes = self._answers(policy)
+        if self.start is None:
+            self.start = self.open_start()
+        gap = self.logp(policy, episodes) - self.logp(self.start, episodes)
+        return float(row_sums(gap, episodes.offsets).mean())
+
+    def _answers(self, policy: TokenPolicy) -> Episodes:
+        """Draw an answer to each prompt. The engine, with its copy of the weights, its keys and values, is gone before
+        the policies read the answers."""
         engine = make_engine(
             policy,
             slots=len(self.prompts),
@@ -116,11 +125,7 @@ class StartDistance(SourceWrapper[TokenPolicy]):
             for place, prompt in enumerate(self.prompts)
         ]
         answers = {one.request_id: one.tokens for one in generate(engine, requests, round=self.step)}
-        episodes = supervised_episodes(self.prompts, [answers[request.id] for request in requests])
-        if self.start is None:
-            self.start = self.open_start()
-        gap = self.logp(policy, episodes) - self.logp(self.start, episodes)
-        return float(row_sums(gap, episodes.offsets).mean())
+        return supervised_episodes(self.prompts, [answers[request.id] for request in requests])
 
     def metrics(self) -> Metrics:
         return {**self.source.metrics(), **self.measured}
@@ -386,7 +391,10 @@ def _open_preferences(config: PreferenceRunConfig) -> OpenedRun:
         lay_out=lambda examples, tokenizer, context: encode_answers(
             examples, config.task, tokenizer, context=context, kind=config.answers, data=config.data
         ),
-        measure=lambda log: text_lengths(log.episodes),
+        measure=lambda log: replace(
+            text_lengths(log.episodes),
+            prompts=len(prompts_to_answer(log.episodes, config.samples.prompts, seed=config.seed)),
+        ),
         count=lambda log: len(log.ids),
         other_policies=[path for path in [config.reference()] if path is not None],
     )

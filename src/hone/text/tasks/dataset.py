@@ -315,7 +315,7 @@ class _BadRowTally:
             lines.append(f"{self.path}: {reason} in {len(numbers)} of {total} rows: {shown}")
         dropped = sum(map(len, self.by_reason.values()))
         if dropped and on_bad_row == "error":
-            raise DataError(*lines, f'{self.path}: fix these rows, or drop them with on_bad_row = "drop"')
+            raise DataError(*lines, f'{self.path}: fix these rows, or drop them with task.on_bad_row = "drop"')
         if dropped == total:
             raise DataError(*lines, f"{self.path}: all {total} rows were dropped, none is left")
         return [f"{line} (dropped)" for line in lines]

@@ -10,6 +10,7 @@ The columns `score_chosen` and `score_rejected` of a pair take the place of 1 an
 shares between 0 and 1 (k of K continuations that ended well).
 """
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from hone.core.ragged import Ints
 
 ChatMessage: TypeAlias = dict[str, object]
 PromptContent: TypeAlias = str | list[ChatMessage]
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+"""What a name that nearly is one of them was meant to be. A template may have others."""
 
 
 class BadRowError(Exception):
@@ -61,6 +64,10 @@ def _checked_message(value: object, name: str) -> ChatMessage:
         turn["tool_calls"] = [{"type": "function", "function": turn.pop("function_call")}]
     if turn["role"] == "function":
         turn["role"] = "tool"
+    role = str(turn["role"])
+    # A template writes a misspelt role as it stands, so that an answer under it would be read and never learnt.
+    if role not in _ROLES and (close := difflib.get_close_matches(role.casefold(), _ROLES, n=1, cutoff=0.85)):
+        raise BadRowError(f"`{name}` holds a message of role {role!r}; did you mean {close[0]}?")
     if isinstance(turn.setdefault("content", ""), list):
         from hone.models.language.chat_template import joined_parts  # noqa: PLC0415 - for such rows only
 
