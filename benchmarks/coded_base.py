@@ -1,9 +1,10 @@
 """A frozen base in codes of 8 and 4 bits with an adapter, beside bfloat16: memory, likelihood, CPU seconds, accuracy.
 
 `python benchmarks/coded_base.py [--folder DIR] [--only memory,likelihood,step,generation,shape] [--accuracy]` takes
-SmolLM2-135M-Instruct from the package that `real_model.py` downloads, and prints one JSON line for each row. All of it
-runs on one thread; times are CPU seconds, of which variants take turns. `--accuracy` (an hour or more) trains one-digit
-sums by GRPO, in bfloat16 and in 4 bits, from three seeds each.
+SmolLM2-135M-Instruct (`hone fetch smollm2`), and prints one JSON line for each row. All of it runs on one thread; times
+are CPU seconds, of which variants take turns. `--accuracy` (an hour or more) trains one-digit sums by GRPO with
+products in bfloat16, on a base in 4 bits and on merged weights, from three seeds each (`--first-seed`), and judges both
+on sums that neither saw.
 
 The package's weights were rounded to 4 bits of another kind (Q4_1) before they were published, and are decoded to
 bfloat16 here: that is the base, and what is told of accuracy is what a second rounding costs.
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from peers import PEERS_FOLDER
-from real_model import base_tokenizer, download
+from real_model import model_folder
 from tables import Row
 
 from hone.core.random import generator
@@ -32,9 +33,8 @@ from hone.engine.work import DRAW, ForwardBatch, SamplerInput
 from hone.learner.low_rank_parameters import LowRankParameters
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.hf_checkpoint import load_model, load_with_adapter, save_model
+from hone.models.language.hf_checkpoint import load_model, load_with_adapter
 from hone.models.language.lora import ATTENTION_LAYERS, MLP_LAYERS, LoraAdapter, LoraConfig
-from hone.models.language.rope import RopeConfig
 from hone.models.language.tokenizers import load_tokenizer
 from hone.models.packing import pack_rows
 from hone.planner.planned_decoder import PlannedDecoder
@@ -57,63 +57,6 @@ BILLION = {
 STEP_TOKENS = 512
 ALL = (*ATTENTION_LAYERS, *MLP_LAYERS)
 GIB = 1 << 30
-
-
-def folder_of(downloads: Path) -> Path:
-    """A Hugging Face folder with the package's weights, decoded, in bfloat16; made once."""
-    download(downloads)
-    folder = downloads / "smollm2"
-    if (folder / "model.safetensors").is_file():
-        return folder
-    sys.path.insert(0, str(downloads / "site"))
-    from gguf import GGUFReader, dequantize  # noqa: PLC0415 - lies in the downloads
-
-    reader = GGUFReader(str(next(downloads.rglob("*.gguf"))))
-
-    def key(name: str) -> int:
-        return reader.fields[f"llama.{name}"].contents()
-
-    heads, kv_heads = key("attention.head_count"), key("attention.head_count_kv")
-    config = ModelConfig(
-        family="llama",
-        vocab_size=key("vocab_size"),
-        hidden_size=key("embedding_length"),
-        intermediate_size=key("feed_forward_length"),
-        layers=key("block_count"),
-        heads=heads,
-        kv_heads=kv_heads,
-        max_positions=key("context_length"),
-        norm_eps=key("attention.layer_norm_rms_epsilon"),
-        tie_embeddings=True,
-        rope=RopeConfig(theta=key("rope.freq_base")),
-    )
-    model = Decoder(config, dtype="bfloat16")
-    parameters = dict(model.named_parameters())
-    stacks = {
-        "attn_qkv": "qkv",
-        "attn_output": "out",
-        "ffn_gate_up": "gate_up",
-        "ffn_down": "down",
-        "attn_norm": "attention_norm",
-        "ffn_norm": "mlp_norm",
-    }
-    stored = {t.name.removesuffix(".weight"): torch.tensor(dequantize(t.data, t.tensor_type)) for t in reader.tensors}
-    for number in range(config.layers):
-        block = f"blk.{number}."
-        # A GGUF of a Llama keeps rotary features in pairs, as hone's decoder does.
-        joint = [stored[f"{block}attn_{name}"] for name in ("q", "k", "v")]
-        stored[f"{block}attn_qkv"] = torch.cat(joint)
-        stored[f"{block}ffn_gate_up"] = torch.cat([stored[f"{block}ffn_gate"], stored[f"{block}ffn_up"]])
-        for theirs, ours in stacks.items():
-            parameters[f"layers.{number}.{ours}.weight"].data.copy_(stored[f"{block}{theirs}"])
-    parameters["embedding.weight"].data.copy_(stored["token_embd"])
-    parameters["norm.weight"].data.copy_(stored["output_norm"])
-    base_tokenizer(downloads)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes((downloads / name).read_bytes())
-    save_model(model, folder, tokenizer_from=None)
-    return folder
 
 
 def held_bytes(model: torch.nn.Module) -> int:
@@ -435,8 +378,10 @@ evaluation.rewards.functions = [{{ use = "exact_match" }}]
 """
 
 
-def accuracy(folder: Path, *, seeds: int = 3) -> Iterator[Row]:
-    """Accuracy on held-out one-digit sums after GRPO, by seeds, of a base in 4 bits beside float32 merged weights."""
+def accuracy(folder: Path, *, seeds: range) -> Iterator[Row]:
+    """Accuracy on held-out one-digit sums after GRPO, by seeds, of a base in 4 bits beside merged weights.
+
+    Both multiply in bfloat16. An adapter is never merged into weights in bfloat16, which would round it away."""
     place = folder.parent / "accuracy"
     place.mkdir(exist_ok=True)
     sums = [
@@ -449,7 +394,7 @@ def accuracy(folder: Path, *, seeds: int = 3) -> Iterator[Row]:
         rows = [{"prompt": sums[i]["messages"], "answer": sums[i]["answer"]} for i in part]
         (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     found: dict[str, list[float]] = {"float32": [], "int4": []}
-    for seed in range(seeds):
+    for seed in seeds:
         for weights, scores in found.items():
             name = f"{weights}-{seed}"
             toml = ACCURACY.format(seed=seed, name=name, folder=folder.resolve(), weights=weights)
@@ -465,8 +410,8 @@ def accuracy(folder: Path, *, seeds: int = 3) -> Iterator[Row]:
         unit="",
         low=min(found["int4"]),
         high=max(found["int4"]),
-        seeds=seeds,
-        peer="merged weights",
+        seeds=len(seeds),
+        peer="merged weights, products in bfloat16",
         peer_value=float(np.mean(found["float32"])),
         bar=f"within the seeds' {low:.2f} to {high:.2f}",
         met=low <= value <= high,
@@ -481,15 +426,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and less text")
     parser.add_argument("--only", default=",".join(ROWS), help="rows, by their names")
     parser.add_argument("--accuracy", action="store_true", help="the accuracy after GRPO, by seeds, and nothing else")
-    parser.add_argument("--folder", type=Path, default=PEERS_FOLDER / "real_model", help="where the downloads lie")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of --accuracy")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--folder", type=Path, default=PEERS_FOLDER / "real_model", help="where the model lies")
     parser.add_argument("--shape-step", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.shape_step:
         return shape_step()
-    folder = folder_of(asked.folder)
+    folder = model_folder(asked.folder)
     found = (
-        [accuracy(folder)]
+        [accuracy(folder, seeds=range(asked.first_seed, asked.first_seed + asked.seeds))]
         if asked.accuracy
         else [ROWS[name](folder, quick=asked.quick) for name in asked.only.split(",")]
     )
