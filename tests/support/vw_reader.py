@@ -10,7 +10,7 @@ import sys
 from vowpalwabbit import LabelType, Workspace
 from vowpalwabbit.pyvw import CBLabel
 
-NO_COST = 1e38
+NO_COST = 3.4e38
 ARGUMENTS = {
     "cb": "--cb 9 --quiet --noconstant",
     "cb_adf": "--cb_explore_adf --quiet --noconstant",

@@ -66,6 +66,12 @@ READ = (
     Form("dsjson", ds(c={"u": {"_text": "big red dog"}, "_multi": [{"i": {"p": 1}}, {"i": {"p": 2}}, {"i": {"p": 4}}]}),
          ((1, -1, 0.8),)),
 )  # fmt: skip
+READ += (
+    Form("dsjson", ds(c={**LINE["c"], "u": {"_text": None, "_tag": None, "v": [1, None, {"a": 2}], "w": []}}),
+         ((1, -1, 0.8),)),
+    Form("dsjson", ds(_label_cost=3e38), ((1, 3e38, 0.8),)),
+    Form("cb", "1:2:0.4 |u:.5 a:3.4e38 |u:-2 b", ((0, 2, 0.4),)),
+)  # fmt: skip
 LEFT_OUT = (
     Form("dsjson", ds(_skipLearn=True) + "\n" + ds(), ((1, -1, 0.8),), left_out=1),
     Form("dsjson", ds(_skipLearn=True), left_out=1),
@@ -122,6 +128,21 @@ REFUSED = (
          refused="line 1: _outcomes"),
     Form("dsjson", ds(_label_probability=None), refused="line 1: a cost without"),
     Form("dsjson", ds(_label_Action=None, _labelIndex=None), refused="line 1: a cost without"),
+    Form("cb", "1:1e39:0.5 | a", refused=r"line 1: cost 1e\+39 is not finite in 32 bits"),
+    Form("cb", "1:1:0.5 | a:3.5e38", refused=r"line 1: feature value 3\.5e38 is not finite in 32 bits"),
+    Form("cb", "1:1:0.5 |u: a", refused="line 1: feature value ''"),
+    Form("dsjson", ds(_label_cost=-1e39), refused=r"line 1: -1e\+39 is no finite number of 32 bits"),
+    *(
+        Form("dsjson", ds(c={"u": {"v": wrong}, "_multi": LINE["c"]["_multi"]}), refused="line 1: a list with")
+        for wrong in (["red"], [1, True], [[1, 2]])
+    ),
+    *(
+        Form("dsjson", ds(c={"u": {name: wrong}, "_multi": LINE["c"]["_multi"]}), refused=f"line 1: {name} is no text")
+        for name in ("_text", "_tag") for wrong in (True, 3, ["red"], {})
+    ),
+    Form("dsjson", ds(c={"_text": 3, "_multi": LINE["c"]["_multi"]}), refused="line 1: _text is no text"),
+    Form("dsjson", ds(EventId=5), refused="line 1: EventId is no text"),
+    Form("dsjson", ds(Timestamp=5), refused="line 1: Timestamp is no text"),
     Form("cb", "1_0:2:0.5 | a", refused="line 1: label '1_0:2:0.5'"),
     Form("dsjson", ds(_label={"Action": 1, "Cost": 3, "Probability": 0.25}), refused="line 1: _label:"),
     Form("dsjson", ds() + "\n\n" + ds(), refused="line 3: EventId 'e-1' is that of line 1"),

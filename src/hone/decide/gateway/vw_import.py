@@ -31,6 +31,8 @@ SparseFeatures = dict[str, float]
 
 _Text = TypeVar("_Text")
 _LeftOut = Literal["unlabelled", "skipped"]
+_LARGEST: Final = 3.4e38
+"""Vowpal Wabbit's numbers have 32 bits; it takes the largest cost for none."""
 SLACK: Final = 1e-3
 """Relative difference of two probabilities that is rounding."""
 
@@ -212,6 +214,8 @@ _OTHER_KEYS: Final = ("_outcomes", "_label_ca", "_label", "_slots")
 def _dsjson(number: int, text: str) -> _VwExample | _LeftOut:
     fields = _dsjson_fields(text)
     context, skipped = fields.get("c"), fields.get("_skipLearn", False)
+    if wrong := [key for key in ("EventId", "Timestamp") if not isinstance(fields.get(key), str | None)]:
+        raise _VwLineError(f"{wrong[0]} is no text, so that Vowpal Wabbit reads no decision")
     if skipped is True:
         return "skipped"
     if context is None or fields.get("_label_cost") is None:
@@ -312,8 +316,8 @@ def _features(text: str) -> SparseFeatures:
         words = part.split()
         space = ""
         if words and not part.startswith((" ", "\t")):
-            space, _, scale = words.pop(0).partition(":")
-            factor = _value(scale) if scale else 1.0
+            space, colon, scale = words.pop(0).partition(":")
+            factor = _value(scale) if colon else 1.0
         else:
             factor = 1.0
         for word in words:
@@ -331,12 +335,17 @@ def _flattened(value: object, name: str) -> SparseFeatures:
         case dict():
             items = cast("dict[str, object]", value).items()
             inner = [_flattened(one, f"{name}.{key}" if name else key) for key, one in items if key[:1] != "_"]
-            texts = [str(one).split() for key, one in items if key == "_text"]
+            if wrong := [key for key, one in items if key in ("_text", "_tag") and not isinstance(one, str | None)]:
+                raise _VwLineError(f"{wrong[0]} is no text, so that Vowpal Wabbit reads no decision")
+            texts = [str(one or "").split() for key, one in items if key == "_text"]
             inner += [
                 {f"{name}.{word}" if name else word: float(words.count(word)) for word in words} for words in texts
             ]
             return {key: one for some in inner for key, one in some.items()}
         case list():
+            if wrong := [one for one in cast("list[object]", value) if isinstance(one, str | bool | list)]:
+                raise _VwLineError(f"a list with {wrong[0]!r:.40}: Vowpal Wabbit reads lists of numbers and objects, and "
+                                   "no decision from this line")  # fmt: skip
             inner = [_flattened(one, f"{name}.{place}") for place, one in enumerate(cast("list[object]", value))]
             return {key: one for some in inner for key, one in some.items()}
         case bool():
@@ -354,14 +363,14 @@ def _value(text: str) -> float:
         number = float("" if "_" in text else text)
     except ValueError:
         raise _VwLineError(f"feature value {text!r:.40} is no number") from None
-    if not math.isfinite(number):
-        raise _VwLineError(f"feature value {text} is not finite")
+    if not abs(number) <= _LARGEST:
+        raise _VwLineError(f"feature value {text} is not finite in 32 bits")
     return number
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _VwLineError(f"{value!r:.60} is no finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise _VwLineError(f"{value!r:.60} is no finite number of 32 bits")
     return float(value)
 
 
@@ -446,8 +455,8 @@ def import_vw_log(path: Path, log: DecisionLog, *, kind: VwFormat, tenant: str =
 def _example_faults(one: _VwExample) -> Iterator[str]:
     if not 0.0 < one.probability <= 1.0:
         yield f"probability {one.probability:g} is not above 0 and at most 1"
-    if not math.isfinite(one.cost):
-        yield f"cost {one.cost} is not finite"
+    if not abs(one.cost) <= _LARGEST:
+        yield f"cost {one.cost} is not finite in 32 bits"
     offered = len(one.actions) or one.count
     if one.executed < 0 or (offered and one.executed >= offered):
         yield f"action {one.executed + 1} of {offered}"
