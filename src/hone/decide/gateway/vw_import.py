@@ -344,8 +344,8 @@ def _flattened(value: object, name: str) -> SparseFeatures:
             return {key: one for some in inner for key, one in some.items()}
         case list():
             if wrong := [one for one in cast("list[object]", value) if isinstance(one, str | bool | list)]:
-                raise _VwLineError(f"a list with {wrong[0]!r:.40}: Vowpal Wabbit reads lists of numbers and objects, and "
-                                   "no decision from this line")  # fmt: skip
+                raise _VwLineError(f"a list with {wrong[0]!r:.40}: Vowpal Wabbit reads lists of numbers and objects, "
+                                   "and no decision from this line")  # fmt: skip
             inner = [_flattened(one, f"{name}.{place}") for place, one in enumerate(cast("list[object]", value))]
             return {key: one for some in inner for key, one in some.items()}
         case bool():
