@@ -185,9 +185,11 @@ def test_the_doctor_tries_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hone.cli.terminal.progress.WORK_AFTER_S", 0.0)
     checked(monkeypatch, passed=True)
     assert main(["doctor"]) == 0
-    out = capsys.readouterr().out
+    out, told = capsys.readouterr()
+    assert "checks of the machine 0/7" in told and "checks of the engine 1" in told
     assert out.index("ready") < out.index("native, avx512") < out.index("8 and 3")
     assert "compiled, avx512" in out and "c++ 99" in out and "in 9.0 s: x.so" in out and "1 checks" in out
     checked(monkeypatch, passed=False)

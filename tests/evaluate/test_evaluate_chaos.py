@@ -13,6 +13,7 @@ import pytest
 from tiny_runs import lay_out
 
 from hone.cli.main import main
+from hone.core.clock import listening
 from hone.core.errors import DataError, DivergedError, HoneError
 from hone.evaluate.chaos import HARMED, REFERENCE, ChaosResult, ChaosTrial, plan_faults, run_differences
 from hone.run.store import durable
@@ -162,7 +163,10 @@ def trial(runs: PretendedRuns, kinds: Sequence[FaultKind] = ("kill", "replica", 
 
 def test_a_run_is_taken_up_until_it_finishes(tmp_path: Path) -> None:
     runs = PretendedRuns(tmp_path)
-    result = trial(runs)
+    heard: list[tuple[str, int, int | None]] = []
+    with listening(lambda work: heard.append((work.title, work.done, work.total))):
+        result = trial(runs)
+    assert heard == [("runs ended", 0, 2), *(("runs ended", done, 5) for done in (1, 2, 3, 4, 5, 5))]
     plan = [str(fault) for fault in plan_faults(EVENTS, ("kill", "replica", "disk"), 5, 3)]
     harmed = [(resume, faults) for name, resume, faults in runs.made if name == HARMED]
     assert harmed == [

@@ -9,6 +9,7 @@ import pytest
 from manual_clock import ManualClock
 
 from hone.cli.main import main
+from hone.core.clock import listening
 from hone.core.config import ConfigSetting
 from hone.core.errors import DataError
 from hone.evaluate.comparison import compare, read_runs, registered_threshold, score_curves
@@ -51,7 +52,10 @@ def seeds(root, stem, scores, **settings):
 def test_seeds_are_gathered_by_configuration_and_named_without_their_seed(tmp_path):
     seeds(tmp_path, "slow", [1.0, 2.0, 3.0], lr=0.01)
     seeds(tmp_path, "fast", [4.0, 5.0, 6.0, 7.0, 100.0], lr=0.1)
-    found = compare([str(tmp_path)], root=tmp_path)
+    heard = []
+    with listening(lambda work: heard.append((work.title, work.done, work.total))):
+        found = compare([str(tmp_path)], root=tmp_path)
+    assert heard[:1] + heard[8:11] == [("runs read", done, 8) for done in (0, 8, 8)] + [("groups compared", 0, 2)]
     fast, slow = found.groups
     assert (fast.name, len(fast.runs), slow.name, len(slow.runs)) == ("fast", 5, "slow", 3)
     assert fast.settings == {"lr": "0.1"} and slow.settings == {"lr": "0.01"}

@@ -11,6 +11,7 @@ from manual_clock import ManualClock
 
 import hone.api
 from hone.cli.main import main
+from hone.core.clock import listening
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError, UserCodeError
 from hone.core.strict_json import Json
@@ -114,6 +115,30 @@ def test_a_follower_reads_on_where_it_stopped_and_waits_for_whole_steps(folder: 
     follower.send(7)
     assert calls(folder)[1:] == [1, 2, "answers of 2", 3, 4, 5, "answers of 5", 6, 7]
     assert follower.sent_step == 7
+
+
+def test_who_waits_for_a_tracker_hears_how_many_lines_it_has(folder: Path) -> None:
+    heard: list[tuple[str, int, int | None]] = []
+    with listening(lambda work: heard.append((work.title, work.done, work.total))):
+        send_run(folder, TrackConfig(to=own("Recording")))
+    assert heard == [("lines sent", done, STEPS) for done in (0, 2, 5, 5)]
+
+
+def test_a_run_of_a_thousand_steps_wakes_its_trackers_for_none_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "metrics.jsonl").unlink()
+    append(folder, 1, 1)
+    sent: list[int] = []
+    own_send = RunFollower.send
+    monkeypatch.setattr(RunFollower, "send", lambda one, step: sent.append(step) or own_send(one, step))
+    followed = RunTracking(folder, [TrackConfig(to=own("Recording"))])
+    append(folder, 2, 1000)
+    for step in range(1, 1001):
+        followed.complete(step)
+    assert followed.close("finished") == []
+    assert len(sent) <= 3, "at the first step, after five seconds on a very slow machine, and at the end"
+    assert [line["step"] for line in recorded(folder) if line["call"] == "log"] == [*range(1, 1001)]
 
 
 def test_answers_of_steps_without_a_line_are_sent_before_the_next_line(folder: Path) -> None:

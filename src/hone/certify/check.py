@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone import __version__
+from hone.core.clock import counted
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator, permutation
@@ -196,7 +197,7 @@ def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0
     whole = summed_gradient(trial, [trial.rows])
     checks = [
         compare_gradients(f"{prefix}{name}", detail, whole, summed_gradient(trial, pieces))
-        for name, detail, pieces in batch_splits(trial, seed=seed)
+        for name, detail, pieces in counted(batch_splits(trial, seed=seed), "splits of the batch compared")
     ]
     # the batch several times over in one micro-batch: a loss must not change where a micro-batch is large
     rows, count = trial.rows, trial.large_count

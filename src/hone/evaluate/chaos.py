@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from hone.core.clock import long_work
 from hone.core.errors import DataError, DivergedError, HoneError, ResourceError
 from hone.core.random import permutation
 from hone.core.strict_json import Json
@@ -98,10 +99,16 @@ class ChaosTrial:
 
     def run(self) -> ChaosResult:
         """Raises the error of a run that fails without a fault, and DivergedError where a harmed run does not go on."""
-        events = self._uninterrupted(REFERENCE)
-        plan = plan_faults(events, self.kinds, self.count, self.seed)
-        self.note(f"{len(events)} events in the uninterrupted run; planned: {'; '.join(map(str, plan))}")
-        attempts = list(self._attempts(plan))
+        with long_work("runs ended", 2) as work:
+            events = self._uninterrupted(REFERENCE)
+            plan = plan_faults(events, self.kinds, self.count, self.seed)
+            self.note(f"{len(events)} events in the uninterrupted run; planned: {'; '.join(map(str, plan))}")
+            work.total = 2 + sum(fault.kind in ENDING_FAULTS for fault in plan)
+            work.advance()
+            attempts: list[Attempt] = []
+            for attempt in self._attempts(plan):
+                attempts.append(attempt)
+                work.advance()
         differences = run_differences(self.folder / REFERENCE, self.folder / HARMED)
         reproducible = True
         if differences:

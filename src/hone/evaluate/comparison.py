@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.clock import SystemClock
+from hone.core.clock import SystemClock, counted
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.core.strict_json import Json
 from hone.estimators.across_runs import (
@@ -127,16 +127,16 @@ def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[_Lo
     """
     faults = ErrorCollector(DataError)
     runs: dict[Path, _LoadedRun] = {}
-    for text in asked:
-        folders = _folders(text, root)
-        if not folders:
+    folders = [(text, folder) for text in asked for folder in _folders(text, root)]
+    for text in dict.fromkeys(asked):
+        if not any(name == text for name, _ in folders):
             names = [path.name for path in list_runs(root)]
             faults.add(f"{text!r} is not a run or a folder of runs{did_you_mean(text, names)}")
-        for folder in folders:
-            try:
-                runs.setdefault(folder.resolve(), _read(folder, text, metric))
-            except DataError as fault:
-                faults.extend(fault.messages)
+    for text, folder in counted(folders, "runs read"):
+        try:
+            runs.setdefault(folder.resolve(), _read(folder, text, metric))
+        except DataError as fault:
+            faults.extend(fault.messages)
     faults.raise_if_any()
     return list(runs.values())
 
@@ -373,7 +373,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
                 profile=_profile(group.strata(tasks, scale), span),
                 reached=_times_to_threshold(group, tasks, curves, threshold),
             )
-            for group, texts in zip(groups, settings, strict=True)
+            for group, texts in counted(zip(groups, settings, strict=True), "groups compared", len(groups))
         ),
         improvements=tuple(result),
         paired=tuple(_paired(groups)),

@@ -4,8 +4,7 @@ Belongs here: statistics that the rules of `alarms.py` compare.
 """
 
 import math
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,22 +26,28 @@ class Series:
 
     start: list[float] = field(default_factory=list[float])
     """Values of the first tenth of the run."""
-    latest: deque[float] = field(default_factory=lambda: deque[float](maxlen=2 * WINDOW))
+    latest: list[float] = field(default_factory=list[float])
+    """The last `2 * WINDOW` values."""
     best: float = -math.inf
     count: int = 0
     """Values so far: a metric need not be in every line."""
+    start_mean: float = math.nan
+    start_std: float = math.nan
 
-    @property
-    def start_mean(self) -> float:
-        return _mean(self.start)
-
-    @property
-    def start_std(self) -> float:
-        return _std(self.start)
+    def add(self, value: float, *, begins: bool) -> None:
+        """Take in a value; with `begins` it is one of the beginning."""
+        if begins:
+            self.start.append(value)
+            self.start_mean, self.start_std = _mean(self.start), _std(self.start)
+        self.latest.append(value)
+        if len(self.latest) > 2 * WINDOW:
+            del self.latest[0]
+        self.count += 1
+        self.best = max(self.best, value)
 
     def recent(self, lines: int = RECENT) -> float:
         """Mean of the latest lines."""
-        return _mean(list(self.latest)[-lines:])
+        return _mean(self.latest[-lines:])
 
     def slope(self) -> float:
         """Change from value to value, over the last `2 * WINDOW`: of the changes between the medians of their four
@@ -57,7 +62,7 @@ class Series:
 
     def median_before(self) -> float:
         """Median of the lines before the recent ones; NaN without any."""
-        before = list(self.latest)[:-RECENT]
+        before = self.latest[:-RECENT]
         return float(np.median(before)) if before else math.nan
 
 
@@ -65,7 +70,7 @@ class Series:
 class RunHistory:
     """Metrics of a run's lines so far."""
 
-    watched: Collection[str]
+    watched: Set[str]
     """Metrics that are kept."""
     lines: int = 0
     """Lines that the whole run is to have."""
@@ -82,16 +87,12 @@ class RunHistory:
     def add(self, line: Metrics) -> None:
         self.seen += 1
         self.present = line
-        for name, value in line.items():
-            if name not in self.watched or not math.isfinite(value):
-                continue
-            if (own := self.series.get(name)) is None:
-                own = self.series[name] = Series()
-            if self.seen <= self.start_lines:
-                own.start.append(value)
-            own.latest.append(value)
-            own.count += 1
-            own.best = max(own.best, value)
+        begins = self.seen <= self.start_lines
+        for name in self.watched & line.keys():
+            if math.isfinite(value := line[name]):
+                if (own := self.series.get(name)) is None:
+                    own = self.series[name] = Series()
+                own.add(value, begins=begins)
 
     @property
     def ahead(self) -> float:
@@ -109,7 +110,7 @@ class RunHistory:
         """Whether a metric is clearly higher than in the beginning, or than in its very first lines: by 2 standard
         errors and a tenth of its size. A run that learns within its first tenth has risen, too."""
         own = self.series[name]
-        latest = list(own.latest)[-4 * RECENT :]
+        latest = own.latest[-4 * RECENT :]
         start = own.start if own.start_mean <= _mean(own.start[:3]) else own.start[:3]
         error = math.hypot(_std(start) / math.sqrt(len(start)), _std(latest) / math.sqrt(len(latest)))
         return _mean(latest) - _mean(start) > max(2 * error, 0.1 * abs(_mean(start)), 1e-9)
@@ -117,7 +118,7 @@ class RunHistory:
     def is_flat(self, name: str) -> bool:
         """Whether a metric has not risen over the last tenth of the run: the newer half of it is not above the older
         one by 2 standard errors."""
-        values = list(self.series[name].latest)[-self.start_lines :]
+        values = self.series[name].latest[-self.start_lines :]
         half = len(values) // 2
         if half < 2:
             return False

@@ -94,16 +94,16 @@ class TensorBoardTracker(Tracker):
         for path in sorted(folder.glob("events.out.tfevents.*")):
             for event in EventFileLoader(str(path)).Load():  # a torn last record, of a killed process, ends the file
                 last = max(last, event.step)
-        self._writer = EventFileWriter(str(folder))
+        self._writer = EventFileWriter(str(folder), max_queue_size=1_000)  # its thread need not wake for every ten
         if last == 0:
             self._write_text("config", 0, 0.0, f"```json\n{json.dumps(dict(run.settings), indent=1)}\n```")
             self._writer.flush()
         return last
 
     def log(self, rows: Sequence[MetricRow]) -> None:
-        summary = _package("tensorboard.compat.proto.summary_pb2").Summary
+        value_of = _package("tensorboard.compat.proto.summary_pb2").Summary.Value
         for row in rows:
-            values = [summary.Value(tag=name, simple_value=value) for name, value in row.metrics.items()]
+            values = [value_of(tag=name, simple_value=value) for name, value in row.metrics.items()]
             self._add(row.step, row.at_s, values)
         self._writer.flush()
 

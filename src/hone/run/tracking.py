@@ -10,12 +10,14 @@ import importlib.util
 import sys
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
+from hone.core.clock import LongWork, long_work
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.process.user_files import check_reference, describe_error, load_reference, user_traceback
 from hone.run.alarms import NO_CAUSE, read_diagnosis
@@ -26,11 +28,13 @@ from hone.run.store.folder import CONFIG, MANIFEST
 from hone.run.store.manifest import read_config, read_manifest
 from hone.run.store.metrics import metric_catalogue, tail_metrics
 from hone.run.store.records import RecordFile
-from hone.run.store.rollouts import OLD_ROLLOUTS, read_samples, rollout_kind, rollout_path
+from hone.run.store.rollouts import read_samples, rollout_files, rollout_kind
 from hone.run.trackers import TRACKERS, EndState, MetricRow, TrackedRun, Tracker
 
 BATCH_ROWS: Final = 200
 """Lines that are sent at a time."""
+EVERY_S: Final = 5.0
+"""Seconds between two looks at the run's files: line by line, following would take three times the processor time."""
 FINISH_S: Final = 30.0
 """Longest wait, in seconds, for a tracker once the run has ended."""
 RETRIES_S: Final = (1.0, 5.0, 30.0, 120.0)
@@ -139,13 +143,17 @@ class RunFollower:
 
     def _send_lines(self, tracker: Tracker, last_step: int) -> float:
         """Send lines and answers; returns when the last of them was written."""
-        names, at_s = metric_catalogue().aliases[self.config.names], 0.0
         lines, self._offset = tail_metrics(self.folder / "metrics.jsonl", self._offset)
         self._waiting += lines
+        answers = self._answers()
+        with long_work("lines sent", bisect_right(self._waiting, last_step, key=lambda line: line[0])) as work:
+            return self._send_waiting(tracker, last_step, answers, work)
+
+    def _send_waiting(self, tracker: Tracker, last_step: int, answers: Mapping[int, Path], work: LongWork) -> float:
+        names, at_s = metric_catalogue().aliases[self.config.names], 0.0
         while True:
-            while self._waiting and self._waiting[0][0] <= self.sent_step:
-                del self._waiting[0]
-            due, sampled_step = self._due(last_step)
+            del self._waiting[: bisect_right(self._waiting, self.sent_step, key=lambda line: line[0])]
+            due, sampled_step = self._due(last_step, sorted(answers))
             if not due and sampled_step is None:
                 return at_s
             rows = [
@@ -159,10 +167,11 @@ class RunFollower:
             at_s = (due[-1] if due else self._waiting[0])[1].get(AT, 0.0)
             if rows:
                 tracker.log(rows)
-            if sampled_step is not None and (path := self._answers(sampled_step)) is not None:
+            if sampled_step is not None and (path := answers[sampled_step]).is_file():  # not thinned out meanwhile
                 tracker.samples(sampled_step, at_s, read_samples(path))
             self.sent_step = due[-1][0] if sampled_step is None else sampled_step
             self._record.write(self.folder, _SentRecord(step=self.sent_step, cause=self.sent_cause))
+            work.advance(len(due))
 
     def _send_cause(self, tracker: Tracker, at_s: float) -> None:
         """Send the cause that the run has written down, if it is another than the tracker's. The events are read only
@@ -179,30 +188,20 @@ class RunFollower:
             self._record.write(self.folder, _SentRecord(step=self.sent_step, cause=words))
         self._events_bytes = size
 
-    def _due(self, last_step: int) -> tuple[list[tuple[int, Mapping[str, float]]], int | None]:
-        """The next lines to send together, and the step of saved answers that follow them, if any.
+    def _due(self, last_step: int, answers: Sequence[int]) -> tuple[list[tuple[int, Mapping[str, float]]], int | None]:
+        """The next lines to send together, and which of the steps of saved `answers` follows them, if any.
 
         Answers end a batch, because trackers want growing steps; their step need not have a line (`run.log_every`).
         """
-        due: list[tuple[int, Mapping[str, float]]] = []
-        seen_step = self.sent_step
-        for step, metrics in self._waiting[:BATCH_ROWS]:
-            if step > last_step:
-                break
-            for between in range(seen_step + 1, step):
-                if self._answers(between) is not None:
-                    return due, between
-            due.append((step, metrics))
-            if self._answers(step) is not None:
-                return due, step
-            seen_step = step
-        return due, None
+        due = [line for line in self._waiting[:BATCH_ROWS] if line[0] <= last_step]
+        sampled = next((step for step in answers if due and self.sent_step < step <= due[-1][0]), None)
+        return due if sampled is None else [line for line in due if line[0] <= sampled], sampled
 
-    def _answers(self, step: int) -> Path | None:
-        """File of a step's answers, where there is one."""
-        places = (rollout_path(self.folder, step), rollout_path(self.folder, step, folder=OLD_ROLLOUTS))
-        file = next((path for path in places if path.is_file()), None)
-        return file if file is not None and rollout_kind(file) == "answers" else None
+    def _answers(self) -> dict[int, Path]:
+        """Files of the run's answers by step; none of a run that saves episodes."""
+        files = rollout_files(self.folder)
+        newest = next(reversed(files.values()), None)
+        return {} if newest is None or rollout_kind(newest) != "answers" else files
 
     def finish(self, state: EndState) -> None:
         """End the run in the tracker."""
@@ -240,32 +239,27 @@ class RunTracking:
 
 
 class _TrackerThread(threading.Thread):
-    """Follows one run for one tracker: woken by a step, patient after a failure."""
+    """Follows one run for one tracker: looks at its files now and then, and is patient after a failure."""
 
     def __init__(self, follower: RunFollower) -> None:
         super().__init__(name=f"tracker {follower.config.to}", daemon=True)  # one that hangs keeps no process alive
         self.follower = follower
         self.notices: deque[str] = deque()
         self.is_begun = False
-        self._changed = threading.Condition()
         self._step = 0
-        self._seen = 0
-        self._failures = 0
         self._end: EndState | None = None
+        self._has_end = threading.Event()
         self._is_ended = False
 
     def complete(self, step: int) -> None:
-        with self._changed:
-            self._step = step
-            self._changed.notify()
+        self._step = step  # wakes nobody, so that it costs a step nothing
         if not self.is_begun:
             self.is_begun = True
             self.start()
 
     def end(self, state: EndState) -> None:
-        with self._changed:
-            self._end = state
-            self._changed.notify()
+        self._end = state
+        self._has_end.set()
 
     def closing_notices(self) -> list[str]:
         if not self.is_begun or self._is_ended:
@@ -276,32 +270,28 @@ class _TrackerThread(threading.Thread):
             f"them all: hone track {folder} --to {to} sends the rest"
         ]
 
-    def _is_due(self) -> bool:
-        return self._end is not None or (not self._failures and self._step > self._seen)
-
     def run(self) -> None:
+        failures, seen_step = 0, 0
         while True:
-            pause_s = RETRIES_S[min(self._failures, len(RETRIES_S)) - 1] if self._failures else None
-            with self._changed:
-                self._changed.wait_for(self._is_due, timeout=pause_s)
-                step, end = self._step, self._end
-                self._seen = step
+            end, step = self._end, self._step
             try:
-                self.follower.send(step)
-                self._failures = 0
+                if end is not None or failures or step > seen_step:
+                    self.follower.send(step)
+                failures, seen_step = 0, step
                 if end is not None:
                     self.follower.finish(end)
                     self._is_ended = True
                     return
             except Exception as fault:  # noqa: BLE001 - whatever a tracker raises, the run goes on
-                self._failures += 1
-                if self._failures == 1:
+                failures += 1
+                if failures == 1:
                     self.notices.append(
                         f"tracker {self.follower.config.to}: {describe_error(fault)}; the run goes on, and the metrics "
                         "are sent when it works again"
                     )
                 if end is not None:
                     return
+            self._has_end.wait(RETRIES_S[min(failures, len(RETRIES_S)) - 1] if failures else EVERY_S)
 
 
 def send_run(folder: Path, config: TrackConfig) -> int:

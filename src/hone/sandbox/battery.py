@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+from hone.core.clock import counted
 from hone.sandbox.frames import RungName, SandboxPolicy
 from hone.sandbox.run import CodeSandbox, SandboxResult
 
@@ -121,7 +123,7 @@ def run_battery(rung: RungName = "best", *, seconds: float = 1.0) -> list[Batter
         place = {_SLEEPS: bedroom}
         hostile = pool.map(lambda name: _attack(place.get(name, sandbox), name, targets), HOSTILE)
         ordinary = pool.map(lambda name: _ordinary(sandbox, name), ORDINARY)
-        return [*hostile, *ordinary]
+        return list(counted(chain(hostile, ordinary), "programs tried", len(HOSTILE) + len(ORDINARY)))
 
 
 def _attack(sandbox: CodeSandbox, name: str, targets: Mapping[str, object]) -> BatteryOutcome:

@@ -1,7 +1,17 @@
 """The progress display, driven by a clock of the test's own."""
 
+import contextlib
+import fcntl
 import io
 import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -207,3 +217,70 @@ def test_a_command_shows_its_long_work_on_standard_error(
     assert captured.out == ""
     assert captured.err.splitlines()[0] == "letters 0/2"
     assert captured.err.splitlines()[-1].startswith("letters 2/2  ")
+
+
+# ------------------------------------------------------------------------------------------- beside lines on a terminal
+
+
+PRINTS = """
+import sys, time
+from hone.cli.terminal import progress
+from hone.cli.terminal.screen import make_console, standard_screen
+from hone.core.clock import SystemClock, counted, listening
+progress.WORK_AFTER_S = 0.0
+screen = standard_screen()
+display = progress.WorkDisplay(console=make_console(sys.stderr), clock=SystemClock(), live=True)
+with listening(display.show):
+    for number in counted(range(6), "experiments"):
+        time.sleep(0.03)
+        screen.line(f"experiment {number} " + "x" * 30)
+        screen.table(("name", "value"), [("a", str(number))])
+screen.line("the end")
+"""
+
+
+def on_a_terminal(program: str, *, results: Path | None = None) -> tuple[list[str], str]:
+    """Rows that a terminal of 60 columns shows at last, and all that it got; `results` is where standard output goes
+    in place of the terminal."""
+    control, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 60, 0, 0))
+    with contextlib.ExitStack() as stack:
+        out = terminal if results is None else stack.enter_context(results.open("wb"))
+        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=out, stderr=terminal, env=environment)
+        os.close(terminal)
+    got = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while data := os.read(control, 65536):
+            got += data
+    os.close(control)
+    assert process.wait() == 0, got.decode()
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", got.decode()):
+        match part[-1]:
+            case "\n":
+                row += 1
+                rows += [""] * (row + 1 - len(rows))
+            case "\r":
+                column = 0
+            case "K" if part.startswith("\x1b"):
+                rows[row] = ""
+            case "A" if part.startswith("\x1b"):
+                row -= int(part[2:-1] or 1)
+            case _ if not part.startswith("\x1b"):
+                rows[row] = rows[row][:column].ljust(column) + part + rows[row][column + len(part) :]
+                column += len(part)
+    return [one.rstrip() for one in rows if one.strip()], got.decode()
+
+
+def test_lines_of_a_command_stay_whole_beside_the_live_line_of_its_work(tmp_path: Path) -> None:
+    expected = [
+        line for number in range(6) for line in (f"experiment {number} {'x' * 30}", "name  value", f"a     {number}")
+    ]
+    rows, got = on_a_terminal(PRINTS)
+    assert "experiments 5/6" in got, "the live line was there"
+    assert rows == [*expected, "the end"]
+    rows, got = on_a_terminal(PRINTS, results=tmp_path / "results")
+    assert "experiments 5/6" in got
+    assert rows == []
+    assert [line.rstrip() for line in (tmp_path / "results").read_text().splitlines()] == [*expected, "the end"]

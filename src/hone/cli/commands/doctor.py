@@ -19,6 +19,7 @@ from typing import TypeAlias
 import hone
 from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
+from hone.core.clock import counted
 from hone.core.errors import ConfigError, ResourceError, did_you_mean
 from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
@@ -75,7 +76,7 @@ def _check_machine(screen: TerminalScreen, runs: Path) -> int:
         devices,
         lambda: disk(runs),
     ]
-    findings = [finding for check in checks for finding in check()]
+    findings = [finding for check in counted(checks, "checks of the machine") for finding in check()]
     screen.rows([(what, value, "" if verdict == "ok" else verdict) for what, value, verdict in findings])
     failed = any(verdict == "fail" for _, _, verdict in findings)
     screen.line()

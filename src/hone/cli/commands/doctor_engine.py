@@ -4,7 +4,7 @@ Belongs here: the table. `hone.evaluate.engine_check` builds and tests.
 """
 
 from hone.cli.terminal.screen import TerminalScreen
-from hone.core.clock import SystemClock
+from hone.core.clock import SystemClock, counted
 from hone.core.errors import HoneError
 from hone.evaluate.engine_check import check_runners, kernel_report
 
@@ -23,7 +23,7 @@ def check_engine(screen: TerminalScreen) -> int:
     ]
     screen.rows(rows)
     screen.line()
-    findings = list(check_runners(native=report.usable))
+    findings = list(counted(check_runners(native=report.usable), "checks of the engine"))
     screen.table(
         ("runner", "check", "against", "found", ""),
         [(one.runner, one.name, one.compared_with, one.result, "ok" if one.passed else "fail") for one in findings],

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from hone.cli.terminal.screen import printable
+from hone.cli.terminal.screen import LIVE, printable
 from hone.core.clock import Clock, LongWork, listening
 
 PLAIN_EVERY_S = 5.0
@@ -193,15 +193,18 @@ class WorkDisplay:
                 TextColumn("{task.fields[left]}"),
                 console=self.console,
                 transient=True,
+                redirect_stdout=False,  # results go where standard output goes, and `TerminalScreen` keeps them whole
             )
             self._task = self._bar.add_task("", total=work.total, left="")
             self._bar.start()
+            LIVE.set(self._bar)
         assert self._task is not None
         words, _, left = _work_line(work, self._taken_s(now_s)).partition("  ")
-        self._bar.update(self._task, description=printable(words), completed=work.done, left=left)
+        self._bar.update(self._task, description=printable(words), completed=work.done, total=work.total, left=left)
 
     def _end(self, work: LongWork, now_s: float) -> None:
         if self._bar is not None:
+            LIVE.set(None)
             self._bar.stop()
         elif self._shown_s is not None:
             self._say(_work_line(work, self._taken_s(now_s)))

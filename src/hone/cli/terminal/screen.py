@@ -6,14 +6,20 @@ Belongs here: code that depends on terminals, widths and control codes, except t
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 WIDTH_WITHOUT_TERMINAL = 160
+LIVE: "ContextVar[Progress | None]" = ContextVar("live", default=None)
+"""Live line of long work that is on the terminal now."""
 WIDEST_WORD = 30
 """Characters of a word beyond which a cell of a table is folded within it."""
 
@@ -52,11 +58,11 @@ class TerminalScreen:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """Print one line without wrapping, so that a path can be copied; `style` is a colour of rich's."""
-        self.console.print(Text(printable(text), style=style), soft_wrap=True)
+        self._print(Text(printable(text), style=style), soft_wrap=True)
 
     def title(self, text: str) -> None:
         """Print a line in bold."""
-        self.console.print(Text(printable(text), style="bold"), soft_wrap=True)
+        self._print(Text(printable(text), style="bold"), soft_wrap=True)
 
     def rows(self, rows: Sequence[Sequence[str]]) -> None:
         """Print aligned columns without a header: name, value, then dimmed notes."""
@@ -69,7 +75,7 @@ class TerminalScreen:
             table.add_column(style=("cyan", "", "dim")[min(index, 2)], overflow="fold", min_width=least)
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
-        self.console.print(table)
+        self._print(table)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print columns under a header; on a screen that is too narrow for them, a block of lines for each row."""
@@ -83,7 +89,18 @@ class TerminalScreen:
             table.add_column(name, overflow="fold", min_width=width)
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
-        self.console.print(table)
+        self._print(table)
+
+    def _print(self, content: Table | Text, *, soft_wrap: bool = False) -> None:
+        """Print, the live line of `LIVE` out of the way: it is the last on the same terminal."""
+        shown = LIVE.get()
+        if shown is not None:
+            shown.stop()
+        try:
+            self.console.print(content, soft_wrap=soft_wrap)
+        finally:
+            if shown is not None:
+                shown.start()
 
     def _blocks(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print each row as lines of name and value, under its first cell."""
@@ -102,7 +119,7 @@ class TerminalScreen:
                     dark = round(235 - 150 * min(max(share, 0.0), 1.0))
                     style = f"black on rgb({dark},{min(255, dark + 20)},255)"
                 line.append(f" {printable(sign)} ", style=style)
-            self.console.print(line, soft_wrap=True)
+            self._print(line, soft_wrap=True)
 
 
 def _longest_word(text: str) -> int:

@@ -51,15 +51,22 @@ class Histogram(NamedTuple):
 
 def histogram(values: NDArray[np.generic]) -> Histogram | None:
     """Histogram of the finite ones of `values` `[n]`; None without any."""
-    known = values[np.isfinite(values)].astype(np.float64)
+    known = values.astype(np.float64)
     if not len(known):
         return None
-    low, high = float(known.min()), float(known.max())
+    low, high = float(np.minimum.reduce(known)), float(np.maximum.reduce(known))
+    if not math.isfinite(high - low):  # ends that are finite and too far apart have an infinite width
+        known = known[np.isfinite(known)]
+        if not len(known):
+            return None
+        low, high = float(known.min()), float(known.max())
     width = (high - low) / BUCKETS
-    if not (width > 0 and np.isfinite(width)):
+    if not (width > 0 and math.isfinite(width)):
         places = np.zeros(len(known), np.int64)
     else:
-        places = np.minimum(((known - low) / width).astype(np.int64), BUCKETS - 1)
+        known -= low
+        known /= width
+        places = np.minimum(known.astype(np.int64), BUCKETS - 1)
     return Histogram(low, high, np.bincount(places, minlength=BUCKETS))
 
 

@@ -71,7 +71,7 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of
 from hone.run.store.checkpoints import step_name
-from hone.run.store.durable import read_json, replace_file, to_json, writing
+from hone.run.store.durable import read_json, replace_file, to_json, write_file, writing
 from hone.run.store.records import parse_record
 
 ROLLOUTS: Final = "rollouts"
@@ -217,13 +217,14 @@ def write_rollouts(path: Path, table: RolloutTable) -> None:
     )
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, sink.getvalue().to_pybytes(), sync=False)
     if isinstance(table, AnswerRollouts) and table.times is not None:
         times = _times_path(path)
         with writing(times.parent):
             times.parent.mkdir(exist_ok=True)
         seconds, waiting = table.times.seconds, table.times.world_seconds
-        replace_file(times, to_json({"seconds": [*seconds], "world_seconds": [*waiting]}), sync=False)
+        # Nobody looks for them before the rollouts are there, so that they need not appear at once.
+        write_file(times, to_json({"seconds": [*seconds], "world_seconds": [*waiting]}), sync=False)
+    replace_file(path, sink.getvalue().to_pybytes(), sync=False)
 
 
 def _answer_columns(table: AnswerRollouts) -> dict[str, Any]:
