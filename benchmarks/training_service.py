@@ -25,6 +25,7 @@ import httpx2
 import numpy as np
 import torch
 import uvicorn
+from cookbook_rows import ALIAS, Cookbook, chat_base, cookbook_rows
 from queue_rows import BAR_POINTS, WEIGHTS, cpu_s, queue_rows
 from starlette.testclient import TestClient
 from tables import Row, tell
@@ -490,9 +491,9 @@ class Server:
         self.process.wait()
 
 
-def new_server(folder: Path, base: Path, names: list[str]) -> Server:
+def new_server(folder: Path, base: Path, names: list[str], context: int = 256) -> Server:
     file = folder / "service.toml"
-    file.write_text(f'folder = "store"\n[model]\npath = "{base}"\nnames = {json.dumps(names)}\ncontext = 256\n')
+    file.write_text(f'folder = "store"\n[model]\npath = "{base}"\nnames = {json.dumps(names)}\ncontext = {context}\n')
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return Server(file, one.getsockname()[1])
@@ -602,103 +603,24 @@ def final_state(service: TrainingService) -> bytes:
 
 # ------------------------------------------------------------------------------------------------------------ cookbook
 
-QUESTIONS = (
-    ("Name a colour.", "Blue is a colour."), ("Count to three.", "One, two, three."), ("What is 2+2?", "2+2 is 4."),
-    ("Say hello.", "Hello there, friend."), ("Name a fruit.", "An apple is a fruit."), ("Name a day.", "Monday."),
-    ("Where is Paris?", "Paris is in France."), ("What is water?", "Water is a liquid."),
-)  # fmt: skip
-ALIAS = "Qwen/Qwen3-4B-Instruct-2507"
-"""A name that the cookbook has a renderer for; the base answers to it."""
-RL = """
-import asyncio, sys
-from functools import partial
-import chz
-from tinker_cookbook import renderers
-from tinker_cookbook.rl import train
-from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-class Vowels(ProblemEnv):
-    def __init__(self, n, renderer):
-        super().__init__(renderer, convo_prefix=None, format_coef=0.0)
-        self.n = n
-    def get_question(self): return f"Say something about {self.n}."
-    def check_answer(self, text): return sum(c in "aeiou" for c in text) / max(1, len(text))
-    def check_format(self, text): return True
-    def get_reference_answer(self): return "vowels"
-
-class Questions(RLDataset):
-    def __init__(self, renderer, batches): self.renderer, self.batches = renderer, batches
-    def get_batch(self, index):
-        return [ProblemGroupBuilder(env_thunk=partial(Vowels, n, self.renderer), num_envs=12) for n in range(2)]
-    def __len__(self): return self.batches
-
-@chz.chz
-class Builder(RLDatasetBuilder):
-    model: str
-    async def __call__(self):
-        return Questions(renderers.get_renderer("qwen3_instruct", get_tokenizer(self.model)), 16), None
-
-url, model, log = sys.argv[1:4]
-config = train.Config(
-    learning_rate=2e-3, dataset_builder=Builder(model=model), model_name=model, recipe_name="vowels", max_tokens=12,
-    log_path=log, eval_every=0, save_every=3, lora_rank=8, renderer_name="qwen3_instruct", base_url=url,
-)
-asyncio.run(train.main(config))
-"""
-
-
-def cookbook(folder: Path, base: Path, python: str) -> Iterator[Row]:
-    """The cookbook's supervised loop and `rl.train`, SDK and cookbook unchanged, with local data."""
-    server = new_server(folder, base, [ALIAS])
+def cookbook(folder: Path, base: Path | None, python: str, loops: str) -> Iterator[Row]:
+    """The loops of tinker-cookbook; without a base on a tiny one, with higher rates."""
+    tiny = base is None
+    server = new_server(folder, base or chat_base(folder / "chat"), [ALIAS], context=1536 if tiny else 256)
     server.start()
-    place = folder / "work"
-    (place / "Qwen").mkdir(parents=True)
-    (place / ALIAS).symlink_to(base.resolve())
-    data = place / "HuggingFaceH4" / "no_robots"
-    data.mkdir(parents=True)
-    for split in ("train", "test"):
-        lines = [
-            {"prompt": ask, "prompt_id": str(number), "category": "x",
-             "messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]}
-            for number, (ask, answer) in enumerate(QUESTIONS * 4)
-        ]  # fmt: skip
-        (data / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    environment = {**os.environ, "TINKER_API_KEY": "tml-x", "TINKER_BASE_URL": server.url, "TINKER_TELEMETRY": "0",
-                   "HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "hf")}  # fmt: skip
-    loop = [python, "-m", "tinker_cookbook.recipes.sl_loop", f"base_url={server.url}", f"model_name={ALIAS}",
-            "batch_size=4", "lora_rank=8", "learning_rate=1e-3", "max_length=128",
-            f"log_path={place / 'sl'}"]  # fmt: skip
-    done = subprocess.run(loop, cwd=place, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(done.stderr[-2000:], file=sys.stderr)
-    losses = [one["train_mean_nll"] for one in metrics_of(place / "sl") if "train_mean_nll" in one]
-    falls = done.returncode == 0 and losses[-1] < 0.5 * losses[0]
-    shown = losses[-1] / losses[0] if losses else float("nan")
-    yield Row(row=f"tinker-cookbook sl_loop, {len(losses)} steps", value=shown, unit="last loss / first",
-              bar="<= 0.5, rc 0", met=falls)  # fmt: skip
-    run = [python, "-c", RL, server.url, ALIAS, str(place / "rl")]
-    done = subprocess.run(run, cwd=place, env=environment, capture_output=True, text=True, check=False)
-    rewards = [one["env/all/reward/total"] for one in metrics_of(place / "rl") if "env/all/reward/total" in one]
-    if done.returncode:
-        print(done.stderr[-2000:], file=sys.stderr)
-    third = len(rewards) // 3
-    gain = float(np.mean(rewards[-third:]) - np.mean(rewards[:third])) if third else float("nan")
-    yield Row(row=f"tinker-cookbook rl.train, {len(rewards)} batches", value=gain, unit="gain, last third over first",
-              bar=">= 0.05, rc 0", met=done.returncode == 0 and gain >= 0.05)  # fmt: skip
-    server.stop()
-
-
-def metrics_of(folder: Path) -> list[dict[str, float]]:
-    file = folder / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    try:
+        book = Cookbook.laid_out(python, server.url, folder / "work", base or folder / "chat", quick=tiny)
+        yield from cookbook_rows(book, loops)
+    finally:
+        server.stop()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--cookbook", default="")
+    parser.add_argument("--loops", default="", help="only loops of the cookbook whose name contains this")
     parser.add_argument("--tokens", type=int, default=32)
     names = ("together", "memory", "alone", "queue", "shares", "overhead", "hostile", "kills", "cookbook")
     parser.add_argument("--only", nargs="*", choices=names, default=list(names))
@@ -736,7 +658,7 @@ def rows_of(name: str, place: Path, folder: Path, options: argparse.Namespace) -
             yield from kills(place, tiny_base(place / "small"))
         case _:
             if options.cookbook:
-                yield from cookbook(place, folder, options.cookbook)
+                yield from cookbook(place, options.base, options.cookbook, options.loops)
 
 
 if __name__ == "__main__":

@@ -341,6 +341,7 @@ SERVING = (
     CommandOption(flag="--port", metavar="N", default="8000", help="port; 0: any free one (default: 8000)"),
     CommandOption(flag="--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"),
     CommandOption(flag="--claim", metavar="N", default="0", help="training: as a queue's job, until its sessions end"),
+    CommandOption(flag="--use", metavar="FILE", help="training: as a queue's job, where its totals are kept"),
     CommandOption(flag="--dry-run", help="decisions, training: check the file, print the plan, and stop"),
     CommandOption(flag="--api-key", metavar="KEY", help="bearer token of clients (default: $HONE_API_KEY, or none)"),
     CommandOption(flag="--api-key-file", metavar="FILE", help="file that holds it; read again at SIGHUP"),

@@ -14,7 +14,7 @@ from hone.process.commands import CommandEnd, HoneCommand
 from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import RunQueue
 from hone.run.queue.local_worker import LocalWorker
-from hone.run.queue.use import ClaimUse, RunMeter
+from hone.run.queue.use import ClaimUse, RunMeter, write_service_use
 
 
 @dataclass
@@ -96,6 +96,47 @@ def test_a_claim_has_the_runs_core_time_steps_tokens_and_bytes(queue: RunQueue, 
     expected = ClaimUse(core_us=1_234_567, tokens=4 * 12 + 2 + 1, bytes=3000 + len(text), steps=5)
     assert queue.claims()[0].use == expected == queue.shares()[0].use
     assert expected.text == f"1.2 core-seconds, 5 steps, 51 tokens, {expected.bytes / 2**20:.1f} MiB"
+
+
+def test_claims_of_a_service_have_what_its_totals_grew_by_whoever_was_killed(queue: RunQueue, tmp_path: Path) -> None:
+    """A worker that vanished charged for half; what the service wrote behind that is the next claim's."""
+    queue.submit("red", "lesson", ["serve", "training", "service.toml"])
+    store, file = tmp_path / "store", tmp_path / "runs" / "lesson.use.json"
+    store.mkdir()
+    (store / "before.bin").write_bytes(bytes(7000))
+    amounts = {"tokens": 90, "steps": 9}
+
+    def serve(tokens: int, steps: int, size: int) -> None:
+        amounts["tokens"] += tokens
+        amounts["steps"] += steps
+        (store / f"{amounts['tokens']}.bin").write_bytes(bytes(size))
+        write_service_use(file, store, **amounts)
+
+    class Serving(ScriptedRunner):
+        def start(self, command: HoneCommand) -> None:
+            super().start(command)
+            write_service_use(file, store, **amounts)
+            serve(40, 2, 300)
+
+    lost = queue.claim("vanished")
+    assert lost is not None and lost.service_use(tmp_path / "runs") == file
+    file.parent.mkdir()
+    write_service_use(file, store, **amounts)
+    serve(100, 5, 1000)
+    meter = RunMeter.begin(tmp_path / "runs" / "lesson", file)
+    queue.heartbeat(lost.id, lost.token, meter.use(5))
+    serve(20, 1, 500)
+    queue.clock.advance(1e6)
+    runner = Serving(queue.clock, waits=1, core_us=11)
+    assert run(queue, tmp_path, runner) == "done"
+    assert runner.started[0].arguments[-4:] == ("--claim", str(lost.token + 1), "--use", str(file))
+    uses = [one.use for one in queue.claims()]
+    assert uses == [
+        ClaimUse(core_us=5, tokens=100, bytes=1000, steps=5), ClaimUse(core_us=11, tokens=60, bytes=800, steps=3)
+    ]  # fmt: skip
+    assert ClaimUse.total(uses) == ClaimUse(core_us=16, tokens=160, bytes=1800, steps=8) == queue.shares()[0].use
+    assert ClaimUse.total([]) == ClaimUse()
+    assert RunMeter.begin(tmp_path, tmp_path / "none.json").use(3) == ClaimUse(core_us=3), "it never came so far"
 
 
 def test_the_time_of_a_process_in_progress_is_the_kernels(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
 from hone.run.queue.database import open_queue_database
 from hone.run.queue.job_queue import RunQueue
+from hone.run.queue.use import ClaimUse, RunMeter
 from hone.text.training_service.catalogue import ACTIVE_S
 from hone.text.training_service.ledger import Ledger, ModelRecord, SessionRecord
 from hone.text.training_service.run_training_service import PREEMPTED, TrainingService
@@ -115,6 +116,35 @@ def test_a_job_that_gave_way_repeats_nothing_behind_its_last_step(tmp_path: Path
     again.close()
 
 
+def test_a_jobs_totals_are_those_of_the_services_ledger(tmp_path: Path) -> None:
+    file = tmp_path / "lesson.use.json"
+    service = open_service(tmp_path, claim=1)
+    service.use = file
+    service.start()
+    assert RunMeter.begin(tmp_path, file).use() == ClaimUse()
+    client = WireClient(TestClient(service.routes.app()))
+    model = client.model()
+    for _ in range(2):
+        client.forward_backward(model, [text_datum("abc"), text_datum("defg")])
+        client.forward_backward(model, [text_datum("abc")], forward_only=True)
+        client.step(model)
+    client.sample(client.sampler(), [7, 8, 9], samples=3, params={"max_tokens": 4, "stop": []})
+    service.close()
+    used = RunMeter.begin(tmp_path, file).use()
+    assert (used.tokens, used.steps) == (2 * (2 + 3) + 3 * 4, 2) and used.bytes > 10_000
+    amounts = service_amounts(tmp_path)
+    assert (amounts["train_tokens"], amounts["sampled_tokens"], amounts["steps"]) == (10, 12, 2)
+    again = open_service(tmp_path, claim=2)
+    again.use = file
+    again.start()
+    again.close()
+    assert RunMeter.begin(tmp_path, file).use().steps == 2, "nothing is counted twice"
+
+
+def service_amounts(folder: Path) -> dict[str, float]:
+    return {what: amount for (_, what), amount in Ledger(folder / "store" / "ledger.db").usage().items()}
+
+
 BANDIT = """
 recipe = "epsilon_greedy"
 steps = 20
@@ -171,6 +201,9 @@ def test_a_session_in_the_queue_gives_way_dies_and_has_the_bits_of_an_undisturbe
     assert len(spans) >= 3 and sum(one.to_us - one.from_us for one in queue.claims()) == sum(
         one.used_us for one in queue.shares()
     )
+    amounts, red = service_amounts(tmp_path), next(one.use for one in queue.shares() if one.name == "red")
+    assert (red.tokens, red.steps) == (amounts["train_tokens"], amounts["steps"]) and red.steps == 2
+    assert red == ClaimUse.total(one.use for one in spans) and red.bytes > 10_000
     service = open_service(tmp_path)
     assert adapter_bytes(service, f"{session}:train:0") == undisturbed[1]
     service.close()

@@ -34,5 +34,6 @@ def serve_training_file(call: CommandCall, file: str) -> int:
         host=call.text("host"),
         port=int(parse_number(call.text("port"), "--port", least=0)),
         claim=int(parse_number(call.text("claim"), "--claim", least=0)),
+        use=Path(call.text("use")) if call.text("use") else None,
     )
     return serve_training(Path(file), place, screen.line)

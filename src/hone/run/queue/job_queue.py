@@ -59,11 +59,15 @@ class QueuedRun:
         """Whether it is a training service, with the sessions of its clients."""
         return self.command[:2] == ("serve", "training")
 
+    def service_use(self, runs: Path) -> Path:
+        """File in which a service keeps what it used."""
+        return runs / f"{self.name}.use.json"
+
     def arguments(self, runs: Path) -> list[str]:
         """Arguments of `hone` that begin the job, or resume it where `runs` has a checkpoint of it. A service gets the
-        claim's number, under which it writes."""
+        claim's number, under which it writes, and the file for its totals."""
         if self.serves:
-            return [*self.command, "--claim", str(self.token)]
+            return [*self.command, "--claim", str(self.token), "--use", str(self.service_use(runs))]
         resumed = ["--resume"] if (runs / self.name / "checkpoints").is_dir() else []
         return ["train", *self.command, "--name", self.name, "--runs", str(runs), *resumed]
 

@@ -66,7 +66,11 @@ class LocalWorker:
     def run(self, job: QueuedRun) -> JobState | None:
         """Run a claimed job to its end, or until it goes back; returns its state, None where its lease was lost."""
         self.runs.mkdir(parents=True, exist_ok=True)
-        meter = RunMeter.begin(self.runs / job.name)
+        if job.serves:
+            charged = ClaimUse.total(one.use for one in self.queue.claims() if one.job == job.id)
+            meter = RunMeter.begin(self.runs / job.name, job.service_use(self.runs), charged)
+        else:
+            meter = RunMeter.begin(self.runs / job.name)
         try:
             end = self._in_process(job, meter) if self.runner is None else self._elsewhere(job, meter, self.runner)
             state = _state_of(end.code, cancelled=end.cancelled)

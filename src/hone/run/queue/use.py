@@ -2,11 +2,14 @@
 
 Steps and tokens are those of the run's own metrics behind the checkpoint that it began from: work that is done again
 counts again, because somebody's cores did it. Bytes are those by which the run's folder grew. Core time is the kernel's
-count for the processes of the run.
+count for the processes of the run. A training service has totals of its own, in a file that it writes for its
+claims; each has what those before it were not charged with, so that they add up whoever was killed meanwhile.
 """
 
+import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -14,6 +17,7 @@ from typing import Final, Self
 import numpy as np
 
 from hone.run.store.checkpoints import CheckpointFolder
+from hone.run.store.durable import replace_file
 from hone.run.store.metrics import read_metrics
 
 _TOKENS: Final = ("learner/tokens", "rollout/tokens")
@@ -40,6 +44,13 @@ class ClaimUse:
             steps=max(0, self.steps - other.steps),
         )
 
+    @classmethod
+    def total(cls, uses: Iterable["ClaimUse"]) -> Self:
+        """The sum of some amounts."""
+        columns = zip(*((one.core_us, one.tokens, one.bytes, one.steps) for one in uses), strict=True)
+        core_us, tokens, size, steps = map(sum, columns) if (columns := list(columns)) else (0, 0, 0, 0)
+        return cls(core_us=core_us, tokens=tokens, bytes=size, steps=steps)
+
     @property
     def text(self) -> str:
         """The amounts with their units."""
@@ -55,10 +66,16 @@ class RunMeter:
     first_step: int
     """Step of the checkpoint that it began from; 0: it began anew."""
     bytes_before: int
+    service: Path | None = None
+    """File of `write_service_use`; None: it is no training service."""
+    charged: ClaimUse = ClaimUse()
+    """What earlier claims of the service were charged with."""
 
     @classmethod
-    def begin(cls, folder: Path) -> Self:
-        """A meter at 0 of the run in `folder`, which need not be there."""
+    def begin(cls, folder: Path, service: Path | None = None, charged: ClaimUse = ClaimUse()) -> Self:
+        """A meter at 0 of the run in `folder`, or of a service; neither need be there."""
+        if service is not None:
+            return cls(folder=folder, first_step=0, bytes_before=0, service=service, charged=charged)
         checkpoints = folder / "checkpoints"
         steps = CheckpointFolder(folder=checkpoints).steps() if checkpoints.is_dir() else []
         return cls(folder=folder, first_step=max(steps, default=0), bytes_before=_bytes_of(folder))
@@ -70,6 +87,9 @@ class RunMeter:
         if pid and sys.platform == "linux" and stat.exists():
             fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
             core_us = sum(map(int, fields[11:15])) * _MICRO // os.sysconf("SC_CLK_TCK")
+        if self.service is not None:
+            used = _service_use(self.service).beyond(self.charged)
+            return ClaimUse(core_us=core_us, tokens=used.tokens, bytes=used.bytes, steps=used.steps)
         metrics = read_metrics(self.folder / "metrics.jsonl")
         since = metrics.steps > self.first_step
         spans = np.diff(metrics.steps[since], prepend=self.first_step)  # steps of each line, which has their mean
@@ -80,6 +100,21 @@ class RunMeter:
             bytes=max(0, _bytes_of(self.folder) - self.bytes_before),
             steps=int(spans.sum()),
         )
+
+
+def write_service_use(file: Path, folder: Path, *, tokens: int, steps: int) -> None:
+    """Keep the totals of a training service in `folder` for the meters of its claims; those that are written first are
+    their zero: it may have served before. Raises ResourceError."""
+    now = {"tokens": tokens, "steps": steps, "bytes": _bytes_of(folder)}
+    before = json.loads(file.read_text(encoding="utf-8"))["before"] if file.exists() else now
+    replace_file(file, json.dumps({"before": before, "now": now}).encode(), sync=False)
+
+
+def _service_use(file: Path) -> ClaimUse:
+    if not file.exists():
+        return ClaimUse()
+    totals = json.loads(file.read_text(encoding="utf-8"))
+    return ClaimUse(**totals["now"]).beyond(ClaimUse(**totals["before"]))
 
 
 def _bytes_of(folder: Path) -> int:

@@ -303,7 +303,7 @@ class Ledger:
             self._db.execute("update requests set result = null where done_s < ? and result is not null", (before_s,))
 
     def usage(self) -> dict[tuple[str, str], float]:
-        """Amounts by tenant and kind: tokens and core-seconds."""
+        """Amounts by tenant and kind: tokens, steps and core-seconds."""
         with self._lock:
             rows = self._db.execute("select tenant, what, sum(amount) from hourly group by 1, 2")
             return {(tenant, what): amount for tenant, what, amount in rows}

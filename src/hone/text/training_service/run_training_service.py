@@ -27,6 +27,7 @@ from hone.core.config import is_loopback
 from hone.core.errors import ConfigError, ResourceError
 from hone.run.http.listening import listening, signals_end_quietly
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
+from hone.run.queue.use import write_service_use
 from hone.run.store.durable import writing
 from hone.run.store.folder import RunLock
 from hone.text.training_service.app import TrainingRoutes
@@ -43,6 +44,9 @@ from hone.text.training_service.worker import TrainingWorker
 
 _SWEEP_TICKS: Final = 60
 """Seconds between two looks at what has expired."""
+_USE_TICKS: Final = 5
+_USED_TOKENS: Final = ("train_tokens", "sampled_tokens")
+"""Tokens that were learned from and sampled."""
 _STOP_S: Final = 5
 _TAKEOVER_S: Final = 30.0
 """Seconds within which the process of an earlier claim sees that it has ended, and leaves the folder."""
@@ -60,6 +64,8 @@ class TrainingPlace:
     claim: int = 0
     """Number under which a queue's worker runs the service as a job, which ends with its sessions; 0: it runs for
     good."""
+    use: Path | None = None
+    """File in which a queue's job keeps what it used."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +81,8 @@ class TrainingService:
     resumed: int
     """Requests that the last process acknowledged and did not answer."""
     claim: int = 0
+    use: Path | None = None
+    """As of `TrainingPlace`."""
     over: bool = False
     """Whether the sessions of a queue's job have ended."""
     _ticks: int = 0
@@ -83,6 +91,7 @@ class TrainingService:
     """Whether sessions were open when this process began."""
 
     def start(self) -> None:
+        self.keep_use()
         self._began_s = self.desk.clock.now_s()
         self._resumed = any(one.finished is None for one in self.desk.ledger.records(SessionRecord, {}))
         self.trainer.thread.start()
@@ -98,6 +107,7 @@ class TrainingService:
         self.sampler.engine.close()
         if self.claim:
             self.trainer.keep()
+        self.keep_use()
         self.desk.ledger.close()
         self.lock.release()
 
@@ -113,6 +123,8 @@ class TrainingService:
         if self.over or not (self.trainer.thread.alive and self.sampler.thread.alive):
             os.kill(os.getpid(), signal.SIGTERM)
         self._ticks += 1
+        if self._ticks % _USE_TICKS == 0:
+            self.keep_use()
         if self._ticks % _SWEEP_TICKS == 1:
             self.sweep()
 
@@ -127,6 +139,16 @@ class TrainingService:
             return True
         last = max([self._began_s, *(one.beat_s for one in alive)])
         return self.desk.clock.now_s() - last >= ACTIVE_S
+
+    def keep_use(self) -> None:
+        """Write what was used so far for the queue."""
+        if self.use is None:
+            return
+        amounts: dict[str, float] = {}
+        for (_, what), amount in self.desk.ledger.usage().items():
+            amounts[what] = amounts.get(what, 0.0) + amount
+        tokens = sum(amounts.get(what, 0.0) for what in _USED_TOKENS)
+        write_service_use(self.use, self.trainer.folder, tokens=round(tokens), steps=round(amounts.get("steps", 0.0)))
 
     def sweep(self) -> None:
         """Remove checkpoints whose time is over, and results that nobody fetches any more."""
@@ -217,6 +239,7 @@ def serve_training(path: Path, place: TrainingPlace, tell: Callable[[str], None]
     if not config.tenants and not is_loopback(place.host):
         raise ConfigError(f"--host {place.host} is reached from other machines: give [[tenants]] with keys in {path}")
     service = open_training_service(config, beside=path.parent, clock=SystemClock(), claim=place.claim)
+    service.use = place.use
     with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
         host, port = listener.getsockname()[:2]
         options = uvicorn.Config(

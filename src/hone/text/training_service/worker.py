@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -321,7 +321,8 @@ class TrainingWorker:
     def _optim_step(self, record: RequestRecord, body: dict[str, Any]) -> RequestResult:
         asked = AdamStep.read(_adam_params(body))
         metrics = self._model(record.owner, before=record.seq).step(asked)
-        return json_outcome({"type": "optim_step", "metrics": metrics})
+        done = json_outcome({"type": "optim_step", "metrics": metrics})
+        return replace(done, usage={"steps": 1.0, "core_s": self._unbilled_s.pop(record.owner, 0.0)})
 
     def _load_weights(self, record: RequestRecord, body: dict[str, Any]) -> RequestResult:
         saved = self._readable(str(body["path"]), record.tenant)
