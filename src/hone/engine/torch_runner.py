@@ -666,8 +666,8 @@ class TorchRunner:
         tokens[:count], positions[:count] = work.tokens, work.positions
         attend: PagedAttentionFn = _PagedAttention(self.model, keys, work)
         if keys.states.shape[1]:
-            at = (one.astype(np.int64) for one in (work.sequence, work.positions, work.pages))
-            attend = self.model.paged_states(attend, keys.states, *at, self._page_tokens)
+            sequence, at, pages = (one.astype(np.int64) for one in (work.sequence, work.positions, work.pages))
+            attend = self.model.paged_states(attend, keys.states, sequence, at, pages, self._page_tokens)
         linear = self._linear if work.adapters is None else self._adapted(work.adapters, work.sequence)
         places = torch.from_numpy(positions).to(device)
         return self._forward(torch.from_numpy(tokens).to(device), places, attend, linear)

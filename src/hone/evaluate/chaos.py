@@ -105,7 +105,7 @@ class ChaosTrial:
             self.note(f"{len(events)} events in the uninterrupted run; planned: {'; '.join(map(str, plan))}")
             work.total = 2 + sum(fault.kind in ENDING_FAULTS for fault in plan)
             work.advance()
-            attempts: list[Attempt] = []
+            attempts: list[_Attempt] = []
             for attempt in self._attempts(plan):
                 attempts.append(attempt)
                 work.advance()
