@@ -1,7 +1,10 @@
 """Policies with a memory, from the rollout to the gradient: the learner finds what the actor did, nothing is mixed up,
 and what must be remembered is."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from pixel_envs import Lengths
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from hone import api
 from hone.certify.job import certify_job
@@ -25,6 +29,7 @@ from hone.control.networks.encoding import RecurrentMemoryConfig
 from hone.control.networks.memory import MemoryActorCritic, PackedOrder, RecurrentUnit
 from hone.control.networks.mlp import MlpConfig, PolicySpaces
 from hone.control.networks.numpy_memory import NumpyFramePolicy, NumpyMemoryPolicy, NumpyRecurrentPolicy
+from hone.control.networks.packed_units import cell_outputs
 from hone.control.sequences import predict_memory_values, sequence_rows, stack_frames
 from hone.control.spaces import network_spaces
 from hone.core.credit import Credits
@@ -98,6 +103,66 @@ def test_gru_by_hand() -> None:
     by_hand = (1.0 - sigmoid) * new + sigmoid * 0.5
     after = unit.to_numpy()(np.full((1, 1), 2.0, np.float32), np.full((1, 1), 0.5, np.float32))
     assert after[0, 0] == pytest.approx(by_hand, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_packed_units_are_those_of_torch(kind: Literal["gru", "lstm"], dtype: torch.dtype, most: float) -> None:
+    """Outputs, states, first and second derivatives by inputs, states and weights; sequences of one step too."""
+    unit, draws = RecurrentUnit(kind, 3, 5, seed=0, stream="x").to(dtype), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in unit.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=draws, dtype=dtype))
+    order = PackedOrder.of(np.array([4, 1, 6, 3, 3]))
+    leaves = [
+        torch.randn(size, generator=draws, dtype=dtype).requires_grad_() for size in ((17, 3), (5, unit.state_size))
+    ] + list(unit.parameters())
+
+    def numbers(run: Callable[[PackedSequence, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        out, after = run(PackedSequence(leaves[0], order.batch_sizes), leaves[1])
+        loss = out.sin().sum() + (after.cos() * torch.arange(after.numel(), dtype=dtype).view_as(after)).sum()
+        once = torch.autograd.grad(loss, leaves, retain_graph=True)
+        graph = torch.autograd.grad(loss, leaves, create_graph=True)
+        return [
+            out,
+            after,
+            *once,
+            *torch.autograd.grad(torch.stack([one.square().sum() for one in graph]).sum(), leaves),
+        ]
+
+    for fast, slow in zip(numbers(unit), numbers(partial(cell_outputs, kind, unit.cell)), strict=True):
+        assert float((fast - slow).detach().abs().max()) <= most * (1.0 + float(slow.detach().abs().max()))
+
+
+def test_slope_of_a_gru_by_hand() -> None:
+    """One unit, one step, weights 1: h' = n + z (h - n), r = z = sigmoid(x + h + 2), n = tanh(x + 1 + r (h + 1))."""
+    unit = RecurrentUnit("gru", 1, 1, seed=0, stream="x").double()
+    with torch.no_grad():
+        for parameter in unit.parameters():
+            parameter.fill_(1.0)
+    state = torch.full((1, 1), 0.5, dtype=torch.float64, requires_grad=True)
+    one_step = PackedSequence(torch.full((1, 1), 2.0, dtype=torch.float64), torch.ones(1, dtype=torch.int64))
+    out, after = unit(one_step, state)
+    gate = 1.0 / (1.0 + np.exp(-4.5))
+    new = np.tanh(3.0 + gate * 1.5)
+    slope = (
+        gate + (1.0 - gate) * (1.0 - new**2) * (gate + gate * (1.0 - gate) * 1.5) + (0.5 - new) * gate * (1.0 - gate)
+    )
+    assert out.item() == after.item() == pytest.approx(new + gate * (0.5 - new), abs=1e-15)
+    assert torch.autograd.grad(out, state)[0].item() == pytest.approx(slope, abs=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_gates_of_huge_inputs_are_shut_without_a_warning(kind: Literal["gru", "lstm"]) -> None:
+    unit = RecurrentUnit(kind, 1, 2, seed=0, stream="x")
+    x = PackedSequence(torch.tensor([[-1e4], [1e4]], requires_grad=True), torch.tensor([2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out, after = unit(x, torch.ones(2, unit.state_size))
+        (out.sum() + after.sum()).backward()
+    slow = cell_outputs(kind, unit.cell, x, torch.ones(2, unit.state_size))[0]
+    assert float((out - slow).detach().abs().max()) < 1e-6
+    assert all(parameter.grad is not None and bool(parameter.grad.isfinite().all()) for parameter in unit.parameters())
 
 
 def test_packed_order_is_that_of_torch() -> None:

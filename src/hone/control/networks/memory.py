@@ -30,6 +30,7 @@ from hone.control.networks.numpy_policies import (
     NumpyGreedyPolicy,
     NumpyPolicy,
 )
+from hone.control.networks.packed_units import PackedUnit, cell_outputs
 from hone.control.networks.q_networks import NumpyQNetwork, combine_streams
 from hone.control.rows import SequenceRows, StepRows
 from hone.core.ragged import Ints
@@ -59,9 +60,9 @@ class RecurrentUnit(nn.Module):
 
     def forward(self, x: PackedSequence, state: Tensor) -> tuple[Tensor, Tensor]:
         """Packed inputs and states `[S, state_size]` before them -> packed outputs `[N, units]`, states after them."""
-        parts = tuple(part[None].contiguous() for part in state.split(self.units, dim=1))
-        out, after = self.cell(x, parts[0] if self.kind == "gru" else parts)
-        return out.data, (after if self.kind == "gru" else torch.cat(after, dim=2))[0]
+        if x.data.device.type != "cpu":
+            return cell_outputs(self.kind, self.cell, x, state)
+        return PackedUnit.apply(self.kind, x.batch_sizes, self.cell, x.data, state, *self.cell.parameters())
 
     def to_numpy(self) -> "NumpyUnit":
         """Numpy form for acting; on a CPU it shares memory."""
