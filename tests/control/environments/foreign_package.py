@@ -1,5 +1,7 @@
 """A package that registers its environments with Gymnasium: when it is imported, or when `register_envs` is called."""
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import gymnasium
@@ -26,7 +28,10 @@ class Step(gymnasium.Env[Any, Any]):
 
     def step(self, action):
         self.time += 1
-        forms = {"bool": bool, "0-d": lambda paid: np.array(paid, np.float64), "float": float, "np": np.bool_}
+        forms = {
+            "bool": bool, "0-d": lambda paid: np.array(paid, np.float64), "float": float, "np": np.bool_,
+            "fraction": lambda paid: Fraction(int(paid)), "decimal": lambda paid: Decimal(int(paid)),
+        }  # fmt: skip
         paid = forms[self.form](action == 1) if self.form in forms else -float(abs(action[0] - 0.5))
         return np.full(2, self.time / 3, np.float32), paid, self.time == 3, False, {}
 

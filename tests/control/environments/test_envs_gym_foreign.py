@@ -142,8 +142,8 @@ def test_pettingzoo_environments_are_pointed_to_recipes_of_several_agents() -> N
         opened("pettingzoo.classic.tictactoe_v3:env")
 
 
-@pytest.mark.parametrize("form", ["bool", "np", "0-d"])
-def test_rewards_may_be_bools_and_arrays_without_axes(form: str) -> None:
+@pytest.mark.parametrize("form", ["bool", "np", "0-d", "fraction", "decimal"])
+def test_rewards_may_be_bools_exact_numbers_and_arrays_without_axes(form: str) -> None:
     world = opened("foreign_package:Step", kwargs={"reward": form})
     episodes = world.rollout(Ones())
     assert set(episodes.score[episodes.terminated]) == {3.0}

@@ -6,6 +6,8 @@ faults are reported together.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -151,7 +153,7 @@ def _step_faults(answer: Any, space: spaces.Space[Any]) -> list[str]:  # noqa: A
         return [f"step() returned {_brief(answer)}; it must return (observation, reward, terminated, truncated, info)"]
     seen, reward, terminated, truncated, info = answer
     faults = _observation_faults(seen, space)
-    number = np.asarray(reward)
+    number = np.asarray(float(reward) if isinstance(reward, Real | Decimal) else reward)
     if number.shape != () or number.dtype.kind not in "biuf":
         faults.append(f"reward is {_brief(reward)}; it must be a number")
     elif not np.isfinite(number):
