@@ -140,10 +140,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
         module="hone.cli.commands.ratings",
         positionals=(("file", "a file of ratings (ratings.db)"),),
         options=(
-            CommandOption(
-                flag="--fit",
-                help="show beside each rating the one that fits all games at once, whatever their order (Weng-Lin)",
-            ),
+            CommandOption(flag="--fit", help="show beside each rating the one that fits all games at once (Weng-Lin)"),
             CommandOption(flag="--since", metavar="WHEN", help="with --fit: games since 2026-11-23, or a second"),
             CommandOption(flag="--write", help="with --fit: put the fitted ratings into the file"),
             CommandOption(flag="--json", help="print JSON, and nothing else"),

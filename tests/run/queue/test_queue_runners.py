@@ -106,22 +106,26 @@ def test_claims_of_a_service_have_what_its_totals_grew_by_whoever_was_killed(que
     (store / "before.bin").write_bytes(bytes(7000))
     amounts = {"tokens": 90, "steps": 9}
 
+    def write() -> None:
+        tokens = {("red", "train_tokens"): 50.0, ("blue", "sampled_tokens"): amounts["tokens"] - 50.0}
+        write_service_use(file, store, {**tokens, ("red", "steps"): amounts["steps"], ("red", "core_s"): 7.7})
+
     def serve(tokens: int, steps: int, size: int) -> None:
         amounts["tokens"] += tokens
         amounts["steps"] += steps
         (store / f"{amounts['tokens']}.bin").write_bytes(bytes(size))
-        write_service_use(file, store, **amounts)
+        write()
 
     class Serving(ScriptedRunner):
         def start(self, command: HoneCommand) -> None:
             super().start(command)
-            write_service_use(file, store, **amounts)
+            write()
             serve(40, 2, 300)
 
     lost = queue.claim("vanished")
     assert lost is not None and lost.service_use(tmp_path / "runs") == file
     file.parent.mkdir()
-    write_service_use(file, store, **amounts)
+    write()
     serve(100, 5, 1000)
     meter = RunMeter.begin(tmp_path / "runs" / "lesson", file)
     queue.heartbeat(lost.id, lost.token, meter.use(5))

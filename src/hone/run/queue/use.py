@@ -9,8 +9,8 @@ claims; each has what those before it were not charged with, so that they add up
 import json
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -88,8 +88,11 @@ class RunMeter:
             fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
             core_us = sum(map(int, fields[11:15])) * _MICRO // os.sysconf("SC_CLK_TCK")
         if self.service is not None:
-            used = _service_use(self.service).beyond(self.charged)
-            return ClaimUse(core_us=core_us, tokens=used.tokens, bytes=used.bytes, steps=used.steps)
+            totals = {"now": {}, "before": {}}
+            if self.service.exists():
+                totals = json.loads(self.service.read_text(encoding="utf-8"))
+            used = ClaimUse(**totals["now"]).beyond(ClaimUse(**totals["before"])).beyond(self.charged)
+            return replace(used, core_us=core_us)
         metrics = read_metrics(self.folder / "metrics.jsonl")
         since = metrics.steps > self.first_step
         spans = np.diff(metrics.steps[since], prepend=self.first_step)  # steps of each line, which has their mean
@@ -102,19 +105,17 @@ class RunMeter:
         )
 
 
-def write_service_use(file: Path, folder: Path, *, tokens: int, steps: int) -> None:
+def write_service_use(file: Path, folder: Path, usage: Mapping[tuple[str, str], float]) -> None:
     """Keep the totals of a training service in `folder` for the meters of its claims; those that are written first are
-    their zero: it may have served before. Raises ResourceError."""
-    now = {"tokens": tokens, "steps": steps, "bytes": _bytes_of(folder)}
+    their zero: it may have served before. `usage`: its amounts by tenant and kind. Raises ResourceError."""
+    amounts = dict.fromkeys(("train_tokens", "sampled_tokens", "steps"), 0.0)
+    for (_, what), amount in usage.items():
+        if what in amounts:
+            amounts[what] += amount
+    tokens = round(amounts["train_tokens"] + amounts["sampled_tokens"])
+    now = {"tokens": tokens, "steps": round(amounts["steps"]), "bytes": _bytes_of(folder)}
     before = json.loads(file.read_text(encoding="utf-8"))["before"] if file.exists() else now
     replace_file(file, json.dumps({"before": before, "now": now}).encode(), sync=False)
-
-
-def _service_use(file: Path) -> ClaimUse:
-    if not file.exists():
-        return ClaimUse()
-    totals = json.loads(file.read_text(encoding="utf-8"))
-    return ClaimUse(**totals["now"]).beyond(ClaimUse(**totals["before"]))
 
 
 def _bytes_of(folder: Path) -> int:

@@ -458,9 +458,7 @@ class TrainingRoutes:
         due = [((one,), weight / total) for one, weight in sorted(weights.items())]
         name = "hone_training_usage_total"
         lines = [
-            *metric_lines(
-                name, "counter", "Tokens, steps, core-seconds.", ("tenant", "what"), sorted(usage.items())
-            ),
+            *metric_lines(name, "counter", "Tokens, steps, core-seconds.", ("tenant", "what"), sorted(usage.items())),
             *metric_lines("hone_training_waiting", "gauge", "Requests that wait.", labels, counts),
             *metric_lines("hone_training_spent_seconds", "gauge", "Work by weight: the least is next.", labels, work),
             *metric_lines("hone_training_entitlement", "gauge", "Share of the work under load.", labels, due),

@@ -45,8 +45,6 @@ from hone.text.training_service.worker import TrainingWorker
 _SWEEP_TICKS: Final = 60
 """Seconds between two looks at what has expired."""
 _USE_TICKS: Final = 5
-_USED_TOKENS: Final = ("train_tokens", "sampled_tokens")
-"""Tokens that were learned from and sampled."""
 _STOP_S: Final = 5
 _TAKEOVER_S: Final = 30.0
 """Seconds within which the process of an earlier claim sees that it has ended, and leaves the folder."""
@@ -142,13 +140,8 @@ class TrainingService:
 
     def keep_use(self) -> None:
         """Write what was used so far for the queue."""
-        if self.use is None:
-            return
-        amounts: dict[str, float] = {}
-        for (_, what), amount in self.desk.ledger.usage().items():
-            amounts[what] = amounts.get(what, 0.0) + amount
-        tokens = sum(amounts.get(what, 0.0) for what in _USED_TOKENS)
-        write_service_use(self.use, self.trainer.folder, tokens=round(tokens), steps=round(amounts.get("steps", 0.0)))
+        if self.use is not None:
+            write_service_use(self.use, self.trainer.folder, self.desk.ledger.usage())
 
     def sweep(self) -> None:
         """Remove checkpoints whose time is over, and results that nobody fetches any more."""

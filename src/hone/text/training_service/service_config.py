@@ -155,8 +155,8 @@ def _cluster_faults(cluster: ClusterConfig, run: ServiceRunConfig) -> list[str]:
     faults = list[str]()
     if cluster.learner is not None and run.ranks == 1:
         faults.append("cluster.learner places the ranks of the trainer: give run.ranks of 2 or more, or leave it out")
-    for table, given in (("learner", cluster.learner), ("rollout", cluster.rollout)):
-        if given is not None and given.gpus:
+    for table, place in (("learner", cluster.learner), ("rollout", cluster.rollout)):
+        if place is not None and place.gpus:
             faults.append(f"cluster.{table}.gpus: the service computes on CPUs; leave it out")
     if cluster.rollout.mixed:
         faults.append("cluster.rollout.mixed: answers of a service have the same bits from every replica; leave it out")
