@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from greedy_answers import answers_as_of, check_logp
 from manual_clock import ManualClock
 from shared_prompts import pack_shared_prompts
 
 from hone.certify.token_probes import shrunken_model_config
 from hone.core.errors import DataError
-from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.open_engine import EngineSize, open_engine
 from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig, model_config_from_hf
@@ -122,29 +122,17 @@ def test_generation_is_that_of_transformers_and_its_routes_are_replayed(exactnes
     engine = open_engine(
         decoder, TokenizerRules(eos=(), vocab=50), size=EngineSize(slots=3, sequence_tokens=64), seed=0
     )
-    prompts, sampling = [text(5), text(17, 1)], SamplingParams(max_tokens=8, greedy=True)
-    requests = [Request(id=str(n), prompt=one, samples=1, sampling=sampling) for n, one in enumerate(prompts)]
-    for answer in generate(engine, requests, round=0):
-        prompt = prompts[int(answer.request_id)]
-        ids = torch.from_numpy(prompt[None].astype(np.int64))
-        for _ in range(8):
-            with torch.no_grad():
-                ids = torch.cat((ids, theirs(ids).logits[:, -1:].argmax(-1)), 1)
-        assert answer.tokens.tolist() == ids[0, len(prompt) :].tolist()
+    for prompt, answer in answers_as_of(theirs, engine, [text(5), text(17, 1)]):
         whole = np.concatenate([prompt, answer.tokens])[:-1]
         assert answer.routing.shape == (len(whole), 2, 3)  # of the two layers with experts
         packed = pack_rows([whole])
         with torch.no_grad():
             states = decoder.states(packed)
-            hidden = states.hidden[len(prompt) - 1 :]
-            logp = decoder.token_logprobs(hidden, torch.from_numpy(answer.tokens.astype(np.int64))).logp.numpy()
+        check_logp(decoder, states.hidden, answer, bitwise=exactness == "bitwise")
         told = torch.from_numpy(answer.routing.astype(np.int64))
         assert torch.equal(states.routing.chosen(), told)
         again = decoder.states(dataclasses.replace(packed, routing=told))
         assert torch.equal(again.hidden, states.hidden)
-        if exactness == "bitwise":
-            assert np.array_equal(logp, answer.logp)
-        np.testing.assert_allclose(logp, answer.logp, atol=2e-5)
 
 
 def gradients(decoder: Decoder, rows: list[list[np.ndarray]]) -> dict[str, torch.Tensor]:

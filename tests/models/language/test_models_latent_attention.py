@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
+from greedy_answers import answers_as_of, check_logp
 from manual_clock import ManualClock
 from safetensors.torch import load_file
 from shared_prompts import pack_shared_prompts
 
 from hone.certify.token_probes import shrunken_model_config
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.open_engine import EngineSize, choose_runner, open_engine
 from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig, model_config_from_hf
@@ -174,22 +174,10 @@ def test_generation_is_that_of_transformers_and_caches_latents(exactness, tmp_pa
     engine = open_engine(
         decoder, TokenizerRules(eos=(), vocab=50), size=EngineSize(slots=3, sequence_tokens=64), seed=0
     )
-    prompts, sampling = [text(5), text(17, 1)], SamplingParams(max_tokens=8, greedy=True)
-    requests = [Request(id=str(n), prompt=one, samples=1, sampling=sampling) for n, one in enumerate(prompts)]
-    for answer in generate(engine, requests, round=0):
-        prompt = prompts[int(answer.request_id)]
-        ids = torch.from_numpy(prompt[None].astype(np.int64))
-        for _ in range(8):
-            with torch.no_grad():
-                ids = torch.cat((ids, theirs(ids).logits[:, -1:].argmax(-1)), 1)
-        assert answer.tokens.tolist() == ids[0, len(prompt) :].tolist()
+    for prompt, answer in answers_as_of(theirs, engine, [text(5), text(17, 1)]):
         with torch.no_grad():
-            whole = np.concatenate([prompt, answer.tokens])
-            hidden = decoder.hidden(pack_rows([whole[:-1]]))[len(prompt) - 1 :]
-            logp = decoder.token_logprobs(hidden, torch.from_numpy(answer.tokens.astype(np.int64))).logp.numpy()
-        if exactness == "bitwise":
-            assert np.array_equal(logp, answer.logp)
-        np.testing.assert_allclose(logp, answer.logp, atol=2e-5)
+            hidden = decoder.hidden(pack_rows([np.concatenate([prompt, answer.tokens])[:-1]]))
+        check_logp(decoder, hidden, answer, bitwise=exactness == "bitwise")
     assert "torch" in engine.runner.name
     # One key head of 8 rotary features and the latent's 32, where four heads would have 4 x (24 + 8).
     assert (decoder.config.kv_heads, decoder.config.head_dim) == (1, 40)
