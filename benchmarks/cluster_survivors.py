@@ -16,7 +16,7 @@ from hone.engine.fleet.replica import ReplicaSettings, layout_of
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import open_fleet
+from hone.text.fleet import open_fleet
 
 PROMPTS, SAMPLES, TOKENS, SLOTS = 64, 8, 48, 32
 PATIENCE_S = 5.0

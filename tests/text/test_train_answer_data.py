@@ -21,7 +21,7 @@ from hone.models.language.tokenizers import (
 )
 from hone.text.answer_data import AnswerKind, AnswersConfig, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.step_rewards import text_ends
+from hone.text.tasks.token_places import text_ends
 
 CHARACTERS = character_tokenizer(["0123456789+-=;ab \n"])
 

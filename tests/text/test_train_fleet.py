@@ -9,9 +9,9 @@ from tiny_runs import differences, files_of, hone, lay_out, lines_of
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
 from hone.parallel import config as placing
-from hone.parallel import open_fleet as opening
 from hone.parallel.config import ClusterConfig
 from hone.run.store.interleaving import read_interleaving
+from hone.text import fleet as opening
 
 STEPS = ("steps=4", "run.certify=false")
 AHEAD = ("state/state.json", "state/state.safetensors")
@@ -50,7 +50,6 @@ alphabet = "0123456789-<>=? "
 [task]
 source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 3
-isolate = "thread"
 [rollout]
 prompts_per_step = 4
 samples_per_prompt = 4

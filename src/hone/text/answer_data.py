@@ -31,8 +31,8 @@ from hone.text.tasks.collection import AnswerKind, PairRule, is_collection, read
 from hone.text.tasks.dataset import DatasetKind, Example, ExampleDataset, build_examples, read_examples
 from hone.text.tasks.files import MAX_FAULTS_SHOWN, SUFFIXES
 from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer, row_answer
-from hone.text.tasks.step_rewards import text_ends
 from hone.text.tasks.task import TaskConfig
+from hone.text.tasks.token_places import text_ends
 from hone.text.trained_spans import DataConfig, TurnEncoder
 
 # ------------------------------------------------------------------------------------------------ examples to imitate

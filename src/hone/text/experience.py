@@ -24,7 +24,7 @@ from hone.text.tasks.chat_rows import asked_row
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
 from hone.text.tasks.files import SUFFIXES
 from hone.text.tasks.scored_rows import AnswerTokens, PromptContent, ScoredAnswer
-from hone.text.tasks.world_tokens import environment_positions, with_learned_tokens
+from hone.text.tasks.token_places import environment_positions, with_learned_tokens
 
 _RELABEL: Final = "relabelling function"
 

@@ -4,13 +4,15 @@ from typing import TYPE_CHECKING, Final
 
 from hone.core.errors import ConfigError
 from hone.engine.clients.http import ServerEngine
+from hone.models.language.decoder import Decoder
 from hone.models.language.token_policy import TokenPolicy
-from hone.parallel.config import ClusterConfig
+from hone.parallel.config import ClusterConfig, require_ray
 from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.rollout_config import RolloutConfig
 
 if TYPE_CHECKING:
     from hone.engine.fleet.fleet_engine import FleetEngine
+    from hone.engine.fleet.replica import ReplicaSettings
 
 _TWO_ENGINES: Final = (
     "[cluster] starts replicas of hone's own engine, and rollout.runner names servers that run already; leave out one "
@@ -26,7 +28,6 @@ def open_text_fleet(
     if isinstance(rollout.runner, ServerEngine):
         raise ConfigError(_TWO_ENGINES)
     from hone.engine.fleet.replica import ReplicaSettings, layout_of  # noqa: PLC0415 - runs with replicas only
-    from hone.parallel.open_fleet import open_fleet  # noqa: PLC0415 - as above
 
     decoder, text = policy.decoder, tokenizer_rules(policy)
     settings = ReplicaSettings(
@@ -44,6 +45,36 @@ def open_text_fleet(
         kv_cache=rollout.kv_cache,
     )
     return open_fleet(cluster, decoder, settings)
+
+
+def open_fleet(config: ClusterConfig, decoder: Decoder, settings: "ReplicaSettings") -> "FleetEngine":
+    """A fleet of replicas as Ray actors, for the weights of `decoder`; its processes start at the first `publish`.
+
+    Raises ResourceError where Ray is not installed.
+    """
+    require_ray()
+    from hone.engine.fleet.fleet_book import FleetLimits  # noqa: PLC0415 - runs with replicas only
+    from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules  # noqa: PLC0415 - as above
+    from hone.parallel.ray_transport import RayTransport, ReplicaSpec  # noqa: PLC0415 - Ray: an extra
+
+    spec = ReplicaSpec(
+        model=decoder.config,
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        compute=str(decoder.compute).removeprefix("torch."),
+        bitwise=decoder.exactness == "bitwise",
+        device=config.rollout.device,
+        settings=settings,
+    )
+    limits = FleetLimits(
+        replicas=config.rollout.replicas,
+        spares=config.rollout.spares,
+        slots=settings.slots,
+        patience_s=config.patience_s,
+        losses_allowed=config.losses_allowed,
+        exact=not config.rollout.mixed,
+    )
+    rules = FleetRules(limits=limits, mixed=config.rollout.mixed)
+    return FleetEngine(RayTransport(config, spec), settings, decoder.stored_tensors, rules=rules)
 
 
 def generating_cluster(rollout: RolloutConfig, cluster: ClusterConfig | None) -> ClusterConfig | None:

@@ -26,7 +26,7 @@ from hone.text.reference_policies import TextPolicies
 from hone.text.rl import TextGradientRunConfig
 from hone.text.rows import TokenBatch, TokenLayout
 from hone.text.saved_optimizer import TwoNetworkLearner
-from hone.text.tasks.world_tokens import environment_means, environment_only
+from hone.text.tasks.token_places import environment_means, environment_only
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hone.core.state import State
 from hone.lab.tasks.chain_of_sums import right_steps
 from hone.rewards.scorer import reward_batch
 from hone.rewards.scores import RewardScores, combine_results, result_from_value
-from hone.text.tasks.step_rewards import step_ends
+from hone.text.tasks.token_places import step_ends
 from hone.text.tasks.world import Prompt, TextWorld
 
 PIECES = ["a", "bc", ";", ";;", "a;", ";b", "\n", "x\n", "", "\n\n"]

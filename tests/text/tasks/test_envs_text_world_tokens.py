@@ -10,7 +10,7 @@ from plain_episodes import plain_episodes
 from hone.core.conversation import split_turns, text_after_prompt
 from hone.core.episodes import Episodes, Transcript
 from hone.core.ragged import offsets_of
-from hone.text.tasks.world_tokens import environment_means, environment_only, environment_positions, with_learned_tokens
+from hone.text.tasks.token_places import environment_means, environment_only, environment_positions, with_learned_tokens
 
 PIECES = st.lists(
     st.tuples(

@@ -17,7 +17,7 @@ from hone.core.generation import Completion, GenerationSession, Request
 from hone.core.judging import ScorerInput
 from hone.core.state import State
 from hone.text.tasks.conversation import ConversationLoop
-from hone.text.tasks.step_rewards import separator_ends
+from hone.text.tasks.token_places import separator_ends
 from hone.text.tasks.world import Prompt, TextWorld
 
 _SHOWN = 3

@@ -33,7 +33,7 @@ from hone.rewards.workers import RewardBatch, RewardTicket, RewardWorkerPool, pa
 from hone.run.saved_config import policy_folder
 from hone.text.evaluate.judges.client import open_client
 from hone.text.evaluate.judges.grading import JudgeMember
-from hone.text.tasks.step_rewards import step_ends
+from hone.text.tasks.token_places import step_ends
 from hone.text.tasks.world import Prompt
 
 # -------------------------------------------------------------------------------------------------------- reward models

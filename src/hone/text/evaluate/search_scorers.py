@@ -28,7 +28,7 @@ from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.search_config import SearchWorldModelScorer
 from hone.text.search.searching import Candidate, CandidateScores
 from hone.text.tasks.dataset import ExampleDataset
-from hone.text.tasks.step_rewards import separator_ends
+from hone.text.tasks.token_places import separator_ends
 from hone.text.tasks.world import Prompt
 
 Decode: TypeAlias = Callable[[NDArray[np.int32]], str]

@@ -33,7 +33,7 @@ from hone.text.tasks.conversation import (
     TextEnvironment,
 )
 from hone.text.tasks.scored_rows import PromptContent
-from hone.text.tasks.step_rewards import step_ends
+from hone.text.tasks.token_places import step_ends
 
 _EFFORT_GROUPS: Final = 4096
 """Groups whose efforts are kept: episodes may come late."""
