@@ -9,7 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,19 +29,10 @@ from hone.engine.samples import (
 from hone.engine.text_pages import TextPages
 from hone.engine.work import ForwardBatch, SamplerOutput
 
+if TYPE_CHECKING:
+    from hone.engine.session import StopRules  # the session asks the scheduler
+
 # --------------------------------------------------------------------------------------------------------------- limits
-
-
-class _FinishRules(Protocol):
-    """Rule that decides when a sample ends."""
-
-    def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
-        """Return the rows, ascending, that end with their last token."""
-        ...
-
-    def finish_of(self, sample: SampleState) -> FinishReason | None:
-        """Return the end of a sample without a row, if any."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +338,7 @@ class Scheduler:
         copies = (np.array(self._sources, np.int32), np.array(self._targets, np.int32)) if self._sources else no_copies
         return PassPlan(batch=work, rows=rows, chunks=chunks, copy_sources=copies[0], copy_targets=copies[1])
 
-    def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: _FinishRules) -> PassOutcome:
+    def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: "StopRules") -> PassOutcome:
         """Distribute the results of `plan`; finished samples leave."""
         outcome = PassOutcome(finished=[], scored_groups=[])
         self.routes.write(plan.batch, drawn.routing)
@@ -532,7 +523,7 @@ class Scheduler:
         return chunks
 
     def _advance(
-        self, chunk: PromptChunk, drawn: SamplerOutput, place: int, ends: _FinishRules, outcome: PassOutcome
+        self, chunk: PromptChunk, drawn: SamplerOutput, place: int, ends: "StopRules", outcome: PassOutcome
     ) -> None:
         fill = chunk.group
         fill.filled_tokens = chunk.stop

@@ -276,7 +276,7 @@ def _is_stuck(sample: SampleState) -> bool:
 
 
 class StopRules:
-    """Implements `scheduler.Ends`. A text is decoded only when its last token could complete a stop string."""
+    """Rules that decide when a sample ends. A text is decoded only when its last token could complete a stop string."""
 
     def __init__(self, text: TokenizerRules) -> None:
         self._is_eos = np.zeros(text.vocab, np.bool_)
