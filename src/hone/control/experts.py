@@ -31,7 +31,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.state import State, substate
 from hone.process.user_files import check_reference
-from hone.run.job import close_nothing
+from hone.run.job import do_nothing
 from hone.run.loop import SourceWrapper
 from hone.run.saved_config import policy_folder
 
@@ -73,7 +73,7 @@ def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[ExpertActor, Call
     """The expert, and what ends it. Raises ConfigError, DataError."""
     if isinstance(config, ExpertPolicy):
         policy: HasNumpyPolicy = load_control_policy(policy_folder(Path(config.policy)))
-        return require_no_memory(policy.numpy_policy(), f"the expert {config.policy}"), close_nothing
+        return require_no_memory(policy.numpy_policy(), f"the expert {config.policy}"), do_nothing
     check_reference(config.use, kind="expert", modules=False)
     process = ExpertProcess(config.use, deadline_s=config.deadline_s)
     return process, process.close

@@ -30,6 +30,7 @@ from hone.run.job import (
     OpenedRun,
     RunConfig,
     TrainingJob,
+    do_nothing,
     episode_table,
     opened_run,
 )
@@ -88,17 +89,13 @@ def updates_per_step(updates: int, steps: int) -> str:
     return f"{updates} / {steps} = {updates / steps:.4g} (twice env.num_envs: half as many)"
 
 
-def _accept_spaces(config: RunConfig, spaces: PolicySpaces) -> None:
-    """Every kind of spaces is served."""
-
-
 def open_gym_run(
     config: C,
     env: GymConfig,
     *,
     steps: int,
     build: Callable[[C, GymWorld], TrainingJob[Any]],
-    require: Callable[[C, PolicySpaces], object] = _accept_spaces,
+    require: Callable[[C, PolicySpaces], object] = do_nothing,
     squashed: bool = False,
     masks: bool = False,
 ) -> OpenedRun:

@@ -139,7 +139,14 @@ class OnPolicyRunConfig(RolloutRunConfig):
     def _parts_fit(self) -> Self:
         require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
         if not self.has_encoders:
-            _require_plain_network(self.network)
+            asked = (
+                self.network.encoder not in {"auto", "mlp"} or self.network.encoders or self.network.module is not None
+            )
+            if asked or self.network.memory is not None:
+                raise ValueError(
+                    "network.encoder, network.encoders, network.module, network.memory: this recipe's networks have "
+                    "neither encoder nor memory; leave the keys out, or take ppo, a2c or reinforce_control"
+                )
         return self
 
     def open(self) -> OpenedRun:
@@ -172,16 +179,6 @@ class ClippedAlgorithm(ActorCriticAlgorithm):
 
     clip: float = Field(default=0.2, gt=0, lt=1)
     """Clip width of the probability ratio: the gradient stops outside 1 - clip .. 1 + clip."""
-
-
-def _require_plain_network(network: PolicyNetworkConfig) -> None:
-    """Raises ValueError for keys of encoders, in a recipe that has none."""
-    asked = network.encoder not in {"auto", "mlp"} or network.encoders or network.module is not None
-    if asked or network.memory is not None:
-        raise ValueError(
-            "network.encoder, network.encoders, network.module, network.memory: this recipe's networks have neither "
-            "encoder nor memory; leave the keys out, or take ppo, a2c or reinforce_control"
-        )
 
 
 def standardised_gae(episodes: Episodes, values: Values, *, discount: float, gae_lambda: float) -> Credits:

@@ -176,7 +176,14 @@ class _ZeroReads(TorchFunctionMode):
         if isinstance(first, FakeTensor) and func in _ZEROS:
             return _ZEROS[func]()
         if isinstance(first, FakeTensor) and func in _READS:
-            return _zeros(first, func)
+            with unset_fake_temporarily():
+                kind = (
+                    torch.empty(0, dtype=torch.float32 if first.dtype == torch.bfloat16 else first.dtype).numpy().dtype
+                )
+            zeros = np.zeros(tuple(first.shape), kind)
+            if func is Tensor.numpy:
+                return zeros
+            return zeros.item() if func is Tensor.item else zeros.tolist()
         tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if (tensors and not fake) or func is torch.arange:
@@ -209,15 +216,6 @@ class _CountsOfExperts(TorchDispatchMode):
             with unset_fake_temporarily():
                 return torch.tensor([total // 2, total - total // 2, *[0] * (count - 2)])
         return func(*args, **(kwargs or {}))
-
-
-def _zeros(tensor: Tensor, read: object) -> object:
-    with unset_fake_temporarily():
-        kind = torch.empty(0, dtype=torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy().dtype
-    zeros = np.zeros(tuple(tensor.shape), kind)
-    if read is Tensor.numpy:
-        return zeros
-    return zeros.item() if read is Tensor.item else zeros.tolist()
 
 
 def _is_known_mask(index: object) -> bool:

@@ -184,7 +184,15 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
 
 def _show(call: CommandCall, source: str, judged: Sequence[_JudgedTenant]) -> None:
     if call.switch("json"):
-        print(json.dumps({"log": source, "tenants": [_tenant_json(one) for one in judged]}, indent=1))
+        tenants = [
+            {
+                **record_json(one.audit),
+                "words": one.audit.words,
+                "view": None if one.view is None else _view_json(one.view),
+            }
+            for one in judged
+        ]
+        print(json.dumps({"log": source, "tenants": tenants}, indent=1))
         return
     screen = standard_screen()
     for one in judged:
@@ -194,11 +202,6 @@ def _show(call: CommandCall, source: str, judged: Sequence[_JudgedTenant]) -> No
             screen.line(f"  {'wrong' if fault.verdict == 'refuse' else 'note'}: {fault.words}")
         if one.view is not None:
             _show_view(screen, one.view)
-
-
-def _tenant_json(judged: _JudgedTenant) -> dict[str, Json]:
-    audit = record_json(judged.audit)
-    return {**audit, "words": judged.audit.words, "view": None if judged.view is None else _view_json(judged.view)}
 
 
 def _view_json(view: DecisionView) -> dict[str, Json]:

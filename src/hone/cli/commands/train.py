@@ -124,15 +124,6 @@ def _score_mark(score: float | None) -> str:
 # The run itself is complete then: what fails here is told, and no more.
 
 
-def _write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:
-    """Run the searches of the finished stages of a pipeline, as `_write_searches`, and bring its report up to date."""
-    searched = [config for config in stages if config.has_search()]
-    for config in searched:
-        _write_searches(open_run(folder / config.name, clock=SystemClock()), config, progress=progress)
-    if any((folder / config.name / SEARCH.name).exists() for config in searched):
-        write_report(folder)
-
-
 def _write_searches(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
     """Run the searches of a finished run's config, if it has any; saved, told, and shown in its report."""
     if not config.has_search():
@@ -627,5 +618,10 @@ def train_pipeline(
             )
 
         result = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
-    _write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
+    # The searches of the finished stages, and the pipeline's report with them.
+    searched = [stage.resolved.config for stage in placed if stage.resolved.config.has_search()]
+    for config in searched:
+        _write_searches(open_run(folder / config.name, clock=SystemClock()), config, progress=progress)
+    if any((folder / config.name / SEARCH.name).exists() for config in searched):
+        write_report(folder)
     return result

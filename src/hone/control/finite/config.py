@@ -113,7 +113,7 @@ def build_finite_mdp(config: FiniteConfig, *, discount: float) -> FiniteMdp:
     except DataError as fault:  # invalid numbers of a log are a DataError, those of a config a ConfigError
         key = {"grid": "finite.world.rows: ", "gymnasium": ""}.get(config.world.kind, "finite.world.kind: ")
         raise ConfigError(*(f"{key}{message}" for message in fault.messages)) from fault
-    return mdp if config.limit is None else with_step_limit(mdp, config.limit)
+    return mdp if config.limit is None else replace(mdp, step_limit=config.limit)
 
 
 def _named(world: _NamedWorld, *, discount: float) -> FiniteMdp:
@@ -133,11 +133,6 @@ def _named(world: _NamedWorld, *, discount: float) -> FiniteMdp:
             )  # fmt: skip
         case BairdWorld():
             return _baird_mdp(discount=discount)
-
-
-def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
-    """Copy of the process that truncates episodes after `limit` steps."""
-    return replace(mdp, step_limit=limit)
 
 
 def _baird_mdp(*, discount: float) -> FiniteMdp:

@@ -150,7 +150,7 @@ class ActorCritic(ControlPolicy):
         super().__init__(spaces, network)
         actions, size = spaces.actions, spaces.inputs.size if features is None else features
         self.encoder = make_encoder(spaces.inputs, seed=seed, stream="encoder")
-        outputs, deviations = _head_sizes(actions)
+        outputs, deviations = actions.outputs, actions.gaussian_size
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
         self.log_std = nn.Parameter(torch.zeros(deviations)) if deviations else None
@@ -297,11 +297,6 @@ class QNetworkPolicy(ControlPolicy):
 
     def numpy_policy(self) -> NumpyGreedyPolicy:
         return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices)
-
-
-def _head_sizes(actions: Actions) -> tuple[int, int]:
-    """Outputs of a network for these actions, and deviations of Gaussians."""
-    return actions.outputs, actions.gaussian_size
 
 
 def numpy_actor(

@@ -234,11 +234,34 @@ def _build(spec: EncoderSpec, inputs: ObservationInputs, *, seed: int, stream: s
     if spec.kind == "embedding":
         made: Encoder = _EmbeddingEncoder(spec)
     elif spec.kind == "minigrid":
-        made = _MiniGridEncoder(spec, frames, _minigrid_layers(frames * sum(MINIGRID_VALUES), spec.sides))
+        made = _MiniGridEncoder(spec, frames, _image_layers(spec, frames * sum(MINIGRID_VALUES)))
     else:
-        layers = {"mlp": _flat_layers, "small": _small_layers, "nature": _nature_layers, "impala": _impala_layers}
-        made = _ImageEncoder(spec, frames, layers[spec.kind](frames * spec.planes, spec.sides))
+        made = _ImageEncoder(spec, frames, _image_layers(spec, frames * spec.planes))
     return made
+
+
+def _image_layers(spec: EncoderSpec, channels: int) -> nn.Sequential:
+    """Layers of a kind of encoder over `channels` planes."""
+    height, width = spec.sides
+    match spec.kind:
+        case "mlp":
+            return nn.Sequential(nn.Flatten())
+        case "small":  # MinAtar (Young & Tian, 2019)
+            inner = 16 * (height - 2) * (width - 2)
+            return nn.Sequential(nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(inner, 128), nn.ReLU())
+        case "minigrid":  # MiniGrid's starter files (Chevalier-Boisvert et al., 2018)
+            return nn.Sequential(
+                nn.Conv2d(channels, 16, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 2), nn.ReLU(),
+                nn.Conv2d(32, 64, 2), nn.ReLU(), nn.Flatten(),
+            )  # fmt: skip
+        case "nature":  # DQN (Mnih et al., 2015)
+            height, width = ((((side - 8) // 4 + 1) - 4) // 2 + 1 - 2 for side in spec.sides)
+            return nn.Sequential(
+                nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(), nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
+                nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * height * width, 512), nn.ReLU(),
+            )  # fmt: skip
+        case _:
+            return _impala_layers(channels, spec.sides)
 
 
 @torch.no_grad()
@@ -251,35 +274,6 @@ def _initialise(encoder: nn.Module, *, seed: int, stream: str) -> None:
         rows = len(parameter)
         weight = orthogonal(rows, parameter.numel() // rows, seed=seed, stream=f"{stream}/{name}")
         parameter.copy_(torch.from_numpy(math.sqrt(2.0) * weight).view(parameter.shape))
-
-
-def _flat_layers(channels: int, sides: tuple[int, int]) -> nn.Sequential:
-    del channels, sides
-    return nn.Sequential(nn.Flatten())
-
-
-def _small_layers(channels: int, sides: tuple[int, int]) -> nn.Sequential:
-    """The network of MinAtar (Young & Tian, 2019)."""
-    inner = 16 * (sides[0] - 2) * (sides[1] - 2)
-    return nn.Sequential(nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(inner, 128), nn.ReLU())
-
-
-def _minigrid_layers(channels: int, sides: tuple[int, int]) -> nn.Sequential:
-    """The network of MiniGrid's starter files (Chevalier-Boisvert et al., 2018)."""
-    del sides
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 2), nn.ReLU(), nn.Conv2d(32, 64, 2),
-        nn.ReLU(), nn.Flatten(),
-    )  # fmt: skip
-
-
-def _nature_layers(channels: int, sides: tuple[int, int]) -> nn.Sequential:
-    """The network of DQN (Mnih et al., 2015)."""
-    height, width = ((((side - 8) // 4 + 1) - 4) // 2 + 1 - 2 for side in sides)
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(), nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
-        nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * height * width, 512), nn.ReLU(),
-    )  # fmt: skip
 
 
 class _Residual(nn.Module):

@@ -152,7 +152,12 @@ def choose_image_encoder(image: ImageLayout, config: EncoderConfig, *, key: str)
     least = min(spec.sides)
     kind: str = config.kind
     if kind == "auto":
-        kind = _kind_by_shape(image, spec)
+        if image.is_bytes and shape == (7, 7, 3):
+            kind = "minigrid"
+        elif least < _SMALLEST_SIDE["small"]:
+            kind = "mlp"
+        else:
+            kind = "nature" if least >= _SMALLEST_SIDE["nature"] else "small"
     if kind == "embedding":
         raise ConfigError(f'{key} = "embedding": it is for numbered states, and observations are images of {shape}')
     if least < _SMALLEST_SIDE.get(kind, 0):
@@ -168,12 +173,3 @@ def choose_image_encoder(image: ImageLayout, config: EncoderConfig, *, key: str)
         )
     divisor = 1.0 if kind == "minigrid" else spec.divisor
     return EncoderSpec(kind=kind, features=0, shape=shape, divisor=divisor, channels=spec.channels)
-
-
-def _kind_by_shape(image: ImageLayout, spec: EncoderSpec) -> str:
-    least = min(spec.sides)
-    if image.is_bytes and image.shape == (7, 7, 3):
-        return "minigrid"
-    if least < _SMALLEST_SIDE["small"]:
-        return "mlp"
-    return "nature" if least >= _SMALLEST_SIDE["nature"] else "small"

@@ -194,7 +194,9 @@ class ObservationInputs:
     def with_moments(self, mean: NDArray[np.float64], scale: NDArray[np.float64], limit: float) -> "ObservationInputs":
         """The same inputs, normalised by `mean` and `scale` `[size]` where they may be."""
         if self.leaves:
-            scaled = np.concatenate([np.full(leaf.features, _is_scaled(leaf)) for leaf in self.number_leaves])
+            # Not bytes of images, choices or bits.
+            may = [leaf.kind == "box" and np.dtype(leaf.dtype).itemsize > 1 for leaf in self.number_leaves]
+            scaled = np.repeat(may, [leaf.features for leaf in self.number_leaves])
             mean, scale = np.where(scaled, mean, 0.0), np.where(scaled, scale, 1.0)
         return replace(self, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), limit=limit)
 
@@ -219,11 +221,6 @@ def row_bytes(leaves: Sequence[Leaf]) -> int:
 def _is_float(leaf: Leaf) -> bool:
     """True for numbers that can hold their standardised values."""
     return leaf.kind == "box" and np.dtype(leaf.dtype).kind == "f"
-
-
-def _is_scaled(leaf: Leaf) -> bool:
-    """True for numbers that may be standardised: not bytes of images, choices or bits."""
-    return leaf.kind == "box" and np.dtype(leaf.dtype).itemsize > 1
 
 
 def _divisor(leaf: Leaf) -> float:

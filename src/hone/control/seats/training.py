@@ -135,8 +135,12 @@ class SeatsRunConfig(on_policy.OnPolicyRunConfig):
             yield f'{self.recipe} without a critic needs env.sharing = "shared"'
         if separate and method.normalise.observations:
             yield 'algorithm.normalise.observations = true needs env.sharing = "shared"; set it to false'
-        if self.opponents is not None:
-            yield from _opponent_faults(self.opponents, self.env.id, len(seats), separate=separate)
+        if self.opponents is not None and len(seats) < 2:
+            yield f"opponents: {self.env.id} has one seat"
+        if separate and self.opponents is not None and not isinstance(self.opponents, FixedOpponents):
+            yield 'opponents need one policy for every seat: set env.sharing = "shared"'
+        if isinstance(self.opponents, PastOpponents) and self.opponents.gate is not None and len(seats) != 2:
+            yield f"opponents.gate: the test is for two seats, and {self.env.id} has {len(seats)}"
 
     @property
     def batch(self) -> int:
@@ -168,16 +172,6 @@ class SeatsRunConfig(on_policy.OnPolicyRunConfig):
     @classmethod
     def parts(cls) -> RecipeParts:
         return on_policy.control_parts(cls.method, source="Live(seats)")
-
-
-def _opponent_faults(opponents: OpponentsConfig, game: str, seats: int, *, separate: bool) -> Iterator[str]:
-    """Faults of opponents in a game of so many seats; `separate`: not all of them share a policy."""
-    if seats < 2:
-        yield f"opponents: {game} has one seat"
-    if separate and not isinstance(opponents, FixedOpponents):
-        yield 'opponents need one policy for every seat: set env.sharing = "shared"'
-    if isinstance(opponents, PastOpponents) and opponents.gate is not None and seats != 2:
-        yield f"opponents.gate: the test is for two seats, and {game} has {seats}"
 
 
 @dataclass(frozen=True, slots=True)

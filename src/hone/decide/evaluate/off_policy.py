@@ -589,7 +589,12 @@ def estimate_parquet(
             logged = replace(logged_feedback(table, policy), unit=bucket)
             predicted = model.predict(logged) if needs_model else np.zeros((0, 0))
             sums.add(logged, predicted, table.at_s > facts.middle_s)
-    return sums.estimates(log_reasons=_log_reasons(facts, chosen))
+    reasons = chosen.rules.open_windows(facts.open_rows / facts.rows)
+    unsound = facts.rows - facts.sound - facts.open_rows
+    if unsound:
+        words = f"{unsound} rows have no probability within 0 and 1, or no finite reward: `hone log` names them"
+        reasons.append(VerdictReason(rule="propensities", verdict="refuse", words=words))
+    return sums.estimates(log_reasons=reasons)
 
 
 def _without_target(table: DecisionTable, bucket: Ints) -> LoggedFeedback:
@@ -622,15 +627,6 @@ def _facts(connection: Any, paths: Sequence[Path]) -> _StreamFacts:  # noqa: ANN
     return _StreamFacts(
         rows=rows, sound=sound, open_rows=open_rows, middle_s=math.nan if middle is None else float(middle)
     )
-
-
-def _log_reasons(facts: _StreamFacts, settings: EstimateSettings) -> list[VerdictReason]:
-    reasons = settings.rules.open_windows(facts.open_rows / facts.rows)
-    unsound = facts.rows - facts.sound - facts.open_rows
-    if unsound:
-        words = f"{unsound} rows have no probability within 0 and 1, or no finite reward: `hone log` names them"
-        reasons.append(VerdictReason(rule="propensities", verdict="refuse", words=words))
-    return reasons
 
 
 def _batches(

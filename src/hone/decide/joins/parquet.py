@@ -297,7 +297,11 @@ class LargeJoin:
         """
         spill = path.with_name(f".{path.name}.{secrets.token_hex(4)}.spill")
         settings = {"memory_limit": self.memory, "threads": self.threads, "temp_directory": str(spill)}
-        connection = _duckdb().connect(config=settings)
+        try:
+            import duckdb  # noqa: PLC0415 - no part of the base installation
+        except ImportError as error:
+            raise ResourceError("joining parquet files needs DuckDB: pip install duckdb") from error
+        connection = duckdb.connect(config=settings)
         try:
             connection.execute("set enable_progress_bar = false")
             return self._write(connection, path)
@@ -384,14 +388,6 @@ class LargeJoin:
             "outcomes": own, "late": late, "early": early, "orphans": orphans, "duplicates": repeated,
             "other_kinds": others, "not_finite": not_finite, "out_of_range": beyond,
         }  # fmt: skip
-
-
-def _duckdb() -> Any:  # noqa: ANN401
-    try:
-        import duckdb  # noqa: PLC0415 - no part of the base installation
-    except ImportError as error:
-        raise ResourceError("joining parquet files needs DuckDB: pip install duckdb") from error
-    return duckdb
 
 
 def _number(connection: Any, query: str) -> int:  # noqa: ANN401

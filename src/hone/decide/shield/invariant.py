@@ -54,7 +54,10 @@ class InvariantModel:
 
     def prove(self, *, timeout_s: float = PROOF_TIMEOUT_S) -> "_InvariantProof":
         """Prove the claims one after another, up to the first that fails. Raises ResourceError without z3."""
-        z3 = _z3()
+        try:
+            z3: Z3Module = import_module("z3")
+        except ImportError as error:
+            raise ResourceError("a proof of an invariant needs z3: pip install 'hone-rl[proof]'") from error
         results: list[ClaimResult] = []
         first = (*_claims_of_divisors(z3, self), *_claims_of_fallback(z3, self), *_claims_of_order(z3, self))
         for claim in counted(first, "claims proved"):
@@ -233,13 +236,6 @@ def _prove(z3: Z3Module, asked: InvariantModel, claim: _Claim, timeout_s: float)
         disturbance={name: _as_float(z3, solution, term) for name, term in of.disturbance.items()},
         duration_s=_as_float(z3, solution, of.duration),
     )  # fmt: skip
-
-
-def _z3() -> Z3Module:
-    try:
-        return import_module("z3")
-    except ImportError as error:
-        raise ResourceError("a proof of an invariant needs z3: pip install 'hone-rl[proof]'") from error
 
 
 def _number(z3: Z3Module, value: float) -> Formula:

@@ -116,12 +116,6 @@ _COMPILED: Final[Mapping[str, RunnerKind]] = {
 }
 
 
-def _runners() -> dict[str, _RunnerMaker]:
-    """All that can be opened here."""
-    compiled = {} if unavailable_reason() else _COMPILED
-    return {**_RUNNERS, **{name: partial(_compiled_runner, kind) for name, kind in compiled.items()}}
-
-
 def _compiled_runner(kind: RunnerKind, models: _PrecisionPair) -> RunnerChoice:
     return _chosen_runner(kind, models.full)
 
@@ -217,7 +211,11 @@ def _run(seed: int, *, quick: bool = False) -> ExperimentResult:
     bitwise = 0.0
     for run_seed in range(10 * seed, 10 * seed + (2 if quick else 3)):
         models = sharp_models(run_seed)
-        for name, make in _runners().items():
+        compiled = {} if unavailable_reason() else _COMPILED
+        for name, make in {
+            **_RUNNERS,
+            **{name: partial(_compiled_runner, kind) for name, kind in compiled.items()},
+        }.items():
             effects.setdefault(name, []).append(_compare(make, models, seed=run_seed))
         effects[GREEDY].append(_compare(_RUNNERS[FREE_HALF], models, seed=run_seed, greedy=True, widths=_WIDTHS[-1:]))
         bitwise = max(bitwise, bitwise_ratio(models.full, seed=run_seed))
