@@ -23,8 +23,6 @@ _HELPERS = (
 )
 """Modules whose functions only wire parts: their code is read too."""
 LIVE_SOURCE = "Live(text task, engine)"
-_IN_LIVE = ("LiveSource", "WholeEpisodes")
-"""Sources that `LIVE_SOURCE` stands for already."""
 
 
 def recipe_parts(
@@ -37,12 +35,14 @@ def recipe_parts(
 
     Credit: from `hone.credit`, classes and functions that return credits or episodes. Loss: functions of
     `hone.objectives` on data, then `extra_loss`. Weights: functions of `hone.objectives.weights`, or `weights`. A
-    source from `hone.sources` wraps `source`. Of a table of alternatives, the first one, which is the default.
+    source from `hone.sources` wraps `source`, unless that names it. Of a table of alternatives, the first one, which is
+    the default.
     """
     assert isinstance(method, FunctionType)
     named = list(dict.fromkeys(_named(method.__code__, method.__globals__)))
     for part in named:
-        if part.__module__.startswith(("hone.sources.", "hone.text.recipe")) and part.__name__ not in _IN_LIVE:
+        is_source = part.__module__.startswith(("hone.sources.", "hone.text.recipe"))
+        if is_source and f"{part.__name__.removesuffix('Source')}(" not in source:
             source = f"{part.__name__}({source})"
     return RecipeParts(
         source=source,
