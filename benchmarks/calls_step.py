@@ -112,7 +112,6 @@ def hone_step(steps: int, threads: int) -> dict[str, float]:
                 "source": str(problems_file(chat=True)),
                 "turns": TURNS,
                 "tools": {"use": ["hone:calculator"], "format": "hermes"},
-                "isolate": "thread",
             },
             "rewards": {"functions": [{"use": "exact_match"}]},
             "user_code": {"workers": 1},

@@ -60,7 +60,6 @@ def _tables(files: dict[str, str], *, steps: int, seed: int) -> dict[str, object
         "turns": 4,
         "tools": {"use": ["hone:calculator"], "format": "bracket"},
         "message_tokens": 16,
-        "isolate": "thread",
     }
     rewards = {"functions": [{"use": "exact_match"}]}
     sampling = {"max_tokens": 10, "stop": list(STOPS), "max_concurrent": 128}

@@ -102,7 +102,7 @@ class _Stages:
 
     def walks(self) -> None:
         """Let the base open doors, 24 for each row."""
-        rows = {"rows": self.files["walks"], "turns": 1, "isolate": "thread"}
+        rows = {"rows": self.files["walks"], "turns": 1}
         config = {
             "recipe": "collect", "name": "walks", "seed": self.seed, "steps": 1 if self.quick else 10, "run": RUN,
             "model": {"path": str(self.place / "base")},

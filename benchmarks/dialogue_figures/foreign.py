@@ -66,7 +66,7 @@ def _verifiers(folder: Path, seed: int, steps: int) -> list[Metrics]:
 
 def _openenv(folder: Path, seed: int, steps: int) -> list[Metrics]:
     with digits_server(SESSIONS) as address:
-        task = {"source": f"openenv:{address}", "turns": 2, "size": 4, "isolate": "thread"}
+        task = {"source": f"openenv:{address}", "turns": 2, "size": 4}
         # A turn ends with its digit: one that has none within three tokens is cut, and ends the dialogue.
         rollout = {"max_tokens": 3, "stop": list("0123456789")}
         return _train(folder / "openenv", {"task": task, "rollout": rollout}, seed, steps)

@@ -58,7 +58,7 @@ def played(seed: int, *, numbers: int, turns: int, steps: int, imitated: int, qu
 
 
 def _tables(world: str, files: dict[str, str], *, prompts: int, turns: int, steps: int, seed: int) -> dict[str, object]:
-    task = {"source": f"dialogue:hone.text.games.guess:{world}", "turns": turns, "isolate": "thread"}
+    task = {"source": f"dialogue:hone.text.games.guess:{world}", "turns": turns}
     return {
         "steps": steps,
         "seed": seed,

@@ -66,7 +66,7 @@ def played(
     task: dict[str, Any] = {
         "source": f"dialogue:{'hone.text.games.delayed:DelayedWorld' if delays else game}",
         "rows": write_rows(folder / "rows.jsonl", secret_rows(15, turns)), "turns": turns,
-        "isolate": "thread", **({"options": {"world": game, "longest_s": LONGEST_S}} if delays else {}),
+        **({"options": {"world": game, "longest_s": LONGEST_S}} if delays else {}),
     }  # fmt: skip
     config = load_recipe("grpo").config.model_validate(
         {

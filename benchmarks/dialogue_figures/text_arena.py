@@ -86,7 +86,6 @@ def _tables(seed: int, *, steps: int, games: int) -> dict[str, object]:
     task = {
         "source": "dialogue:hone.text.adapters.textarena:TextArenaWorld",
         "turns": 8,
-        "isolate": "thread",
         "options": GAME,
     }
     sampling = {"max_tokens": 6, "stop": ["]"], "max_concurrent": 128}

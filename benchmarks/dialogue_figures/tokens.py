@@ -134,7 +134,7 @@ def evaluation(folder: Path, tokenizer: Tokenizer, *, history: str) -> TextEvalu
     """Dialogues about a number, which no turn ever names: the world answers `?` to all of them."""
     rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in secret_rows(NUMBERS, TURNS)]
     task = {
-        "source": "dialogue:hone.text.games.guess:GuessingGame", "turns": TURNS, "isolate": "thread",
+        "source": "dialogue:hone.text.games.guess:GuessingGame", "turns": TURNS,
         "rows": write_rows(folder / "rows.jsonl", repeated(rows, 1)),
     }  # fmt: skip
     config = EvaluationConfig.model_validate({"task": task, "rewards": {}, "max_tokens": 64, "history": history})

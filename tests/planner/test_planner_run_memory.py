@@ -129,7 +129,7 @@ def test_a_small_card_takes_more_steps_of_the_ladder() -> None:
     ladder = propose_fixes(GRPO, DEVICES["rtx4090"])
     assert [fix.setting for fix in ladder.fixes] == [
         "learner.micro_batch_tokens=2048",
-        "model.round_weights_again=true",
+        "model.activations=round_again",
         "rollout.sleep=true",
         "rollout.max_concurrent=1",
         "model.activations=recompute",
@@ -179,7 +179,7 @@ def test_a_run_whose_memory_ran_out_is_told_its_plan() -> None:
     assert planned_words(None) == planned_words(MemoryPlan(parameters=1, parts={})) == ""
     small = replace(GRPO, step=replace(GRPO.step, tokens=GRPO.step.text_tokens), generation=None)
     told = planned_words(MemoryPlan(parameters=1, parts={}, run=small))
-    assert "first try model.round_weights_again=true (" in told
+    assert "first try model.activations=round_again (" in told
     assert ", then model.activations=recompute (" in told
 
 

@@ -87,7 +87,7 @@ def test_every_kind_of_recipe_is_planned_as_its_checked_config_is() -> None:
         {"algorithm": {"kl": 0.1, "entropy": 0.01}},
         {"model": {"new": NEW, "compute": "float32", "activations": "recompute"}},
         {"model": {"new": NEW, "exactness": "bitwise"}},
-        {"model": {"new": NEW, "round_weights_again": True}},
+        {"model": {"new": NEW, "activations": "round_again"}},
         {"model": {"new": NEW, "weights": "bfloat16"}},
         {"rollout": {**ROLLOUT, "runner": "native_bfloat16", "max_concurrent": 3}},
         {"rollout": {**ROLLOUT, "runner": "torch", "max_staleness": 1}},

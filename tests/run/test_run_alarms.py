@@ -19,8 +19,8 @@ from hone.run.alarms import (
     RED_AT,
     RULES,
     AlarmChange,
+    AlarmLimits,
     AlarmName,
-    AlarmsConfig,
     AlarmWatch,
     RaisedAlarm,
     diagnose,
@@ -46,9 +46,8 @@ def lines_of(name: str) -> list[tuple[int, Metrics]]:
     return [(step, {key: math.nan if value is None else value for key, value in line.items()}) for step, line in lines]
 
 
-def raised(name: str, **config: Any) -> list[tuple[int, AlarmChange]]:
-    settings = AlarmsConfig(**config)
-    return replay_alarms(lines_of(name), steps=RECORDED[name]["steps"], config=settings)
+def raised(name: str, limits: AlarmLimits | None = None) -> list[tuple[int, AlarmChange]]:
+    return replay_alarms(lines_of(name), steps=RECORDED[name]["steps"], limits=limits)
 
 
 def test_there_are_twenty_good_runs_of_five_families_and_thirteen_bad_ones() -> None:
@@ -71,7 +70,7 @@ def test_a_bad_run_raises_the_alarm_of_its_fault(name: str) -> None:
     assert own, raised(name)
     assert own[0].evidence
     assert own[0].advice
-    assert raised(name, off=[alarm]) == [entry for entry in raised(name) if entry[1].name != alarm], "it can be off"
+    assert raised(name, {alarm: False}) == [entry for entry in raised(name) if entry[1].name != alarm], "it can be off"
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -129,7 +128,7 @@ def test_a_watch_of_a_resumed_run_goes_on_from_the_lines_that_are_there(name: st
         writer.close()
         kept = open_metrics(path, after_step=lines[cut - 1][0], every=lines[0][0]).writer
         kept.close()
-        first, second = AlarmWatch(AlarmsConfig(), count), AlarmWatch(AlarmsConfig(), count)
+        first, second = AlarmWatch({}, count), AlarmWatch({}, count)
         changes = [(step, change) for step, line in lines[:cut] for change in first.see(step, line)]
         for step, line in tail_metrics(path, 0)[0]:
             second.see(step, line)
@@ -142,10 +141,12 @@ def test_a_watch_of_a_resumed_run_goes_on_from_the_lines_that_are_there(name: st
 CALM = {"answers/tokens_mean": 9.0, "reward/mean": 0.5, "reward/std": 0.5, "episodes/truncated": 0.0}
 
 
-def judged(calm: Metrics, ill: Metrics, *, lines: int = 30, **config: Any) -> list[tuple[AlarmName, int, str]]:
+def judged(
+    calm: Metrics, ill: Metrics, *, lines: int = 30, limits: AlarmLimits | None = None
+) -> list[tuple[AlarmName, int, str]]:
     """Alarms of 15 calm lines and as many ill ones: name, line and level of each."""
     rows = [CALM | calm] * 15 + [CALM | ill] * (lines - 15)
-    changes = replay_alarms(list(enumerate(rows, start=1)), steps=lines, config=AlarmsConfig(**config))
+    changes = replay_alarms(list(enumerate(rows, start=1)), steps=lines, limits=limits)
     return [(change.name, line, change.level) for line, change in changes if change.is_raised]
 
 
@@ -176,7 +177,7 @@ def test_a_condition_of_three_lines_raises_and_of_eight_makes_red(
     if RULES[alarm].severe and len(levels) > 1:
         assert levels[1][1] == "red"
         assert levels[1][0] >= levels[0][0] + RED_AT - 3
-    assert judged(calm, ill, off=[alarm]) == []
+    assert judged(calm, ill, limits={alarm: False}) == []
     assert judged(calm, calm) == []
 
 
@@ -215,11 +216,16 @@ GIB = 1 << 30
 
 
 def read_alarms_of(
-    held: Callable[[int], float], free: Callable[[int], float], *, lines: int = 40, of: int = 80, **config: Any
+    held: Callable[[int], float],
+    free: Callable[[int], float],
+    *,
+    lines: int = 40,
+    of: int = 80,
+    limits: AlarmLimits | None = None,
 ) -> list[tuple[str, int, str, str]]:
     """Alarms of a machine with 16 GiB of memory, of which a run was planned to take 2: name, line, level, evidence.
     The reader is told how much is held and free, GiB by line."""
-    clock, watch, now = ManualClock(), AlarmWatch(AlarmsConfig(**config), of), 0
+    clock, watch, now = ManualClock(), AlarmWatch(limits or {}, of), 0
     reader = MachineReader(
         folder=Path(), clock=clock, before_bytes=GIB, planned_bytes=2 * GIB - UNPLANNED_BYTES, limit_bytes=16 * GIB,
         resident=lambda: int(held(now) * GIB), free=lambda _: int(free(now) * GIB),
@@ -276,7 +282,7 @@ def test_a_disk_with_less_than_its_limit_is_told_after_three_lines_and_red_after
         assert [one[:3] for one in raised] == [("disk", 17, "amber"), ("disk", 22, "red")], "means of five lines"
         assert raised[0][3] == "0.99 GiB are free where the run writes"
         assert read_alarms_of(lambda _: 2.0, lambda _: free, limits={"disk": 0.5}) == []
-        assert read_alarms_of(lambda _: 2.0, lambda _: free, off=["disk"]) == []
+        assert read_alarms_of(lambda _: 2.0, lambda _: free, limits={"disk": False}) == []
 
 
 def test_a_disk_that_runs_full_before_the_run_ends_is_told_beforehand() -> None:
@@ -341,7 +347,7 @@ def test_a_run_writes_its_cause_once_and_every_face_shows_that_sentence(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config: dict[str, Any] = {
         "recipe": "ppo", "name": "cart", "rollout_steps": 8, "env": {"id": "CartPole-v1"}, "steps": 18,
-        "run": {"certify": False}, "alarms": {"limits": {"value": 2.0}},
+        "run": {"certify": False}, "alarms": {"value": 2.0},
     }  # fmt: skip
     whole = hone.api.train(config | {"name": "whole"}).folder
     hone.api.train(config, on_step=lambda event: event.step < 13)

@@ -119,11 +119,14 @@ def play(
     user_code: UserCodeConfig | None = None,
     session: GenerationSession | None = None,
     steps: int = 1,
+    threads: bool | None = None,
 ) -> Played:
-    """Lead the dialogues of `steps` rollouts, `prompts` rows by `samples` each; the last rollout's episodes."""
+    """Lead the dialogues of `steps` rollouts, `prompts` rows by `samples` each; the last rollout's episodes. `threads`:
+    of the worlds, in place of processes; unset: as in a run."""
     config = DialogueTaskConfig.model_validate({"size": prompts, **task})
     given = user_code or UserCodeConfig(workers=1)
-    host = (ThreadHost if config.isolate == "thread" else ProcessHost)(config.world_spec, given)
+    in_threads = config.runs_in_threads if threads is None else threads
+    host = (ThreadHost if in_threads else ProcessHost)(config.world_spec, given)
     paid = RewardsConfig.model_validate(rewards or {"functions": [{"kind": "world"}]})
     scorer = reward_scorer(paid, limits=given, load=lambda *_: None)  # type: ignore[arg-type]
     tokens, heard = PlainTokens(), list[list[Message]]()

@@ -102,7 +102,7 @@ def search_fit(run: RunDimensions, device: DeviceSpec) -> _FitSearch:
             chosen=(), proposed=tuple(_proposals(last, device)), memory=memory,
             missing_bytes=memory.peak_bytes - device.usable_bytes,
         )  # fmt: skip
-    needed = _without_needless(run, device, [fix.setting.partition("=")[0] for fix in fixes])
+    needed = _without_needless(run, device, [_named(fix) for fix in fixes])
     proposed = tuple(_proposals(needed[-1].run, device))
     return _FitSearch(chosen=tuple(needed), proposed=proposed, memory=needed[-1].memory, missing_bytes=0)
 
@@ -163,8 +163,14 @@ def _climb(run: RunDimensions, device: DeviceSpec) -> tuple[list[MemoryFix], int
     return fixes, None
 
 
-def _without_needless(run: RunDimensions, device: DeviceSpec, keys: Sequence[str]) -> list[MemoryFix]:
-    """The changes of these keys, without those that the others make needless; the dearest go first, and sizes are
+def _named(fix: MemoryFix) -> str:
+    """The key of a size, the whole setting of a choice."""
+    key, _, value = fix.setting.partition("=")
+    return key if value.isdigit() else fix.setting
+
+
+def _without_needless(run: RunDimensions, device: DeviceSpec, names: Sequence[str]) -> list[MemoryFix]:
+    """The changes of these names, without those that the others make needless; the dearest go first, and sizes are
     halved only as often as they must be, after the rest."""
 
     def climbed(kept: Sequence[str]) -> list[MemoryFix]:
@@ -172,14 +178,14 @@ def _without_needless(run: RunDimensions, device: DeviceSpec, keys: Sequence[str
         now = run
         for move in sorted(_SAFE, key=lambda move: move in _HALVING):
             for fix in move(now, device):
-                if fix.setting.partition("=")[0] in kept:
+                if _named(fix) in kept:
                     fixes.append(fix)
                     now = fix.run
         return fixes
 
-    kept = list(keys)
-    for key in reversed(keys):
-        fewer = [one for one in kept if one != key]
+    kept = list(names)
+    for name in reversed(names):
+        fewer = [one for one in kept if one != name]
         fixes = climbed(fewer)
         if fewer and fixes and fixes[-1].memory.peak_bytes <= device.usable_bytes:
             kept = fewer
@@ -203,7 +209,7 @@ def _smaller_batches(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryF
 
 def _checkpointing(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFix]:
     if not run.step.checkpointing:
-        changed = replace(run, step=replace(run.step, checkpointing=True))
+        changed = replace(run, step=replace(run.step, checkpointing=True, rounds_again=True))
         yield _fix(changed, "model.activations=recompute", "activations computed again", "+30%", "bits")
 
 
@@ -211,13 +217,13 @@ def _rounded_again(run: RunDimensions, _device: DeviceSpec) -> Iterator[MemoryFi
     if run.step.rounded_bytes:
         changed = replace(run, step=replace(run.step, rounds_again=True))
         words = "weights rounded again in the backward pass"
-        yield _fix(changed, "model.round_weights_again=true", words, "1 to 2%", "bits")
+        yield _fix(changed, "model.activations=round_again", words, "1 to 2%", "bits")
 
 
 def _offloaded(run: RunDimensions, device: DeviceSpec) -> Iterator[MemoryFix]:
     """Activations in the host's memory; in the place of those that are computed again, which are few already."""
     if device.is_gpu and not run.step.offload and not run.step.checkpointing:
-        changed = replace(run, step=replace(run.step, offload=True))
+        changed = replace(run, step=replace(run.step, offload=True, rounds_again=True))
         words = "activations in the host's memory"
         yield _fix(changed, "model.activations=offload", words, "copies over the bus", "bits")
 

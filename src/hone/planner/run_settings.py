@@ -21,7 +21,7 @@ PLANNED_KEYS: Final = (
     "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart", "batch", "evaluation", "learner.lr",
     "learner.micro_batch_tokens", "learner.minibatches", "model.activations",
     "model.compute", "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path",
-    "model.round_weights_again", "model.weights", "rollout.context", "rollout.kv_cache", "rollout.max_concurrent",
+    "model.weights", "rollout.context", "rollout.kv_cache", "rollout.max_concurrent",
     "rollout.max_staleness", "rollout.max_staleness.steps", "rollout.max_tokens", "rollout.prompts_per_step",
     "rollout.runner", "rollout.samples_per_prompt", "rollout.sleep", "run.device", "run.ranks", "run.tensor",
     "run.virtual_ranks", "samples.prompts",
@@ -231,7 +231,7 @@ def describe_run(
     if adapter is not None:
         copies |= adapter_copies(adapter[0], 0 if bits else adapter[1], weights)
     rows, writes = step_rows(recipe, settings), recipe.writes
-    activations = settings.choice("model.activations", ("keep", "recompute", "offload"))
+    activations = settings.choice("model.activations", ("keep", "round_again", "recompute", "offload"))
     return RunDimensions(
         shape=shape,
         step=StepSettings(
@@ -247,7 +247,7 @@ def describe_run(
             compute=cast("NumberType", compute),
             path=path if on_cpu else "fused",
             checkpointing=activations == "recompute",
-            rounds_again=settings.flag("model.round_weights_again"),
+            rounds_again=activations != "keep",
             offload=activations == "offload",
             entropy=recipe.entropy or settings.number("algorithm.entropy") > 0,
             trained_vocabulary=adapter is None,

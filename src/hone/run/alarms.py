@@ -15,12 +15,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
 
-from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.errors import DataError
 from hone.core.strict_json import Json
@@ -35,13 +34,8 @@ AlarmName = Literal[
 Level = Literal["none", "amber", "red"]
 
 
-class AlarmsConfig(Config):
-    """Alarms about a run that goes wrong, written to `events.jsonl`."""
-
-    off: list[AlarmName] = []
-    """Alarms that are not raised."""
-    limits: dict[AlarmName, float] = Field(default={})
-    """Limits other than the default ones, by alarm, such as `{ dead_groups = 0.8 }`."""
+AlarmLimits: TypeAlias = dict[AlarmName, Annotated[float, Field(strict=True)] | Literal[False]]
+"""Limits other than the default ones, by alarm; false: the alarm is not raised."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules
@@ -481,7 +475,7 @@ def diagnose(raised: Sequence[RaisedAlarm]) -> Diagnosis | None:
 class AlarmWatch:
     """All alarms of a run. It is in no checkpoint: a resumed run shows it the lines of metrics that are there."""
 
-    config: AlarmsConfig
+    limits: AlarmLimits
     lines: int
     """Lines of metrics that the whole run is to have."""
     history: RunHistory = field(init=False)
@@ -496,7 +490,7 @@ class AlarmWatch:
 
     def __post_init__(self) -> None:
         self.history = RunHistory(watched=WATCHED, lines=self.lines)
-        names = [name for name in RULES if name not in self.config.off]
+        names = [name for name in RULES if self.limits.get(name) is not False]
         self.held = {name: deque[bool](maxlen=RED_OF) for name in names}
         self.levels = dict.fromkeys(names, "none")
 
@@ -511,7 +505,7 @@ class AlarmWatch:
             if name == "reward_hacking":
                 level, evidence = self._hacking_level()
             else:
-                reason = rule.judge(self.history, self.config.limits.get(name, rule.limit))
+                reason = rule.judge(self.history, self.limits.get(name, rule.limit))
                 self.held[name].append(reason is not None)
                 level, evidence = self._level(name, rule), reason or ""
             if level != (before := self.levels[name]):
@@ -546,7 +540,7 @@ class AlarmWatch:
         return "red" if rule.severe and held[-1] and (now == "red" or sum(held) >= RED_AT) else now
 
     def _hacking_level(self) -> tuple[Level, str]:
-        limit = self.config.limits.get("reward_hacking", RULES["reward_hacking"].limit)
+        limit = self.limits.get("reward_hacking", RULES["reward_hacking"].limit)
         falls = self.hacking.falls
         level: Level = "red" if falls > limit else "amber" if falls >= limit else "none"
         return level, self.hacking.evidence or ""
@@ -555,12 +549,12 @@ class AlarmWatch:
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
-def replay_alarms(lines: Sequence[tuple[int, Metrics]], *, steps: int, config: AlarmsConfig | None = None) -> list[
+def replay_alarms(lines: Sequence[tuple[int, Metrics]], *, steps: int, limits: AlarmLimits | None = None) -> list[
     tuple[int, AlarmChange]
 ]:  # fmt: skip
     """Changes of all alarms over recorded lines `(step, metrics)` of a run of `steps` steps, each with its step."""
     every = lines[0][0] if lines else 1
-    watch = AlarmWatch(config or AlarmsConfig(), max(1, steps // every))
+    watch = AlarmWatch(limits or {}, max(1, steps // every))
     return [(step, change) for step, line in lines for change in watch.see(step, line)]
 
 

@@ -16,7 +16,7 @@ from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.estimators.means import Estimate
-from hone.run.alarms import AlarmsConfig
+from hone.run.alarms import AlarmLimits
 from hone.run.loop import Recipe
 from hone.run.memory_plan import MemoryPlan
 from hone.run.store.evaluations import AnswerRow
@@ -155,8 +155,9 @@ class RunConfig(Config):
     """Threads, logging, checkpoints and other settings of the run."""
     track: list[TrackConfig] = []
     """Trackers that show the run while it goes on, each as a table `[[track]]`."""
-    alarms: AlarmsConfig = AlarmsConfig()
-    """Alarms about the run."""
+    alarms: AlarmLimits = Field(default={})
+    """Limits of alarms about the run other than the default ones, such as `{ dead_groups = 0.8 }`; false: the alarm is
+    not raised (docs/howto/alarms.md)."""
 
     def open(self) -> "OpenedRun":
         """Open and check everything that the run needs before its model: environments, logs, data, worker processes.
@@ -186,20 +187,8 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 
-def close_nothing() -> None:
-    """Do nothing: the default of `close`."""
-
-
-def protect_nothing(folder: Path) -> None:
-    """Do nothing: the default of `write_protect` and `open_folder`."""
-
-
-def warn_nobody(line: str) -> None:
-    """Do nothing: the default of `warn`."""
-
-
-def record_nothing(folder: Path, step: int) -> None:
-    """Do nothing: the default of `write_records`."""
+def do_nothing(*_: object) -> None:
+    """The default of what is called at some moment, and of what may return None."""
 
 
 def no_notices() -> list[str]:
@@ -219,7 +208,7 @@ class EvaluationResult:
     """Answers by question, for text tasks."""
     warnings: Sequence[str] = ()
     """What the figures say against the use of the policy: told in the log, in the report and when the run ends."""
-    write_records: Callable[[Path, int], None] = record_nothing
+    write_records: Callable[[Path, int], None] = do_nothing
     """Writes further records of the evaluation into the run's folder; called with it and the step."""
 
 
@@ -274,11 +263,6 @@ def episode_table(record: StepRecord) -> EpisodeTable:
     )
 
 
-def no_trace() -> DecisionTrace | None:
-    """Return no trace: the default of `pop_trace`."""
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(Generic[P]):
     """A recipe that is ready to run."""
@@ -290,7 +274,7 @@ class TrainingJob(Generic[P]):
     """Loads the weights that `save_policy` wrote, in place."""
     rollouts: Callable[[StepRecord], RolloutTable] | None = None
     """Rollouts of a step; None: its episodes are no rollouts, such as samples of a replay buffer."""
-    pop_trace: Callable[[], DecisionTrace | None] = no_trace
+    pop_trace: Callable[[], DecisionTrace | None] = do_nothing
     """Returns figures of the latest update's decisions, and forgets them; called after every step."""
     warm_start: Callable[[InitConfig, RunConfig, Path | None], Sequence[str]] | None = None
     """Begins with the weights that `run.init` names, in a run of this config, or, of a run that is resumed from the
@@ -314,11 +298,11 @@ class TrainingJob(Generic[P]):
     """Returns lines on the whole run, for its end."""
     survivorship: SurvivorshipCounts | None = None
     """Counts of the run's answers by length and by what became of them; saved with each checkpoint."""
-    write_protect: Callable[[Path], None] = protect_nothing
+    write_protect: Callable[[Path], None] = do_nothing
     """Keeps a user's code from writing into the run's folder; called before the first step."""
-    open_folder: Callable[[Path], None] = protect_nothing
+    open_folder: Callable[[Path], None] = do_nothing
     """Names the run's folder to parts that write records of their own; called before anything is restored."""
-    close: Callable[[], None] = close_nothing
+    close: Callable[[], None] = do_nothing
     """Ends worker processes."""
 
 
@@ -360,7 +344,7 @@ class EvaluationRequest:
     device: str = "cpu"
     task: str = ""
     """Data in place of the run's own; empty: the run's own."""
-    warn: Callable[[str], None] = warn_nobody
+    warn: Callable[[str], None] = do_nothing
     """Called with each note for the user."""
 
 
@@ -372,7 +356,7 @@ class OpenedRun:
     build: Callable[[Any], TrainingJob[Any]]
     """Config -> the job, which owns the opened resources from then on. A model path of the config may have been
     resolved since."""
-    close: Callable[[], None] = close_nothing
+    close: Callable[[], None] = do_nothing
     """Closes the opened resources if no job is built; may be called twice."""
     notes: Sequence[str] = ()
     """How the data were read, in words."""
@@ -389,7 +373,7 @@ def opened_run(
     build: Callable[[Any, T], TrainingJob[Any]],
     *,
     warnings: Sequence[str] = (),
-    close: Callable[[], None] = close_nothing,
+    close: Callable[[], None] = do_nothing,
 ) -> OpenedRun:
     """Open and checked `inputs` for `build(config, inputs)`. They are closed with the job, and where the build fails;
     `close` may be called twice."""

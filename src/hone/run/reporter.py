@@ -17,7 +17,7 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, integer, number, substate
-from hone.run.alarms import NO_CAUSE, AlarmsConfig, AlarmWatch
+from hone.run.alarms import NO_CAUSE, AlarmWatch
 from hone.run.callbacks import (
     NO_CALLBACKS,
     CheckpointEvent,
@@ -417,7 +417,7 @@ class RunReporter:
     stopwatch: Stopwatch
     clock: Clock
     callbacks: RunCallbacks = NO_CALLBACKS
-    alarms: AlarmWatch = field(default_factory=lambda: AlarmWatch(AlarmsConfig(), 1))
+    alarms: AlarmWatch = field(default_factory=lambda: AlarmWatch({}, 1))
     tracking: "RunTracking | None" = None
     """Trackers of `[[track]]`; None without any."""
     machine: "MachineReader | None" = None

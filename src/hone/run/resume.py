@@ -24,6 +24,7 @@ ALLOWED = AllowedChanges(
         "evaluation.",
         "cluster",
         "cluster.",
+        "alarms",
         "alarms.",
         "track",
         "track.",

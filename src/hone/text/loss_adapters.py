@@ -6,7 +6,7 @@ Belongs here: adapters that several recipes need. What only one recipe does stan
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, Literal, Self, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
@@ -31,15 +31,27 @@ from hone.objectives.weights import (
 from hone.text.loss import StepColumns, TokenFactors, TokenLossSpec, TokenView
 
 TokenObjective: TypeAlias = Callable[[TokenView], LossTerms]
-Aggregation = Literal[
-    "token_mean",
-    "sequence_mean",
-    "sequence_sum",
-    "constant_length",
-    "token_sum",
-    "prompt_mean",
-    "prompt_sequence_mean",
-]
+
+
+class ConstantLength(Config):
+    """`constant_length` with a length of its own."""
+
+    constant_length: int = Field(ge=1)
+    """Tokens that the sum of each answer is divided by, the same for answers of any length."""
+
+
+Aggregation = (
+    Literal[
+        "token_mean",
+        "sequence_mean",
+        "sequence_sum",
+        "constant_length",
+        "token_sum",
+        "prompt_mean",
+        "prompt_sequence_mean",
+    ]
+    | ConstantLength
+)
 _BY_LENGTH: Final[Mapping[str, WeightingScheme]] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
@@ -104,21 +116,9 @@ class AggregationConfig(Config):
 
     aggregation: Aggregation = "token_mean"
     """Weight of a token in the loss: 1 / tokens of the batch (`token_mean`), 1 / (answers x tokens of its answer)
-    (`sequence_mean`), 1 / answers (`sequence_sum`), 1 / (answers x `aggregation_length`) (`constant_length`), 1
-    (`token_sum`), 1 / (prompts x tokens of the prompt's answers) (`prompt_mean`), or 1 / (prompts x answers of the
-    prompt x tokens of the answer) (`prompt_sequence_mean`)."""
-    aggregation_length: int | None = Field(default=None, ge=1)
-    """Length in tokens that `constant_length` divides by, the same for answers of any length; unset:
-    `rollout.max_tokens`."""
-
-    @model_validator(mode="after")
-    def _length_is_used(self) -> Self:
-        if self.aggregation_length is not None and self.aggregation != "constant_length":
-            raise ValueError(
-                f'aggregation_length = {self.aggregation_length} is the divisor of aggregation = "constant_length"; '
-                f'here it is "{self.aggregation}": set that, or leave aggregation_length out'
-            )
-        return self
+    (`sequence_mean`), 1 / answers (`sequence_sum`), 1 / (answers x `rollout.max_tokens`) (`constant_length`; `{
+    constant_length = 100 }` divides by 100), 1 (`token_sum`), 1 / (prompts x tokens of the prompt's answers)
+    (`prompt_mean`), or 1 / (prompts x answers of the prompt x tokens of the answer) (`prompt_sequence_mean`)."""
 
 
 class PenaltyConfig(AggregationConfig):
@@ -232,11 +232,12 @@ def clip_loss(clip: ClipConfig, scheme: WeightingScheme | PromptScheme) -> Token
 
 
 def aggregation_scheme(config: AggregationConfig, max_tokens: int) -> WeightingScheme | PromptScheme:
-    """The scheme that a config names; `constant_length` divides by `max_tokens` unless the config has a length."""
+    """The scheme that a config names; `constant_length` divides by `max_tokens` unless it has a length of its own."""
     match config.aggregation:
         case "constant_length":
-            own = config.aggregation_length
-            return partial(constant_length, length=max_tokens if own is None else own)
+            return partial(constant_length, length=max_tokens)
+        case ConstantLength(constant_length=length):
+            return partial(constant_length, length=length)
         case "prompt_mean":
             return PromptScheme(prompt_mean)
         case "prompt_sequence_mean":

@@ -27,7 +27,6 @@ alphabet = "0123456789-<>=? "
 [task]
 source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 4
-isolate = "thread"
 [rollout]
 prompts_per_step = 3
 samples_per_prompt = 4
@@ -43,7 +42,6 @@ temperature = 1
 source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 4
 size = 6
-isolate = "thread"
 """
 
 

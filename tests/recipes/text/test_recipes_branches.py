@@ -33,7 +33,6 @@ def tables(world: str, place: Path, **changes: Any) -> dict[str, Any]:
         "model": {"new": shape | {"max_positions": 96, "alphabet": ALPHABETS[world]}},
         "task": {
             "source": f"dialogue:hone.text.games.{world}", "rows": str(place / "rows.jsonl"), "turns": 10,
-            "isolate": "thread",
         },
         "rollout": {"prompts_per_step": 2, "max_tokens": 3, "stop": ["."]},
         "collect": {"branch": 3},
@@ -157,7 +156,7 @@ def test_states_of_which_nothing_is_thought_are_left_out(tmp_path: Path) -> None
         (DOORS, {"rollout": {"samples_per_prompt": 4}}, "rollout.samples_per_prompt: with collect.branch"),
         (
             DOORS,
-            {"task": {"source": "rows.jsonl", "rows": None, "turns": 8, "isolate": "process"}},
+            {"task": {"source": "rows.jsonl", "rows": None, "turns": 8}},
             "collect.branch = 3: for dialogues",
         ),
     ],

@@ -199,7 +199,7 @@ OTHER: dict[str, Any] = {
     "region": {"max_kl_nats": 0.1}, "gae": {"policy_lambda": 0.0}, "critic": {"lr": 0.5},
     "divergence": {"kind": "jsd"},
     "correction": {"nudge": "e", "first_stage_steps": 3},
-    "kl_in_reward": {"kind": "fixed", "weight": 0.5}, "aggregation_length": 3, "step_weight": 9.0,
+    "kl_in_reward": {"kind": "fixed", "weight": 0.5}, "step_weight": 9.0,
 }  # fmt: skip
 """Another value for each key of an algorithm."""
 OWN: dict[tuple[str, str], Any] = {
@@ -222,7 +222,6 @@ FIRST: dict[str | tuple[str, str], dict[str, Any]] = {
     ("pkpo", "negative_cap"): {"baseline": "leave_one_out"},
     ("rloo", "epsilon"): {"whiten": "answers"},
     "kl_estimator": {"kl": 0.5},
-    "aggregation_length": {"aggregation": "constant_length"},
     "above": {"share": 0.9},
     "below": {"share": 0.9, "above": -9.0},
     "boost": {"fork_share": 0.1},

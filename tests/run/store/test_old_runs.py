@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from hone import api
 from hone.cli.main import main
 from hone.core.config import ConfigSetting
+from hone.run.resume import ALLOWED
 from hone.run.store.manifest import present_settings
 from hone.run.store.metrics import depends_on_clock
 
@@ -118,6 +119,7 @@ EARLIER: dict[str, object] = {
     "task.world.options": {},
     "task.world.options.size": 3,
     "task.world.isolate": "thread",
+    "evaluation.task.isolate": "process",
     "task.world.message_tokens": 64,
     "task.tools": None,
     "task.agents.tool_format": "bracket",
@@ -135,13 +137,17 @@ EARLIER: dict[str, object] = {
     "rollout.max_staleness.replay_interleaving": "runs/first",
     "rewards.functions.0.options.deadline_s": 5,
     "learner.lr": 0.1,
+    "alarms.off": ["length"],
+    "alarms.limits.kl": 5.0,
+    "algorithm.aggregation": "constant_length",
+    "algorithm.aggregation_length": 100,
+    "reference.model.activations": "keep",
 }
 PRESENT: dict[str, object] = {
     "user_code.workers": 4,
     "user_code.missing_allowed": 0.2,
     "user_code.deadline_s": 30.0,
     "task.options.size": 3,
-    "task.isolate": "thread",
     "task.message_tokens": 64,
     "task.tools.format": "bracket",
     "user_code.agents.python": "python3.13",
@@ -152,6 +158,9 @@ PRESENT: dict[str, object] = {
     "rollout.max_staleness.interleaving": "runs/first",
     "rewards.functions.0.options.deadline_s": 5,
     "learner.lr": 0.1,
+    "alarms.kl": 5.0,
+    "algorithm.aggregation.constant_length": 100,
+    "reference.model.activations": "keep",
 }
 
 
@@ -159,6 +168,23 @@ def test_earlier_keys_are_read_as_the_present_ones() -> None:
     saved = {key: ConfigSetting(value=value, origin="run.toml:1") for key, value in EARLIER.items()}  # type: ignore[arg-type]
     assert {key: one.value for key, one in present_settings(saved).items()} == PRESENT
     assert present_settings(present_settings(saved)) == present_settings(saved)
+
+
+def test_of_two_ways_to_spare_memory_the_one_that_does_both_counts() -> None:
+    """`recompute` rounds again too, and `round_again` recomputes nothing."""
+    saved = {
+        "model.round_weights_again": ConfigSetting(value=True, origin="run.toml:1"),
+        "model.activations": ConfigSetting(value="recompute", origin="run.toml:2"),
+    }
+    assert present_settings(saved)["model.activations"].value == "recompute"
+    saved["model.activations"] = ConfigSetting(value="keep", origin="default")
+    assert present_settings(saved)["model.activations"].value == "round_again"
+    assert present_settings({"algorithm.aggregation_length": ConfigSetting(value=None, origin="default")}) == {}
+
+
+def test_limits_of_alarms_may_change_whether_there_were_some_or_not() -> None:
+    assert ALLOWED.accepts_key("alarms")
+    assert ALLOWED.accepts_key("alarms.kl")
 
 
 def test_of_two_earlier_keys_the_one_that_was_set_counts() -> None:

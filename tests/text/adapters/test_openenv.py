@@ -33,7 +33,6 @@ alphabet = "0123456789"
 source = "openenv:{address}"
 turns = 2
 size = 4
-isolate = "thread"
 [rollout]
 prompts_per_step = 2
 samples_per_prompt = 2
@@ -199,7 +198,7 @@ def test_wrong_sources_are_refused_at_the_door(
     monkeypatch.chdir(tmp_path)
     config = CONFIG.replace("openenv:{address}", source)
     if not source.startswith("openenv"):
-        config = config.replace("turns = 2\n", "").replace('isolate = "thread"\n', "")
+        config = config.replace("turns = 2\n", "")
     Path("wrong.toml").write_text(config, encoding="utf-8")
     assert main(["plan", "wrong.toml", *options]) == code
     told = capsys.readouterr()

@@ -59,8 +59,8 @@ def test_64_dialogues_wait_for_their_worlds_together(tmp_path: Path) -> None:
 
 def test_threads_and_processes_give_the_same_dialogues() -> None:
     with_rows = {"source": "dialogue:hone.text.games.guess:GuessingGame", "size": 4}
-    one = play(with_rows, prompts=4)
-    other = play({**with_rows, "isolate": "thread"}, prompts=4)
+    one = play(with_rows, prompts=4, threads=False)
+    other = play(with_rows, prompts=4, threads=True)
     assert_same(one.episodes, other.episodes)
     assert one.metrics["turns/mean"] == other.metrics["turns/mean"]
 

@@ -164,7 +164,6 @@ def test_a_refused_world_is_imported_once(tmp_path: Path) -> None:
         ({"source": "dialogue:dialogue_worlds:Counting", "turns": 0}, "greater than or equal to 1"),
         ({"source": "data.jsonl", "turns": 3}, "task.turns: for dialogues"),
         ({"source": "data.jsonl", "rows": "rows.jsonl"}, "task.rows: for dialogues"),
-        ({"source": "dialogue:dialogue_worlds:Counting", "isolate": "thread"}, "come with hone"),
         ({"source": "data.jsonl", "tools": {}}, "task.tools.use is empty"),
         ({"source": "data.jsonl", "tools": {"use": ["hone:calculater"]}}, "did you mean hone:calculator"),
     ],
@@ -172,6 +171,22 @@ def test_a_refused_world_is_imported_once(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_meant_are_refused(task: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         DialogueTaskConfig.model_validate(task)
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        ({"source": "dialogue:hone.text.games.guess:GuessingGame"}, True),
+        ({"source": "openenv:http://127.0.0.1:8000"}, True),
+        ({"source": "data.jsonl", "tools": {"use": ["hone:calculator"]}}, True),
+        ({"source": "dialogue:dialogue_worlds:Counting"}, False),
+        ({"source": "dialogue:hone.text.adapters.textarena:TextArenaWorld"}, False),
+        ({"source": "data.jsonl", "tools": {"use": ["hone:calculator", "mcp:http://127.0.0.1:8000"]}}, False),
+        ({"source": "data.jsonl", "tools": {"use": ["hone:calculator"], "reward": "dialogue_worlds:Counting"}}, False),
+    ],
+)
+def test_only_code_of_hone_runs_in_threads_of_the_trainer(task: dict[str, object], own: bool) -> None:
+    assert DialogueTaskConfig.model_validate(task).runs_in_threads is own
 
 
 @pytest.mark.parametrize("confined", [True, False])

@@ -134,8 +134,9 @@ MOVED: Final = (
     (r"evaluation\.(?:rewards|task\.world)\.(workers|(?:start_)?deadline_s|memory_bytes|confined)", r"user_code.\1"),
     (r"(.*\b)?task\.(?:config|world\.options|agents\.environment)(\..*)?", r"\1task.options\2"),
     (r"(.*\b)?task\.(?:world|tools)\.(?:message|result)_tokens", r"\1task.message_tokens"),
-    (r"(.*\b)?task\.world\.isolate", r"\1task.isolate"),
     (r"(.*\b)?task\.agents\.tool_format", r"\1task.tools.format"),
+    (r"alarms\.limits\.(.*)", r"alarms.\1"),
+    (r"algorithm\.aggregation_length", "algorithm.aggregation.constant_length"),
     (r"model\.experts\.(weight|bias_rate)", "model.experts.strength"),
     (r"rollout\.max_staleness\.replay_interleaving", "rollout.max_staleness.interleaving"),
     (r"run\.samples_every", "run.rollouts_every"),
@@ -149,12 +150,15 @@ MOVED: Final = (
 GONE: Final = (
     r"(.*\b)?rewards\.(missing_window|max_unscored_batches)",
     r"(.*\b)?task\.(on_duplicate_id|agents\.patience_s|tools\.invalid_in_a_row)",
+    r"(.*\b)?task\.(world\.)?isolate",
+    r"alarms\.(off|limits)",
     r"cluster\.rollout\.(transport|threads|store_mib)",
 )
 """Patterns of keys without one that says the same."""
 
 SPOKEN: Final = {
     "model.activation_checkpointing": ("model.activations", {True: "recompute"}),
+    "model.round_weights_again": ("model.activations", {True: "round_again"}),
     "model.activation_offload": ("model.activations", {True: "offload"}),
     "rollout.max_staleness.record_interleaving": ("rollout.max_staleness.interleaving", {True: "record"}),
     "evaluation.greedy": ("evaluation.temperature", {True: 0.0}),
@@ -170,12 +174,16 @@ def present_settings(saved: Mapping[str, ConfigSetting]) -> dict[str, ConfigSett
     for key, setting in saved.items():
         if any(re.fullmatch(pattern, key) for pattern in GONE):
             continue
+        if key == "algorithm.aggregation_length" and setting.value is None:
+            continue
         new, rank = key, -1
         if key in SPOKEN:
             new, values = SPOKEN[key]
             if not isinstance(setting.value, bool) or setting.value not in values:
                 continue
-            setting, rank = ConfigSetting(value=values[setting.value], origin=setting.origin), -2
+            setting = ConfigSetting(value=values[setting.value], origin=setting.origin)
+            # Other activations round again too: where both were set, they count.
+            rank = 0 if key == "model.round_weights_again" else -2
         for place, (pattern, replacement) in enumerate(MOVED):
             if re.fullmatch(pattern, key):
                 new, rank = re.sub(pattern, replacement, key), place
@@ -184,7 +192,7 @@ def present_settings(saved: Mapping[str, ConfigSetting]) -> dict[str, ConfigSett
         if new not in present or order < ranks[new]:
             present[new], ranks[new] = setting, order
     nested = {key.rpartition(".")[0] for key in present}
-    return {key: one for key, one in present.items() if not (key in nested and one.value in (None, {}))}
+    return {key: one for key, one in present.items() if key not in nested}
 
 
 # --------------------------------------------------------------------------------------------------------------- resume

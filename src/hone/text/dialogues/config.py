@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -21,6 +21,10 @@ PREFIX: Final = "dialogue:"
 OPENENV: Final = "openenv:"
 """Beginning of a `task.source` that names an OpenEnv server."""
 OPENENV_WORLD: Final = "hone.text.adapters.openenv:OpenEnvWorld"
+OWN_WORLDS: Final = "hone.text.games."
+"""Beginning of the name of a world that is hone's own code."""
+OWN_TOOLS: Final = "hone:"
+"""Beginning of the name of a tool that is hone's own code."""
 DEFAULT_TURNS: Final = 8
 DEFAULT_MESSAGE_TOKENS: Final = 1024
 
@@ -41,9 +45,6 @@ class DialogueTaskConfig(TaskConfig):
     message_tokens: int = Field(default=DEFAULT_MESSAGE_TOKENS, ge=8)
     """Longest message of a world during a dialogue, and longest result of a tool; a longer one is cut in the middle,
     and says so."""
-    isolate: Literal["process", "thread"] = "process"
-    """`process`: each dialogue's world has a process of its own. `thread`: threads of the trainer, for worlds that come
-    with hone."""
 
     @property
     def is_dialogue(self) -> bool:
@@ -59,6 +60,16 @@ class DialogueTaskConfig(TaskConfig):
     def server(self) -> str | None:
         """Address of an OpenEnv server; None for other tasks."""
         return self.source.removeprefix(OPENENV) if self.source.startswith(OPENENV) else None
+
+    @property
+    def runs_in_threads(self) -> bool:
+        """True where all code of the dialogues is hone's own: threads of the trainer run it. Other code could take the
+        trainer down, and a session with a server of tools belongs to one dialogue: each then has a process."""
+        world, tools = self.world_spec.reference, self.tools
+        own = world is None or world == OPENENV_WORLD or world.startswith(OWN_WORLDS)
+        if tools is None:
+            return own
+        return own and tools.reward is None and all(name.startswith(OWN_TOOLS) for name in tools.use)
 
     @property
     def takes_options(self) -> bool:
@@ -84,7 +95,6 @@ class DialogueTaskConfig(TaskConfig):
         keys = {
             "turns": self.turns != DEFAULT_TURNS,
             "message_tokens": self.message_tokens != DEFAULT_MESSAGE_TOKENS,
-            "isolate": self.isolate != "process",
         }
         wrong = ["rows"] if self.rows is not None and not self.has_world else []
         wrong += [name for name, is_set in keys.items() if is_set and not self.is_dialogue]
@@ -114,17 +124,6 @@ class DialogueTaskConfig(TaskConfig):
                 check_reference(reference, kind="world")
             except ConfigError as error:
                 raise ValueError(str(error)) from None
-        code = [] if reference is None else [reference]
-        own = [
-            name
-            for name in [*code, *(self.tools.use if self.tools else [])]
-            if not name.startswith(("hone.", "hone:", "mcp:"))
-        ]
-        if self.isolate == "thread" and own:
-            raise ValueError(
-                f'task.isolate = "thread" is for worlds that come with hone, and {own[0]} is not: its code could '
-                "take the trainer down; leave it out"
-            )
         return self
 
 

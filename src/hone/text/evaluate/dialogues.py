@@ -185,7 +185,7 @@ def open_dialogue(task: DialogueTaskConfig, limits: UserCodeConfig) -> OpenedDia
     """The world and tools of a task, which start with their first use; None for prompts that are answered once."""
     if not task.is_dialogue:
         return None
-    host = ThreadHost if task.isolate == "thread" else ProcessHost
+    host = ThreadHost if task.runs_in_threads else ProcessHost
     return OpenedDialogue(task, host(task.world_spec, limits))
 
 

@@ -132,12 +132,11 @@ class ModelSource(Config):
     exactness: Literal["parity", "bitwise"] = "parity"
     """`bitwise`: the trainer reproduces the log-probabilities recorded during generation to the last bit, in float32 on
     a CPU, with generation by torch, slower. `parity` agrees to about 1e-6 nats."""
-    activations: Literal["keep", "recompute", "offload"] = "keep"
-    """Activations between the passes: `keep` them, `recompute` them in the backward pass (activation checkpointing), or
-    `offload` them to the host's memory until then (GPU only; copies take time). The bits are the same."""
-    round_weights_again: bool = False
-    """Round the weights again in the backward pass of mixed precision instead of keeping bfloat16 copies of them: the
-    same bits, 2 bytes less for each weight."""
+    activations: Literal["keep", "round_again", "recompute", "offload"] = "keep"
+    """Memory between the passes: `keep` activations, and the bfloat16 copies of the weights of mixed precision;
+    `round_again` keeps activations only and rounds the weights again in the backward pass, 2 bytes less for each; the
+    others do so too, and `recompute` activations (activation checkpointing), or `offload` them to the host's memory
+    (GPU only; copies take time). The bits are the same."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "ModelSource":
@@ -244,7 +243,7 @@ def _set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
     """Give a decoder the products' type and the memory settings of its config. Raises as `require_device`."""
     source.require_device(device)
     decoder.set_compute_dtype(source.resolved_compute(device))
-    decoder.rounds_weights_again = source.round_weights_again
+    decoder.rounds_weights_again = source.activations != "keep"
     decoder.offloads_activations = source.activations == "offload"
 
 

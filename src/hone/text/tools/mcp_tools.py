@@ -1,8 +1,8 @@
 """Tools of MCP servers: `mcp:COMMAND` starts a server and speaks with it over stdin and stdout, `mcp:http://...` names
 one that runs (streamable HTTP).
 
-A process has one session with each server, from its first call to its end: dialogues in processes of their own have a
-session each, dialogues in threads share one. Needs the extra `tools`.
+A process has one session with each server, from its first call to its end, and each dialogue with such tools
+has a process of its own. Needs the extra `tools`.
 """
 
 import asyncio
