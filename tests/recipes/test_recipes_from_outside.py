@@ -8,7 +8,8 @@ from short_runs import SHORT
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError, UserCodeError
-from hone.recipes.registry import installed_recipes, load_recipe, recipe_families, recipe_names, short_name
+from hone.recipes.registry import load_recipe, recipe_families, recipe_names, short_name
+from hone.run.job import installed_recipes
 
 RECIPE = '''
 """A recipe of a user's: A2C under another name."""

@@ -8,16 +8,15 @@ Recipes from outside are entry points of the group `hone.recipes` of an installe
 import importlib
 import json
 import pkgutil
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from hone import recipes
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 from hone.process import user_files
-from hone.run.job import RecipeDescription, RecipeSpec
+from hone.run.job import RecipeDescription, RecipeSpec, installed_recipes
 
 TITLES: Mapping[str, str] = {
     "text": "language models",
@@ -34,8 +33,6 @@ TITLES: Mapping[str, str] = {
     "bandits": "bandits",
 }
 """Families that have a title of their own, in the order in which they are listed."""
-ENTRY_POINT_GROUP = "hone.recipes"
-"""Group under which a package declares its recipes: `name = "package.module:ENTRY"`."""
 DESCRIPTIONS = Path(__file__).with_name("descriptions.json")
 OTHER_NAMES: Mapping[str, str] = {
     **{
@@ -63,21 +60,6 @@ def recipe_families() -> Mapping[str, str]:
     families = {folder: importlib.import_module(f"{recipes.__name__}.{folder}") for folder in folders}
     pairs = [(module.name, folder) for folder in folders for module in pkgutil.iter_modules(families[folder].__path__)]
     return dict(sorted(pairs))
-
-
-def installed_recipes() -> Mapping[str, tuple[EntryPoint, ...]]:
-    """What installed packages declare under each name of a recipe, sorted; imports none of them."""
-    return _installed_recipes(tuple(sys.path))
-
-
-@cache
-def _installed_recipes(paths: Sequence[str]) -> Mapping[str, tuple[EntryPoint, ...]]:  # noqa: ARG001 - the cache's key
-    """Look through the metadata of all packages, which takes milliseconds, once for each `sys.path`."""
-    declared = sorted(set(entry_points(group=ENTRY_POINT_GROUP)), key=lambda point: (point.name, point.value))
-    by_name: dict[str, tuple[EntryPoint, ...]] = {}
-    for point in declared:
-        by_name[point.name] = (*by_name.get(point.name, ()), point)
-    return by_name
 
 
 def recipe_names() -> list[str]:

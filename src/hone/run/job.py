@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -386,6 +389,25 @@ def opened_run(
             return replace(job, close=stack.pop_all().close)
 
     return OpenedRun(warnings=warnings, build=build_job, close=close)
+
+
+RECIPE_PACKAGES: Final = "hone.recipes"
+"""Group under which a package declares its recipes: `name = "package.module:ENTRY"`."""
+
+
+def installed_recipes() -> Mapping[str, tuple[EntryPoint, ...]]:
+    """What installed packages declare under each name of a recipe, sorted; imports none of them."""
+    return _installed_recipes(tuple(sys.path))
+
+
+@cache
+def _installed_recipes(paths: Sequence[str]) -> Mapping[str, tuple[EntryPoint, ...]]:  # noqa: ARG001 - the cache's key
+    """Look through the metadata of all packages, which takes milliseconds, once for each `sys.path`."""
+    declared = sorted(set(entry_points(group=RECIPE_PACKAGES)), key=lambda point: (point.name, point.value))
+    by_name: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in declared:
+        by_name[point.name] = (*by_name.get(point.name, ()), point)
+    return by_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

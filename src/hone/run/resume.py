@@ -5,17 +5,13 @@ Belongs here: which keys. `hone.run.store.manifest` compares and refuses.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError
 from hone.process.user_files import code_references, fingerprint_code
-from hone.run.job import RunConfig
+from hone.run.job import RunConfig, installed_recipes
 from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.manifest import AllowedChanges
-
-RECIPE_PACKAGES = "hone.recipes"
-"""Group of the entry points by which installed packages offer recipes."""
 
 ALLOWED = AllowedChanges(
     keys=(
@@ -76,7 +72,7 @@ def code_fingerprints(settings: Mapping[str, ConfigSetting]) -> dict[str, str]:
     only watch, may change."""
     values = [setting.value for key, setting in settings.items() if not key.startswith("run.callbacks")]
     recipe = settings["recipe"].value if "recipe" in settings else ""
-    installed = [point.value for point in entry_points(group=RECIPE_PACKAGES) if point.name == recipe]
+    installed = [point.value for point in installed_recipes().get(recipe, ())]
     return fingerprint_code(code_references([*values, *installed]))
 
 

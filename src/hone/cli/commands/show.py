@@ -44,7 +44,8 @@ def run(call: CommandCall) -> int:
         _show_runs(screen, runs)
         screen.line()
         # print the names of the recipes, one line per family
-        from hone.recipes.registry import installed_recipes, titles_by_family  # noqa: PLC0415 - as above
+        from hone.recipes.registry import titles_by_family  # noqa: PLC0415 - as above
+        from hone.run.job import installed_recipes  # noqa: PLC0415 - as above
 
         grouped = {**titles_by_family(), "other packages": sorted(installed_recipes())}
         screen.rows([(f"{family} ({len(names)})", ", ".join(names)) for family, names in grouped.items() if names])
@@ -250,7 +251,8 @@ def _list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
 
     Raises ConfigError for a name that is neither.
     """
-    from hone.recipes.registry import describe_recipe, installed_recipes, is_file, titles_by_family  # noqa: PLC0415
+    from hone.recipes.registry import describe_recipe, is_file, titles_by_family  # noqa: PLC0415
+    from hone.run.job import installed_recipes  # noqa: PLC0415
 
     grouped = {**titles_by_family(), "other packages": sorted(installed_recipes())}
     known = [name for members in grouped.values() for name in members]
