@@ -88,7 +88,7 @@ def hone_command(*arguments: str, **environment: str) -> subprocess.CompletedPro
         capture_output=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -356,7 +356,7 @@ def test_a_closed_pipe_is_no_failure_of_ours(words: str) -> None:
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         check=False,
-        timeout=60,
+        timeout=300,
     )
     os.close(writer)
     assert (answer.returncode, answer.stderr) == (141, b"")
@@ -389,7 +389,7 @@ def in_a_terminal(*arguments: str, **environment: str) -> bytes:
                 told += piece
         except OSError:  # how a terminal says that its other end is closed
             pass
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     os.close(parent)
     return told
 

@@ -51,7 +51,7 @@ def live(routes: PolicyRoutes) -> Iterator[httpx2.Client]:
         while not server.started:
             time.sleep(0.005)
         try:
-            with httpx2.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=300) as client:
                 yield client
         finally:
             server.should_exit = True
@@ -142,7 +142,7 @@ def test_a_planner_that_is_too_slow_is_told(tmp_path: Path, monkeypatch: pytest.
     release = threading.Event()
 
     def slow(*_: object) -> tuple[bytes, int]:
-        release.wait(60)
+        release.wait(300)
         return b"{}", 0
 
     monkeypatch.setattr(serving, "answer_prediction", slow)
@@ -189,7 +189,7 @@ def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
         answer = httpx2.post(found[0], json={"observation": [[0.0] * 4] * 2}).json()
         assert len(answer["action"]) == 2
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
         assert "stopped" in process.stdout.read()
 
 

@@ -56,9 +56,9 @@ def test_an_answer_that_is_being_taken_up_counts():
     engine.submit([ASKED])
     step = threading.Thread(target=engine._step)
     step.start()
-    assert wire.link.asked.wait(60)
+    assert wire.link.asked.wait(300)
     assert engine.has_requests(), "a stream that looks at this moment must not end"
-    step.join(60)
+    step.join(300)
     with pytest.raises(DataError, match="being written already"):
         generate(engine, [ASKED])
     engine.cancel()

@@ -327,7 +327,7 @@ def test_closing_breaks_off_what_is_under_way(serve):
     client._fill()
     closing = threading.Thread(target=client.close)
     closing.start()
-    closing.join(60)
+    closing.join(300)
     assert not closing.is_alive()
     assert threading.active_count() <= threads + 4  # the server's handlers end in their own time
     with pytest.raises(UnreachableError, match="this client is closed"):

@@ -89,7 +89,7 @@ def test_the_loss_of_a_replica_waits_for_one(tmp_path: Path, monkeypatch: pytest
     assert sleeper.poll() is None
     there.append(sleeper.pid)
     events.announce("b", writes=False)
-    assert sleeper.wait(60) == -9
+    assert sleeper.wait(300) == -9
     os.close(events.record)
     assert read_events(tmp_path / "events")[1] == [("replica", Moment(0, 2))]
 

@@ -55,7 +55,7 @@ def _children_of(pid: int) -> list[int]:
 
 
 def _living(pids: list[int]) -> list[int]:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while time.monotonic() < limit:
         states = [Path(f"/proc/{pid}/stat") for pid in pids]
         alive = [pid for pid, one in zip(pids, states, strict=True) if one.exists() and ") Z" not in one.read_text()]

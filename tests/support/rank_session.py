@@ -39,7 +39,7 @@ from hone.text.learners import token_learner
 from hone.text.rows import TokenBatch, TokenLayout
 
 Results = dict[str, NDArray[np.generic]]
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 CONFIG = ModelConfig(
     family="qwen3", vocab_size=19, hidden_size=18, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=20,
     tie_embeddings=False,

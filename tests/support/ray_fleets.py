@@ -56,7 +56,7 @@ def transport_of(fleet: FleetEngine) -> RayTransport:
     return fleet.transport
 
 
-def step_until(fleet: FleetEngine, ready: Callable[[], bool], *, seconds: float = 120.0) -> None:
+def step_until(fleet: FleetEngine, ready: Callable[[], bool], *, seconds: float = 300.0) -> None:
     """Let the fleet work until `ready`."""
     end = time.monotonic() + seconds
     while not ready():

@@ -121,11 +121,11 @@ def start(folder: Path, *arguments: str) -> StartedCommand:
     return start_warm(arguments, folder=folder, environment=environment)
 
 
-def wait_for(ready: Callable[[], bool], process: StartedCommand, *, seconds: float = 120.0) -> None:
+def wait_for(ready: Callable[[], bool], process: StartedCommand, *, seconds: float = 300.0) -> None:
     """Until `ready`; fails when the process ends first."""
     end = time.monotonic() + seconds
     while not ready():
-        assert process.poll() is None, f"it ended by itself: {process.communicate(60)[0]}"
+        assert process.poll() is None, f"it ended by itself: {process.communicate(300)[0]}"
         assert time.monotonic() < end, "it never came so far"
         time.sleep(0.005)
 

@@ -91,7 +91,7 @@ def test_a_terminal_is_asked_three_questions() -> None:
     command = [sys.executable, "-c", code, "init"]
     with subprocess.Popen(command, stdin=child, stdout=subprocess.PIPE, env=environment) as process:
         os.write(parent, b"control\ndqn\nAcrobot-v1\n")
-        out = process.communicate(timeout=60)[0].decode()
+        out = process.communicate(timeout=300)[0].decode()
     os.close(parent)
     os.close(child)
     assert process.returncode == 0, out

@@ -26,7 +26,7 @@ class GatewayProcess:
 
     def post(self, path: str, value: object, headers: dict[str, str] | None = None) -> tuple[int, dict]:
         """One request on a connection of its own. Raises OSError and HTTPException where the server dies."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         with contextlib.closing(connection):
             connection.request("POST", path, json.dumps(value), headers or {})
             answer = connection.getresponse()

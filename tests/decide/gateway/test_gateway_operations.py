@@ -35,7 +35,7 @@ class AskedLog(MemorySink):
 
     def watermarks(self):
         self.asked += 1
-        assert self.go.wait(60)
+        assert self.go.wait(300)
         if self.error is not None:
             raise self.error
         return ()
@@ -114,7 +114,7 @@ def test_a_writer_behind_the_answers_tells_that_its_log_is_down() -> None:
     writer = WriteAfter(sink, capacity=10, tell=lambda code, words: tried.set(), clock=clock).start()
     box = make_box(writer=writer)
     box.service.decide("u", DECIDE["context"])
-    assert tried.wait(60) and writer.failed_s() == 50.0
+    assert tried.wait(300) and writer.failed_s() == 50.0
     sink.broken = False
     box.service.close()
     assert writer.failed_s() == float("-inf") and len(sink.records) == 1

@@ -65,7 +65,7 @@ def test_a_service_that_is_lost_comes_back_from_its_backup_as_it_was(shop_file: 
 
     serving = threading.Thread(target=serve_on)
     serving.start()
-    assert going.wait(60)
+    assert going.wait(300)
     manifest = backup_service(shop_file, backup, ManualClock(NOW_S))
     stop.set()
     serving.join()

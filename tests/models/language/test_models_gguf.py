@@ -210,7 +210,7 @@ def llama_server(file: Path):
     def ask(path: str, body: dict[str, object]) -> dict[str, object]:
         data = json.dumps(body).encode()
         asked = urllib.request.Request(server.listening_address + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as reply:
+        with urllib.request.urlopen(asked, timeout=300) as reply:
             return json.load(reply)
 
     yield ask

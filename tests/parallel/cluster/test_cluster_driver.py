@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # each starts Ray on its own, in a process
 pytest.importorskip("ray")
 
 FLEET = ("cluster.rollout.replicas=2", "cluster.rollout.cpus=0.5")
-LEFT_S = 30.0
+LEFT_S = 300.0
 
 
 def descendants(root: int) -> list[tuple[int, int | None]]:

@@ -119,7 +119,7 @@ def test_sighup_reloads_and_a_tick_comes_and_sigterm_ends() -> None:
     def reload() -> None:
         reloaded.append(threading.current_thread() is not threading.main_thread())
         if len(reloaded) == 2:
-            ticked.wait(60)
+            ticked.wait(300)
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             os.kill(os.getpid(), signal.SIGHUP)

@@ -105,7 +105,7 @@ class StandIn:
 
     def close(self) -> None:
         self.server.shutdown()
-        self.thread.join(60)
+        self.thread.join(300)
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_what_a_world_started_dies_with_its_dialogue(tmp_path: Path) -> None:
     mark = tmp_path / "child"
     task, limits = failing("leaves a child", mark=str(mark)), UserCodeConfig(deadline_s=1.0)
     play(task, prompts=1, samples=1, session=ScriptedSession(SHORT), user_code=limits)
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while Path(f"/proc/{mark.read_text()}").exists() and time.monotonic() < limit:
         time.sleep(0.02)
     assert not Path(f"/proc/{mark.read_text()}").exists()
@@ -221,7 +221,7 @@ def test_a_thread_that_answers_late_is_not_heard() -> None:
     late = [one for one in failed if isinstance(one, WorldFaultError)]
     assert late
     assert {one.status for one in late} == {ScoreStatus.TIMEOUT}
-    limit, heard = time.monotonic() + 60, 0
+    limit, heard = time.monotonic() + 300, 0
     while heard < len(late) and time.monotonic() < limit:
         heard += host.late_answers()
         time.sleep(0.02)

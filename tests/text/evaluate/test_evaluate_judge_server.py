@@ -155,7 +155,7 @@ def test_a_rate_is_kept() -> None:
 
 
 def wait_until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -196,7 +196,7 @@ def test_closing_wakes_requests_that_hang() -> None:
         wait_until(lambda: len(server.requests) == 1)
         closing = threading.Thread(target=judge.close)
         closing.start()
-        closing.join(60)
+        closing.join(300)
         assert not closing.is_alive()
 
 

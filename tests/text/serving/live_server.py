@@ -55,13 +55,13 @@ class LiveServer:
     server: uvicorn.Server
 
     def client(self, *, key: str = "none", retries: int = 0) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=retries, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=retries, timeout=300)
 
     def post(self, path: str, body: object, **headers: str) -> httpx2.Response:
-        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+        return httpx2.post(f"{self.url}{path}", json=body, headers=headers, timeout=300)
 
     def get(self, path: str) -> httpx2.Response:
-        return httpx2.get(f"{self.url}{path}", timeout=60)
+        return httpx2.get(f"{self.url}{path}", timeout=300)
 
     def hang_up(self, body: object, *, begun: bool = False, read: int = 0) -> None:
         """Ask for a completion and close the connection: at once, once pages are held, or behind some bytes."""
@@ -77,7 +77,7 @@ class LiveServer:
 
     def settle(self) -> None:
         """Wait until nothing is in progress."""
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while self.routes.desk.samples and time.monotonic() < until:
             time.sleep(0.01)
         while self.model.engine.held_pages and time.monotonic() < until:

@@ -56,7 +56,7 @@ def test_a_process_serves_until_sigterm_and_ends_its_requests_first(folder):
         process.send_signal(signal.SIGTERM)
         asking.join()
         assert replies[0].status_code == 200
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
         assert "stopped" in process.stdout.read()
 
 

@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
         port = free.getsockname()[1]
     command = [sys.executable, str(SERVER), "streamable-http", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not answers(port) and time.monotonic() < deadline:
             time.sleep(0.05)
         yield f"mcp:http://127.0.0.1:{port}/mcp"
@@ -101,7 +101,7 @@ price()
 def test_a_forked_dialogue_has_a_session_of_its_own(address: str) -> None:
     """In a process of its own: a child of one with many threads, as the tests have, may wait forever for a lock."""
     words = [sys.executable, "-W", "ignore", "-c", FORKING, address]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     before, child, after = (int(line.removeprefix("30 (shop, call ")[:-1]) for line in done.stdout.splitlines())
     assert (child, after) == (before + 1, before + 2)
 

@@ -194,7 +194,7 @@ def test_a_session_in_the_queue_gives_way_dies_and_has_the_bits_of_an_undisturbe
     while queue.jobs()[0].state == "running":
         time.sleep(0.1)
     worker[0].send_signal(signal.SIGTERM)
-    assert worker[0].wait(60) == 0
+    assert worker[0].wait(300) == 0
     lesson, bandit = queue.jobs()
     assert (lesson.state, bandit.state) == ("done", "done")
     spans = [one for one in queue.claims() if one.job == lesson.id]

@@ -239,5 +239,5 @@ def test_the_unmodified_sdk_trains_samples_saves_and_resumes(
     )
     assert done.stdout.strip().endswith("the SDK is content"), done.stderr[-3000:]
     process.send_signal(signal.SIGTERM)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "stopped: what waits goes on at the next start" in text

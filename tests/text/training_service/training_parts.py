@@ -220,7 +220,7 @@ def calls(session: str) -> list[tuple[str, object]]:
     return plan
 
 
-_HTTP = httpx2.Client(timeout=60)
+_HTTP = httpx2.Client(timeout=300)
 
 
 def patient(url: str, path: str, body: object, revive: Callable[[], None]) -> httpx2.Response:

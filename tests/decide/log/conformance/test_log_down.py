@@ -17,7 +17,7 @@ PASSWORD = "hunter2"
 
 def until(check: Callable[[], bool]) -> None:
     """Wait, for a minute at most, until something holds."""
-    last = time.monotonic() + 60
+    last = time.monotonic() + 300
     while not check():
         assert time.monotonic() < last
         time.sleep(0.05)
@@ -43,7 +43,7 @@ def test_a_gateway_without_its_log_is_alive_and_not_ready_and_comes_back(
             address = re.sub(r"://(\w+)@", rf"://\1:{PASSWORD}@", address)
         file.write_text(f'[service]\nactions = ["a", "b"]\n[log]\naddress = "{address}"\n')
         with serving(file) as gateway:
-            status = lambda path: httpx2.get(f"http://127.0.0.1:{gateway.port}{path}", timeout=60).status_code  # noqa: E731
+            status = lambda path: httpx2.get(f"http://127.0.0.1:{gateway.port}{path}", timeout=300).status_code  # noqa: E731
             decided = lambda: gateway.post("/v1/decide", {"unit": "u"})[0]  # noqa: E731
             assert (decided(), status("/live"), status("/ready"), status("/health")) == (200, 200, 200, 200)
             log.kill()
@@ -53,7 +53,7 @@ def test_a_gateway_without_its_log_is_alive_and_not_ready_and_comes_back(
             until(lambda: status("/ready") == 200)
             assert decided() == 200
             gateway.process.send_signal(signal.SIGTERM)
-            told, _ = gateway.process.communicate(timeout=60)
+            told, _ = gateway.process.communicate(timeout=300)
             assert gateway.process.returncode == 0
             assert "log_unavailable" in told and PASSWORD not in told
     finally:

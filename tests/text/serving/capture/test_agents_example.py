@@ -45,7 +45,7 @@ def test_the_example_learns_by_its_address(tmp_path: Path, monkeypatch: pytest.M
     try:
         options = [f'task.source="agents:{address}"', "steps=4"]
         assert main(["train", "agents/digits.toml", *options]) == 0
-        said, _ = started[0].communicate(timeout=60)
+        said, _ = started[0].communicate(timeout=300)
     finally:
         ended.set()
         starter.join()

@@ -107,7 +107,7 @@ class Address:
 
     def post(self, path: str, body: object) -> int:
         request = urllib.request.Request(self.url + path, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=300) as reply:
             return reply.status
 
 
@@ -157,7 +157,7 @@ def collect(at: Address, model: Decoder, *agents: Callable[[], object]) -> Episo
     engine.publish(7)
     episodes = at.world.rollout(engine)
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not failed, failed
     assert not engine.has_requests()
     return episodes
@@ -240,7 +240,7 @@ def test_a_silent_session_times_out_and_keeps_its_rows(model: Decoder) -> None:
         asked_once.set()
 
     def other() -> None:
-        assert asked_once.wait(60)
+        assert asked_once.wait(300)
         two_turns(at, "t", "1+1=", 1.0)
         clock.advance(100.0)
 
