@@ -13,6 +13,8 @@ _TILE_ROWS: Final = 512
 """Rows that a product by tiles lays out at once (`hone.models.native.library`)."""
 WIDENED_ROWS: Final = 1024
 """Rows of bfloat16 numbers that are widened at once (the same)."""
+_CHUNK: Final = 64
+"""Tokens of a chunk of linear attention (`hone.models.language.linear_attention`)."""
 _WIDE: Final = 4
 """Bytes of a number in float32."""
 
@@ -178,6 +180,24 @@ def _attention_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     if settings.fused_attention:  # of the result, too, which was put into its place
         scores = (w * 2 * (shape.heads + shape.kv_heads) + w * shape.heads) * shape.head_dim
     return (s * h + scores - freed) * settings.tokens - _rounded_after_attention(shape, settings)
+
+
+def states_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes while the last layer of linear attention is computed again in its backward pass, less those that were
+    freed by then: the layers behind it aside, its MLP, and what the last layer's backward pass finds freed.
+
+    The numbers in float32 for each token of a text of at least one chunk were measured with a tracker, and solved for:
+    11 for each feature of all keys, 8 of all values, 5 of all heads' keys, 3 for each head and token of its chunk, and
+    4 for a number of the states of each chunk.
+    """
+    b, s, h = settings.product_bytes, settings.stream_bytes, shape.hidden
+    chunk = min(_CHUNK, settings.text_tokens)
+    keys, of_heads = shape.groups * shape.state_key, shape.states * shape.state_key
+    numbers = 11 * keys + 8 * shape.state_values + 5 * of_heads + 3 * shape.states * chunk
+    numbers += 4 * of_heads * shape.state_value // chunk
+    numbers += shape.channels + shape.state_values if b != _WIDE else 0  # the projections, widened
+    freed = inner_bytes(shape, b) + (s + b) * h + 4  # and the gradient of the stream is there
+    return (_WIDE * numbers + s * h - freed) * settings.tokens - _freed_before(shape, settings)
 
 
 def attention_forward(shape: PlannedDecoder, settings: StepSettings) -> int:

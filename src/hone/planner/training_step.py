@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from math import log2
 from typing import Final
 
-from hone.planner.layer_backward import WIDENED_ROWS, attention_forward, inner_bytes, layer_backward, norm_temporaries
+from hone.planner.layer_backward import (
+    WIDENED_ROWS,
+    attention_forward,
+    inner_bytes,
+    layer_backward,
+    norm_temporaries,
+    states_backward,
+)
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.step_settings import NUMBER_BYTES as NUMBER_BYTES
 from hone.planner.step_settings import KernelPath as KernelPath
@@ -134,7 +141,7 @@ class StepMemory:
     peak: int
     """Most bytes at once."""
     moment: str
-    """Where the peak is: `logits`, `norm` (the last one), `layer` or `embedding`."""
+    """Where the peak is: `logits`, `norm` (the last one), `layer`, `states` (of linear attention) or `embedding`."""
 
 
 def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
@@ -213,6 +220,10 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         "norm": everything + _norm_backward(shape, settings) + waiting,
         "embedding": (s * h + 4 * shape.head_dim) * tokens + waiting + vocabulary,
     }
+    if shape.linear_layers:
+        last = shape.kinds_of_layers[-1][1]
+        behind = 0 if last.is_linear or settings.checkpointing else saved_per_token(last, settings) * tokens
+        moments["states"] = everything + recomputed - behind + states_backward(shape, settings) + waiting
     if settings.gathers:
         # At the end of a layer's pass: its input, its norm's result, the gradients of the stream and of the projection.
         joint = shape.query_width + 2 * shape.key_width

@@ -201,7 +201,7 @@ def answers_of(decoder: Decoder, prompts: list[np.ndarray], *, samples: int = 1,
     engine = open_engine(
         decoder, TokenizerRules(eos=(), vocab=50), size=EngineSize(slots=slots, sequence_tokens=128), seed=0
     )
-    sampling = SamplingParams(max_tokens=8, greedy=greedy)
+    sampling = SamplingParams(max_tokens=6, greedy=greedy)
     requests = [Request(id=str(n), prompt=one, samples=samples, sampling=sampling) for n, one in enumerate(prompts)]
     for answer in generate(engine, requests, round=0):
         prompt = prompts[int(answer.request_id)]
@@ -219,7 +219,7 @@ def test_generation_is_that_of_transformers(tmp_path):
     seen = 0
     for prompt, answer, logp in answers_of(decoder, [text(5), text(70, 1), text(17, 2)]):
         ids = torch.from_numpy(prompt[None].astype(np.int64))
-        for _ in range(8):
+        for _ in range(6):
             with torch.no_grad():
                 ids = torch.cat((ids, theirs(ids).logits[:, -1:].argmax(-1)), 1)
         assert answer.tokens.tolist() == ids[0, len(prompt) :].tolist()
@@ -228,7 +228,7 @@ def test_generation_is_that_of_transformers(tmp_path):
     assert seen == 3
 
 
-@pytest.mark.parametrize("count", [7, 8, 9, 24])
+@pytest.mark.parametrize("count", [8, 9])
 def test_states_are_shared_copied_and_read_again_with_their_pages(count, monkeypatch):
     """Pages of 8 tokens, and samples of a prompt two by two: they copy its unfinished page, and its last token is read
     again for those that are drawn later; a second prompt that begins the same finds the pages."""
@@ -238,9 +238,9 @@ def test_states_are_shared_copied_and_read_again_with_their_pages(count, monkeyp
     distance = [
         np.abs(logp - answer.logp).max()
         for prompts in ([first], [np.concatenate((first, text(6, 9))), first])
-        for _, answer, logp in answers_of(decoder, prompts, samples=5, greedy=False, slots=4)
+        for _, answer, logp in answers_of(decoder, prompts, samples=3, greedy=False, slots=4)
     ]
-    assert len(distance) == 15 and max(distance) < 1e-4
+    assert len(distance) == 9 and max(distance) < 1e-4
 
 
 def test_a_state_at_another_place_is_not_gone_on_from():

@@ -34,7 +34,7 @@ EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_si
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 CONFIGS = {
     "gpt2": T.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=96, bos_token_id=1, eos_token_id=2),
-    "qwen3_5_text": T.Qwen3_5TextConfig(**{**SIZES, "num_hidden_layers": 4}, **DELTA, head_dim=8),
+    "qwen3_next": T.Qwen3NextConfig(**{**SIZES, "num_hidden_layers": 4}, **DELTA, head_dim=8, num_experts=0),
     "deepseek_v2": T.DeepseekV2Config(**{**SIZES, "num_key_value_heads": 4}, **MLA, **EXPERTS, first_k_dense_replace=1),
 }
 
@@ -124,7 +124,7 @@ def test_a_grammar_holds_its_answers_with_the_log_probabilities_under_the_mask(r
 
 def test_an_adapter_of_such_a_model(tmp_path):
     torch.manual_seed(0)
-    T.AutoModelForCausalLM.from_config(CONFIGS["qwen3_5_text"]).save_pretrained(tmp_path)
+    T.AutoModelForCausalLM.from_config(CONFIGS["qwen3_next"]).save_pretrained(tmp_path)
     adapter = load_with_adapter(tmp_path, LoraConfig(rank=2, layers=["q_proj", "down_proj"]), seed=0)
     assert {name.rpartition(".")[2] for name in adapter.updates} == {"q_proj", "down_proj"}
     assert len(adapter.updates) == 1 + 4  # one layer in four has full attention

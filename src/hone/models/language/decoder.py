@@ -38,6 +38,7 @@ from hone.models.language.decoder_layer import (
     DecoderLayer,
     ExpertArithmetic,
     ForwardArithmetic,
+    LatentLayer,
     LinearFn,
     RmsNorm,
     RoutingRecord,
@@ -48,7 +49,13 @@ from hone.models.language.decoder_layer import (
 )
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
-from hone.models.language.linear_attention import RecurrentAttention, layer_of, packed_runs, paged_runs, whole_runs
+from hone.models.language.linear_attention import (
+    DeltaLayer,
+    GatedLayer,
+    RecurrentAttention,
+    packed_runs,
+    paged_runs,
+)
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.quantised_linear import BITS
 from hone.models.language.rope import RopeConfig, rope_frequencies
@@ -191,8 +198,10 @@ class Decoder(nn.Module):
         config, kind, bits = self.config, dtype, self.code_bits or None
         project = partial(linear_projection, config.hidden_size, config.vocab_size, bias=False, dtype=kind, bits=bits)
         self.embedding = project()
-        layers = (layer_of(config, number)(config, number, kind, bits) for number in range(config.layers))
-        self.layers = nn.ModuleList(layers)
+        usual = DecoderLayer if config.latent is None else LatentLayer
+        usual = usual if config.delta is None else GatedLayer
+        kinds = (DeltaLayer if config.is_linear(number) else usual for number in range(config.layers))
+        self.layers = nn.ModuleList(layer(config, number, kind, bits) for number, layer in enumerate(kinds))
         self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind, kind=config.design.norm)
         self.head = None if config.tie_embeddings else project()
         self.frequencies = nn.Buffer(self._tables(), persistent=False)
@@ -343,7 +352,9 @@ class Decoder(nn.Module):
         states begin them at each position 0, where `attend` brings none (`paged_states`).
         """
         if self.config.delta is not None and not isinstance(attend, RecurrentAttention):
-            attend = RecurrentAttention(attend, whole_runs(positions))
+            offsets = np.append(np.flatnonzero(index_numbers(positions) == 0), len(tokens)).astype(np.int64)
+            whole = PackedBatch(tokens=tokens, positions=positions, offsets=offsets)
+            attend = RecurrentAttention(attend, packed_runs(whole))
         x, turns, by = self.embed(tokens), self._rotations(positions), self._arithmetic(linear, kind or self.dtype)
         return self._run_layers(x, turns, attend, by, halves, routing)
 

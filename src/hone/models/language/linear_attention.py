@@ -23,7 +23,6 @@ from hone.models.language.decoder_layer import (
     CompiledLayerHalves,
     DecoderLayer,
     ForwardArithmetic,
-    LatentLayer,
     LinearProjection,
     RmsNorm,
 )
@@ -108,15 +107,6 @@ def packed_runs(packed: PackedBatch) -> TextRuns:
             starts.append(trunk)
             trunk = trunk if number else len(runs) - 1
     return _text_runs(runs, levels, starts, device=packed.tokens.device, read=0)
-
-
-def whole_runs(positions: Tensor) -> TextRuns:
-    """The runs of whole texts, which begin at each position 0."""
-    starts = np.flatnonzero(index_numbers(positions) == 0)
-    return _text_runs(
-        np.split(np.arange(len(positions)), starts[1:]), [0] * len(starts), [_NOTHING] * len(starts),
-        device=positions.device, read=0,
-    )  # fmt: skip
 
 
 def paged_runs(store: Tensor, sequence: Ints, positions: Ints, pages: Ints, page_tokens: int) -> TextRuns:
@@ -370,13 +360,6 @@ class GatedLayer(DecoderLayer):
         query, key = self.q_norm(query), self.k_norm(key)
         mixed = attend(self.number, apply_rotary(query, turns[0]), apply_rotary(key, turns[1]), value)
         return self.add_attention_and_mlp(x, mixed * torch.sigmoid(gate.flatten(1)), by), None
-
-
-def layer_of(config: ModelConfig, number: int) -> type[DecoderLayer]:
-    """What a layer of a model is computed by."""
-    if config.delta is not None:
-        return DeltaLayer if config.is_linear(number) else GatedLayer
-    return DecoderLayer if config.latent is None else LatentLayer
 
 
 def _unit(x: Tensor) -> Tensor:

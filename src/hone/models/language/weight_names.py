@@ -87,9 +87,9 @@ def _layer(c: ModelConfig, number: int, theirs: str, ours: str) -> Iterator[Chec
     out = ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias)
     stacks: tuple[_Stack, ...] = (joined if "qkv_proj" in c.design.fused else apart, out)
     stacks = stacks if c.latent is None else (out,)
-    if c.delta is not None:
-        stacks = _delta_stacks(c, c.delta) if c.is_linear(number) else stacks
-        yield from _delta_numbers(c.delta, f"{theirs}linear_attn.", ours) if c.is_linear(number) else ()
+    if c.delta is not None and c.is_linear(number):
+        yield from _linear_attention(c, c.delta, f"{theirs}linear_attn.", ours)
+        stacks = ()
     experts = c.experts_of(number)
     pair = (("gate_proj", width, 0), ("up_proj", width, 0))
     pair = (("gate_up_proj", 2 * width, 0),) if "gate_up_proj" in c.design.fused else pair
@@ -152,23 +152,19 @@ def _latent_attention(c: ModelConfig, sizes: LatentSizes, theirs: str, ours: str
             )  # fmt: skip
 
 
-def _delta_stacks(c: ModelConfig, sizes: DeltaSizes) -> tuple[_Stack, ...]:
-    """The projections of a layer of linear attention."""
-    block, heads = "linear_attn", sizes.heads
-    return (
-        ("qkv", block, (("in_proj_qkv", sizes.channels, 0), ("in_proj_z", sizes.values, 0)), False),
-        ("gates", block, (("in_proj_b", heads, 0), ("in_proj_a", heads, 0)), False),
-        ("out", block, (("out_proj", c.hidden_size, 0),), False),
-    )
-
-
-def _delta_numbers(sizes: DeltaSizes, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
-    """What such a layer has beside its projections."""
+def _linear_attention(c: ModelConfig, sizes: DeltaSizes, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
+    """The tensors of linear attention."""
+    behind = {"in_proj_z.weight": sizes.channels, "in_proj_a.weight": sizes.heads}
     for name, own, rows in (
+        ("in_proj_qkv.weight", "qkv.weight", sizes.channels), ("in_proj_z.weight", "qkv.weight", sizes.values),
+        ("in_proj_b.weight", "gates.weight", sizes.heads), ("in_proj_a.weight", "gates.weight", sizes.heads),
         ("conv1d.weight", "filter", sizes.channels), ("A_log", "forgetting", sizes.heads),
         ("dt_bias", "step_bias", sizes.heads), ("norm.weight", "head_norm.weight", sizes.value),
+        ("out_proj.weight", "out.weight", c.hidden_size),
     ):  # fmt: skip
-        yield CheckpointPiece(checkpoint_name=f"{theirs}{name}", parameter_name=f"{ours}{own}", start=0, rows=rows)
+        yield CheckpointPiece(
+            checkpoint_name=theirs + name, parameter_name=ours + own, start=behind.get(name, 0), rows=rows
+        )
 
 
 def _norms(c: ModelConfig, layer: int) -> list[tuple[str, str, int, int]]:
