@@ -107,14 +107,18 @@ def test_settings_of_a_run_are_read_alike(changes: dict[str, Any]) -> None:
     assert closed_plan(document(values), 28).run == plan.run
 
 
-@pytest.mark.parametrize(("asked", "prompts", "drawn"), [(64, 3, 3), (64, None, 64), (2, 3, 2), (3, 3, 3)])
-def test_answers_that_are_drawn_to_measure_a_distance_are_planned(asked: int, prompts: int | None, drawn: int) -> None:
+@pytest.mark.parametrize(("asked", "prompts", "drawn"), [(64, 3, 3), (2, 3, 2), (3, 3, 3)])
+def test_answers_that_are_drawn_to_measure_a_distance_are_planned(asked: int, prompts: int, drawn: int) -> None:
     values = tables("dpo", samples={"prompts": asked})
     config: Any = load_recipe("dpo").config.model_validate({**values, "name": "x"})
     run = plan_of(config, TextLengths(prompt=0, whole=28, prompts=prompts)).run
     assert run is not None
     assert run.drawing is not None
     assert (run.drawing.concurrent, run.drawing.answer_tokens, run.drawing.layout) == (drawn, 28, "packed")
+    run = plan_of(config, TextLengths(prompt=0, whole=28)).run
+    assert run is not None
+    assert run.drawing is not None
+    assert run.drawing.concurrent == asked, "the data were not counted"
     silent: Any = load_recipe("dpo").config.model_validate({**values, "samples": {"prompts": 0}, "name": "x"})
     run = plan_of(silent, TextLengths(prompt=0, whole=28, prompts=0)).run
     assert run is not None

@@ -126,6 +126,11 @@ class FreeRows:
     def compiled_run(self, kind: torch.dtype | None = None) -> ForwardFn:
         return self.model.compiled_run(kind)
 
+    def paged_states(
+        self, attend: PagedAttentionFn, store: Tensor, sequence: Ints, positions: Ints, pages: Ints, page_tokens: int
+    ) -> PagedAttentionFn:
+        return self.model.paged_states(attend, store, sequence, positions, pages, page_tokens)
+
     def finished_logits(self, products: Tensor) -> Tensor:
         return self.model.finished_logits(products)
 

@@ -76,8 +76,8 @@ class TextLengths:
     """Longest prompt; 0: nothing is asked."""
     whole: int
     """Longest prompt with its answer, or longest example."""
-    prompts: int | None = None
-    """Prompts that are answered between the steps, at most; None: as many as the config asks for."""
+    prompts: int = _MOST
+    """Most prompts that the data have for answers between the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +231,7 @@ def describe_run(
     if adapter is not None:
         copies |= adapter_copies(adapter[0], 0 if bits else adapter[1], weights)
     rows, writes = step_rows(recipe, settings), recipe.writes
+    drawn = min(settings.count("samples.prompts", least=0, default=0), lengths.prompts)  # to measure the distance
     activations = settings.choice("model.activations", ("keep", "round_again", "recompute", "offload"))
     return RunDimensions(
         shape=shape,
@@ -257,7 +258,7 @@ def describe_run(
             halves_head=on_cpu and processor.halves,
         ),
         generation=_generation(recipe, settings, shape, lengths) if writes and not _answers_apart(settings) else None,
-        drawing=_drawing(settings, shape, lengths),
+        drawing=_engine(settings, shape, lengths, "auto", concurrent=drawn) if drawn else None,
         trained_parameters=None if adapter is None else adapter[0],
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
@@ -316,14 +317,6 @@ def _generation(
     concurrent = min(settings.count("rollout.max_concurrent"), answers * (stale + 1))
     engine = _engine(settings, shape, lengths, runner, concurrent=concurrent, is_stale=stale > 0)
     return replace(engine, sleeps=settings.flag("rollout.sleep"), may_sleep=not stale)
-
-
-def _drawing(settings: PlannedSettings, shape: PlannedDecoder, lengths: TextLengths) -> GenerationSettings | None:
-    """The engine that answers prompts between the steps, to measure the distance from the start; None: nothing is
-    drawn."""
-    asked = settings.count("samples.prompts", least=0, default=0)
-    concurrent = asked if lengths.prompts is None else min(asked, lengths.prompts)
-    return _engine(settings, shape, lengths, "auto", concurrent=concurrent) if concurrent else None
 
 
 def _engine(
