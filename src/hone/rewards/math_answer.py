@@ -142,7 +142,11 @@ def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]
         letter = gold.strip("() ").upper()
         return _RIGHT if _chooses(answer, letter) else _wrong(f"not the choice {letter}")
     if option := _LABEL.match(gold):  # an option of a test with its value: (C) 12
-        return _compare_option(gold[1 : gold.index(")")].strip(), gold[option.end() :], answer, rules)
+        letter, value = gold[1 : gold.index(")")].strip(), gold[option.end() :]
+        chosen = _CHOSEN.fullmatch(answer)
+        if chosen and any(part and part.upper() == letter for part in chosen.groups()[:3]):
+            return _compare(value, chosen[4], rules) if chosen[4] else _RIGHT
+        return _wrong(f"not the choice {letter}") if _LABEL.match(answer) else _compare(value, answer, rules)
     if reason := why_too_large(answer):
         return _wrong(f"the answer is refused: {reason}")
     label = _LABEL.match(answer)
@@ -167,14 +171,6 @@ def _compare_readings(gold: str, given: str, rules: EqualityRules) -> dict[str, 
         return first
     results = (_compare_values(gold, other, rules) for other in further_readings(given, gold, _tree(gold)))
     return next((result for result in results if result["score"] == 1.0), first)
-
-
-def _compare_option(letter: str, value: str, answer: str, rules: EqualityRules) -> dict[str, object]:
-    """Score of an answer to a lettered option: its letter, its value, or both of them."""
-    chosen = _CHOSEN.fullmatch(answer)
-    if chosen is None or not any(part and part.upper() == letter for part in chosen.groups()[:3]):
-        return _compare(value, answer, rules) if _LABEL.match(answer) is None else _wrong(f"not the choice {letter}")
-    return _compare(value, chosen[4], rules) if chosen[4] else _RIGHT
 
 
 def _whole_number(text: str) -> Fraction | None:

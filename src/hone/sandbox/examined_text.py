@@ -2,14 +2,16 @@
 
 import ast
 import builtins
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 _BUILTINS = frozenset(dir(builtins))
 PROGRAM = "__program__"
 """Name under which tests find the program's names, also those that Python has."""
 KEEP, KEPT, ALL_OF = "__hone_keep", "__hone_kept", "__hone_all_of"
 """Functions that rewritten tests call: remember what a variable holds; read it again; what is in a container now."""
+FAILED, CAUGHT = "__hone_failed", "__hone_caught"
+"""Functions that rewritten tests call: the exception of an assertion that fails; the tests themselves caught it."""
 
 
 def tested_builtins(setup: ast.Module, tests: Sequence[ast.Module]) -> set[str]:
@@ -88,6 +90,67 @@ def guard(tree: ast.Module) -> ast.Module:
         return tree
     guarded = cast("ast.Module", _Guard().visit(tree))
     return ast.fix_missing_locations(guarded)
+
+
+def watch(tree: ast.Module, program: Collection[str]) -> ast.Module:
+    """Tests whose failed assertions are noted, until a handler of theirs catches them: not one that names an exception
+    by a name of the `program`, nor the program itself. Tests that expect an AssertionError are left as they are."""
+    raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
+    raised |= {id(part) for one in ast.walk(tree) if isinstance(one, ast.ExceptHandler) and one.type
+               for part in ast.walk(one.type)}  # fmt: skip
+    if any(
+        isinstance(node, ast.Name) and node.id == "AssertionError" and id(node) not in raised for node in ast.walk(tree)
+    ):
+        return tree
+    return ast.fix_missing_locations(cast("ast.Module", _Watch(frozenset(program)).visit(tree)))
+
+
+class _Watch(ast.NodeTransformer):
+    """Rewrites assertions and the handlers of exceptions. `assert False` in a function that is no part of a `try` may
+    be there for the program to catch."""
+
+    def __init__(self, program: frozenset[str]) -> None:
+        self._program, self._in_function, self._in_foreign = program, False, False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Assertions of a function."""
+        kept, self._in_function = self._in_function, True
+        self.generic_visit(node)
+        self._in_function = kept
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        """Assertions of a coroutine."""
+        return self.visit_FunctionDef(cast("Any", node))
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """`assert x, y` -> `if not x: raise failed(y)`."""
+        constant = not any(isinstance(one, ast.Name) for one in ast.walk(node.test))
+        if constant and self._in_function and not self._in_foreign:
+            return node
+        failed = ast.Raise(_call(FAILED, *([node.msg] if node.msg else [])), None)
+        return ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), node.test), [failed], []), node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.stmt:
+        """`raise AssertionError(y)` -> `raise failed(y)`."""
+        error = node.exc
+        kind = error.func if isinstance(error, ast.Call) else error
+        if isinstance(kind, ast.Name) and kind.id == "AssertionError":
+            node.exc = _call(FAILED, *(error.args if isinstance(error, ast.Call) else []))
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        """A handler of the tests' own begins with the note that it caught what it did."""
+        foreign = [
+            one.type is not None and bool({*_loaded([one.type])} & self._program - _BUILTINS) for one in node.handlers
+        ]
+        kept, self._in_foreign = self._in_foreign, self._in_foreign or any(foreign)
+        self.generic_visit(node)
+        self._in_foreign = kept
+        for handler, is_foreign in zip(node.handlers, foreign, strict=True):
+            if not is_foreign:
+                handler.body.insert(0, ast.Expr(_call(CAUGHT)))
+        return node
 
 
 class _Guard(ast.NodeTransformer):

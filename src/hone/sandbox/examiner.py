@@ -63,6 +63,7 @@ class _TestsEnd(ProcessBridge):
     def begin_test(self) -> None:
         """Forget what was noted about the last test."""
         self.asked, self.unsaid, self.lie, self.claim = False, "", "", ""
+        self.failures = list[AssertionError]()
 
     def lost(self, why: str) -> NoReturn:
         """Note that the program's process is gone, for good, and raise LostError."""
@@ -186,6 +187,18 @@ class _TestsEnd(ProcessBridge):
         if "stderr" in answer:
             sys.stderr.write(str(answer["stderr"]))
 
+    def failed(self, *message: object) -> AssertionError:
+        """The exception of an assertion that fails, which is noted until the tests catch it."""
+        self.failures.append(AssertionError(*message))
+        return self.failures[-1]
+
+    def caught(self) -> None:
+        """Forget the failed assertion that a handler of the tests has caught, and those that led to it."""
+        error: BaseException | None = sys.exc_info()[1]
+        while error is not None:
+            self.failures = [one for one in self.failures if one is not error]
+            error = error.__cause__ or error.__context__
+
     # ------------------------------------------------------------------------------------------------------- audits
 
     def question(self, of: object, name: str, arg: object) -> mirrors.Value:
@@ -268,7 +281,8 @@ def _audit_claim(end: _TestsEnd, of: mirrors.Value, other: object, name: str, an
     not name, says yes, and the list, number and so on that its object is says no, or its object is none."""
     kind = type(of)
     is_library = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "numpy")
-    if kind.__name__ in end.named or is_library or not (_is_data(other) and _is_true(answer)):
+    is_data = type(other) in (*_NUMBERS, *mirrors.ATOMS, *mirrors.CONTAINERS)
+    if kind.__name__ in end.named or is_library or not (is_data and _is_true(answer)):
         return answer
     base: mirrors.Value = mirrors.payload_type(kind)
     if base in mirrors.ATOMS or base in mirrors.CONTAINERS:
@@ -281,11 +295,6 @@ def _audit_claim(end: _TestsEnd, of: mirrors.Value, other: object, name: str, an
         "it says is no evidence"
     )
     return answer
-
-
-def _is_data(value: object) -> bool:
-    kind = type(value)
-    return kind in _NUMBERS or kind in mirrors.ATOMS or kind in mirrors.CONTAINERS
 
 
 def _audit_difference(end: _TestsEnd, of: object, other: object, name: str) -> object:
@@ -387,7 +396,8 @@ def examine(setup: str, tests: Sequence[str], first: int) -> None:
     try:
         scope = _open_scope(end, prelude, trees)
         scope.bind(prelude)
-        program.run_tree(examined_text.guard(prelude), scope, "<setup>")
+        foreign = end.names - scope.keys()
+        program.run_tree(examined_text.watch(examined_text.guard(prelude), foreign), scope, "<setup>")
         scope.unbind()
     except LostError as lost:
         program.report({"passed": False, "reason": str(lost), "lost": True})
@@ -419,6 +429,8 @@ def _open_scope(end: _TestsEnd, setup: ast.Module, tests: Sequence[ast.Module]) 
     helpers = {
         examined_text.KEEP: lambda number, value: kept.__setitem__(number, _copy(value)),
         examined_text.KEPT: kept.__getitem__,
+        examined_text.FAILED: end.failed,
+        examined_text.CAUGHT: end.caught,
         examined_text.ALL_OF: lambda value: list(value) if type(value) in (list, dict, set) else value,
         "isinstance": lambda one, kinds: isinstance(one, kinds) or mirrors.is_subclass(type(one), kinds),
         "issubclass": mirrors.is_subclass,
@@ -472,7 +484,8 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
     reason, checks = "", any(isinstance(node, ast.Assert) for node in ast.walk(tree))
     try:
         scope.bind(tree)
-        program.run_tree(examined_text.guard(tree), scope, "<test>")
+        foreign = (end.names | {"solution"}) - scope.keys()
+        program.run_tree(examined_text.watch(examined_text.guard(tree), foreign), scope, "<test>")
     except BaseException as error:  # noqa: BLE001 - a test that did not come to its end has failed
         reason = f"{type(error).__name__}: {error}".rstrip(": ")[:_REASON_CHARACTERS]
         if isinstance(error, OSError) and error is not end.raised_there:
@@ -492,6 +505,9 @@ def _run_test(end: _TestsEnd, test: str, tree: ast.Module, scope: _Scope) -> dic
     elif end.unsaid or (reason and not end.lacks_name and any(word in test for word in _UNSEEN)):
         why = end.unsaid or f"the tests look into another process, by patch or assertLogs; {reason}"
         return {"passed": False, "reason": why[:_REASON_CHARACTERS], "missing": True, "asked": True}
+    elif not reason and end.failures:
+        reason = f"AssertionError: {end.failures[0]}".rstrip(": ")[:_REASON_CHARACTERS]
+        reason += "; the tests did not catch it"
     elif not reason and end.claim:
         return {"passed": False, "reason": end.claim, "missing": True, "asked": True}
     elif not reason and not end.asked and checks:
