@@ -2,10 +2,13 @@
 and five that fail as `benchmarks/alarms.py` makes them.
 
     python benchmarks/record_demo.py src/hone/web/demo.zip
-    python benchmarks/record_demo.py src/hone/web/failures.zip --failures
+    python benchmarks/record_demo.py src/hone/web/failures.zip --failures [NAME ...]
 
-It trains for some minutes and packs what the page reads: settings, metrics, events, histograms, rollouts, evaluations
-and the tokenizer, without weights. Metrics of the failures have four digits. Entries of the archive have one date.
+With names only these failures are trained anew; the others stay as they are in the archive.
+
+It trains for some minutes and packs what the page reads: settings, metrics, events, histograms, rollouts, times of
+answers, evaluations and the tokenizer, without weights. Metrics of the failures have four digits. Entries of the
+archive have one date.
 """
 
 import argparse
@@ -36,6 +39,7 @@ KEPT = (
     "*.jsonl",
     "log.txt",
     "rollouts/*.parquet",
+    "time/*.json",
     "evaluation/*.json",
     "checkpoints/*/policy/tokenizer.json",
 )
@@ -142,20 +146,29 @@ def record(work: Path) -> list[Path]:
     return [good, bad]
 
 
-def record_failures(work: Path) -> list[Path]:
-    """Train the five failures and what two of them start from; returns their folders."""
+def record_failures(work: Path, names: list[str]) -> list[Path]:
+    """Train failures and what two of them start from; returns their folders."""
     os.chdir(work)
     write_data(work)
     known = all_runs()
     for name in ("base", "endless"):
         hone.api.train(known[name].settings | {"name": name}, yes=True)
-    for name, source in FAILURES.items():
-        one = known[source]
+    for name in names:
+        one = known[FAILURES[name]]
         run = one.settings["run"] | {"rollouts_every": one.settings["steps"] // 2}
         with nullcontext() if one.fault is None else one.fault():
             hone.api.train(one.settings | {"name": name, "run": run}, yes=True)
         thin_run(work / "runs" / name)
-    return [work / "runs" / name for name in FAILURES]
+    return [work / "runs" / name for name in names]
+
+
+def with_the_others(archive: Path, folders: list[Path], runs: Path) -> list[Path]:
+    """Folders of all failures: those that were trained, and the others unpacked from the archive."""
+    kept = FAILURES.keys() - {folder.name for folder in folders}
+    if kept:
+        with zipfile.ZipFile(archive) as old:
+            old.extractall(runs, [entry for entry in old.namelist() if entry.partition("/")[0] in kept])
+    return [runs / name for name in FAILURES]
 
 
 def thin_run(folder: Path) -> None:
@@ -191,15 +204,20 @@ def pack(folders: list[Path], target: Path, work: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--failures", action="store_true")
+    parser.add_argument("--failures", nargs="*", choices=list(FAILURES), metavar="NAME")
     options = parser.parse_args()
     target = options.target.absolute()
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as name:
-        folders = record_failures(Path(name)) if options.failures else record(Path(name))
-        size = pack(folders, target, Path(name))
+        work = Path(name)
+        if options.failures is None:
+            folders = record(work)
+        else:
+            folders = record_failures(work, options.failures or list(FAILURES))
+            folders = with_the_others(target, folders, work / "runs")
+        size = pack(folders, target, work)
     print(f"{options.target}: {size:,} bytes")
-    if size > (most := MOST_BYTES["failures" if options.failures else "demo"]):
+    if size > (most := MOST_BYTES["demo" if options.failures is None else "failures"]):
         raise SystemExit(f"the archive may have {most:,} bytes")
 
 

@@ -351,7 +351,8 @@ def test_tensorboard_reads_back_what_was_written(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of SQLAlchemy
 def test_mlflow_reads_back_what_was_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.chdir(folder.parent)  # it puts artifacts into the working directory
+    (elsewhere := folder.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     config = TrackConfig(to="mlflow", project="sums")
     RunFollower(folder=folder, config=config).send(3)
@@ -368,6 +369,9 @@ def test_mlflow_reads_back_what_was_written(folder: Path, monkeypatch: pytest.Mo
     assert run.data.params["recipe"] == "grpo"
     assert run.data.tags["hone.cause"] == CAUSE
     assert len(client.list_artifacts(run.info.run_id, "samples")) == 2
+    (first, *_) = sorted((folder.parent / "mlartifacts" / run.info.run_id / "artifacts" / "samples").iterdir())
+    assert json.loads(first.read_text())["columns"][:2] == ["prompt", "completion"]
+    assert list(elsewhere.iterdir()) == [], "nothing in the working directory"
 
 
 @pytest.mark.slow

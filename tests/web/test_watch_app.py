@@ -535,3 +535,23 @@ def test_decisions_are_the_summary_of_the_log_and_the_versions_of_the_registry(r
     assert tenant["summary"]["mean_reward"] == expected.mean_reward
     assert [one["decisions"] for one in tenant["summary"]["actions"]] == [one.decisions for one in expected.actions]
     assert (found["policy"], found["versions"], found["rollouts"]) == ("uniform", [], [])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_on_the_colours_of_lanes_can_be_read(scheme: str) -> None:
+    """WCAG 2.2, 1.4.3: text of this size has a contrast of 4.5 at least."""
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    known = dict(re.findall(r"--(p\d|on): (#\w+)", light if scheme == "light" else dark.split("* {")[0]))
+    (special,) = re.findall(r"\.lane \.blocks i:is\((.*?)\) \{ color: (#\w+); \}", style)
+
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for place in range(8):
+        text = special[1] if f".c{place}" in special[0].split(", ") else known["on"]
+        low, high = sorted((luminance(text), luminance(known[f"p{place}"])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (scheme, place)

@@ -179,10 +179,15 @@ class WandbTracker(Tracker):
 
 
 class MlflowTracker(Tracker):
-    """MLflow, at `place` or `MLFLOW_TRACKING_URI`; without either a SQLite file beside the run's folder."""
+    """MLflow, at `place` or `MLFLOW_TRACKING_URI`; without either a SQLite file beside the run's folder.
+
+    A server keeps artifacts where it is told to. A database has no place for them, and MLflow's own would be the
+    working directory: `mlartifacts/` beside the run's folder holds those of an experiment that is made here.
+    """
 
     _BATCH = 1_000
     """Metrics of a request, MLflow's limit."""
+    _DATABASES: Final = ("sqlite", "postgresql", "mysql", "mssql")
     _STATES: Final = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
     def start(self, run: TrackedRun) -> int:
@@ -191,7 +196,9 @@ class MlflowTracker(Tracker):
         self._client = mlflow.MlflowClient(run.place or (f"sqlite:///{default.resolve()}" if default else None))
         self._folder = run.folder
         known = self._client.get_experiment_by_name(run.project)
-        experiment = self._client.create_experiment(run.project) if known is None else known.experiment_id
+        is_database = self._client.tracking_uri.partition(":")[0].partition("+")[0] in self._DATABASES
+        artifacts = (run.folder.parent / "mlartifacts").resolve().as_uri() if is_database else None
+        experiment = self._client.create_experiment(run.project, artifacts) if known is None else known.experiment_id
         same = self._client.search_runs([experiment], f"tags.`hone.run` = '{run.identity}'", max_results=1)
         if same:
             self._id = same[0].info.run_id

@@ -377,7 +377,7 @@ export function Lines({ lines, xLabel, height = 260, cursor, yLabel = "" }) {
   </div>`;
 }
 
-/** A heat map over steps: a column a step, darker where more values lie. */
+/** A heat map over steps: a column a step, fuller of colour where more values lie. */
 export function Heat({ data }) {
   const place = useRef(null);
   useLayoutEffect(() => {
@@ -399,6 +399,6 @@ export function Heat({ data }) {
   const name = `histogram of ${data.name}`;
   return html`<section class="chart" role="img" aria-label=${`${name} over steps, values from ${number(data.low)} to ${number(data.high)}`}>
     <header><span>${name}</span><b>${number(data.low)} to ${number(data.high)}</b></header>
-    <div class="read">steps ${number(data.steps[0])} to ${number(data.steps[data.steps.length - 1])}; darker: more values</div>
+    <div class="read">steps ${number(data.steps[0])} to ${number(data.steps[data.steps.length - 1])}; fuller colour: more values</div>
     <div class="plot"><canvas class="heat" ref=${place}></canvas></div></section>`;
 }

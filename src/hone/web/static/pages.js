@@ -166,7 +166,7 @@ const ARROWS = { left: "←", right: "→", up: "↑", down: "↓", north: "↑"
 function PolicyMapCard({ map }) {
   const worths = map.slices.flatMap((one) => one.cells.map((cell) => cell.worth).filter((one) => one !== null));
   const [low, high] = [Math.min(...worths), Math.max(...worths)];
-  return html`<${Card} title=${`Map of the policy of step ${number(map.step)}`} note=${`${map.worth_is}: ${number(low)} to ${number(high)}, deeper is higher`}>
+  return html`<${Card} title=${`Map of the policy of step ${number(map.step)}`} note=${`${map.worth_is}: ${number(low)} to ${number(high)}, fuller colour is higher`}>
     ${map.slices.map((one) => html`<figure style=${{ margin: 0, display: "inline-block" }}><figcaption class="soft">${one.title}</figcaption>
       <div class="map" style=${{ gridTemplateColumns: `repeat(${one.columns}, 34px)` }}>${one.cells.map((cell) => {
         const moves = Object.entries(cell.moves);
