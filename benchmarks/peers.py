@@ -18,12 +18,14 @@ class PeerEnvironment:
 
     packages: tuple[str, ...]
     """torch first, in the very release that hone is measured with: a looser request fetches gigabytes of CUDA."""
+    alone: tuple[str, ...] = ()
+    """Packages without what they ask for, some of which no index may have."""
     unused: tuple[str, ...] = ()
     """Packages that come along and cannot be imported on a machine without CUDA."""
 
     def stamp(self) -> str:
         """What the environment was made of: one made of something else is made anew."""
-        return "\n".join([*self.packages, *(f"without {name}" for name in self.unused)]) + "\n"
+        return "\n".join([*self.packages, *self.alone, *(f"without {name}" for name in self.unused)]) + "\n"
 
 
 PEERS = {
@@ -58,6 +60,25 @@ PEERS = {
             "z3-solver==5.4.1.0",
         )
     ),
+    "cookbook": PeerEnvironment(
+        packages=(
+            "torch==2.13.0",
+            "tinker==0.38.*",
+            "transformers==5.23.0",
+            "chz",
+            "datasets",
+            "blobfile",
+            "cloudpickle",
+            "termcolor",
+            "tiktoken",
+            "aiohttp",
+            "pyrage",
+            "sympy",
+            "pylatexenc",
+            "pillow",
+        ),
+        alone=("tinker-cookbook==0.6.1",),  # it asks for tml-renderers >= 0.4.1, for two models only
+    ),
     "schemathesis": PeerEnvironment(packages=("schemathesis==4.32.5",)),
     "verifiers": PeerEnvironment(packages=("verifiers==0.4.0", "uv")),
     "openenv": PeerEnvironment(packages=("openenv-core==0.3.0", "uvicorn>=0.40")),
@@ -79,6 +100,8 @@ def require_peer(name: str, folder: Path | None = None) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     for group in filter(None, (peer.packages[:1], peer.packages[1:])):
         subprocess.run([*pip, "install", *group], check=True)
+    if peer.alone:
+        subprocess.run([*pip, "install", "--no-deps", *peer.alone], check=True)
     if peer.unused:
         subprocess.run([*pip, "uninstall", "--yes", *peer.unused], check=True)
     stamp.write_text(peer.stamp(), encoding="utf-8")

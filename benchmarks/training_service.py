@@ -3,7 +3,8 @@
     python benchmarks/training_service.py [--base DIR] [--cookbook PYTHON] [--only WORD ...]
 
 `--base` is a model folder of Hugging Face, SmolLM2 say; without it a tiny one is made. `--cookbook` names the python of
-an environment with tinker-cookbook, whose loops then run unchanged with data made here.
+an environment with tinker-cookbook (`python benchmarks/peers.py cookbook`), whose loops then run unchanged with data
+made here.
 Times are processor seconds, in turns, and ratios of them.
 """
 
@@ -46,13 +47,14 @@ from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.training_service.learner import AdamStep, AdapterShape, ServedBase, open_base
 from hone.text.training_service.ledger import ModelRecord, RequestRecord
 from hone.text.training_service.messages import PROTOBUF
-from hone.text.training_service.rows import TrainedRow
+from hone.text.training_service.rows import RowResult, TrainedRow
 from hone.text.training_service.run_training_service import TrainingService, open_training_service
 from hone.text.training_service.service_config import ServedBaseConfig, TenantConfig, TrainingServiceConfig, key_digest
 
 PREFIX = "/api/v1"
 KILLS = 30
 TOGETHER = 8
+QUICK = ("together", "memory", "cookbook")
 
 
 def tiny_base(folder: Path, width: int = 64, layers: int = 2) -> Path:
@@ -165,12 +167,19 @@ def memory(base: ServedBase) -> Iterator[Row]:
     before, tenants = resident_mib(), []
     for seed in range(32):
         trained = base.new_model(AdapterShape(rank=8), seed=seed)
-        trained.parameters.gradient.fill_(1e-3)
+        assert trained.adapter is not None
+        parts = [torch.full_like(factor, 1e-3) for _, factor in trained.adapter.factors()]
+        whole = RowResult(logprobs=np.zeros(0, np.float32), loss=0.0, gradient=parts)
+        trained.add_gradients([whole])
         trained.step(AdamStep())
         tenants.append(trained)
     more = (resident_mib() - before) / len(tenants)
-    yield Row(row="32 models in training, rank 8, beside one base, each", value=more, unit="MiB resident",
-              bar="<= 35", met=more <= 35)  # fmt: skip
+    yield Row(row="32 models in training, rank 8, beside one base, each, between two steps", value=more,
+              unit="MiB resident", bar="<= 35", met=more <= 35)  # fmt: skip
+    for trained in tenants:
+        trained.add_gradients([whole])
+    more = (resident_mib() - before) / len(tenants)
+    yield Row(row="the same, all with a gradient", value=more, unit="MiB resident", bar="<= 35", met=more <= 35)
 
 
 def resident_mib() -> float:
@@ -620,16 +629,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--cookbook", default="")
+    parser.add_argument("--quick", action="store_true", help="a few rows, on the tiny base")
     parser.add_argument("--loops", default="", help="only loops of the cookbook whose name contains this")
     parser.add_argument("--tokens", type=int, default=32)
     names = ("together", "memory", "alone", "queue", "shares", "overhead", "hostile", "kills", "cookbook")
-    parser.add_argument("--only", nargs="*", choices=names, default=list(names))
+    parser.add_argument("--only", nargs="*", choices=names)
     options = parser.parse_args()
+    options.base = None if options.quick else options.base
+    only = options.only or (QUICK if options.quick else names)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         folder = options.base or tiny_base(place / "tiny")
-        for one in options.only:
+        for one in only:
             (place / one).mkdir()
             tell(rows_of(one, place / one, folder, options))
 
