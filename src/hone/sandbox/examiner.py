@@ -269,8 +269,8 @@ def _audit(end: _TestsEnd, of: object, other: object, name: str) -> object:
             return _audit_claim(end, of, other, name, end.question(of, name, other))
     answers = end.among(of, name, other, decoys)
     wanted = name != "__ne__"
-    told = [one is not NotImplemented and _is_true(one) is wanted for one in answers]
-    if told[0] and any(all(told[place : place + 2]) for place in range(1, len(told), 2)):
+    agrees = [one is not NotImplemented and _is_true(one) is wanted for one in answers]
+    if agrees[0] and any(all(agrees[place : place + 2]) for place in range(1, len(agrees), 2)):
         end.name_lie(of, lie)
         return not wanted
     return _audit_claim(end, of, other, name, answers[0])

@@ -164,7 +164,7 @@ class _MirrorClass(type):
         cls, name: str, bases: tuple[type, ...], members: dict[str, Any], /, **options: object
     ) -> "_MirrorClass":
         """A class of this process whose base is one of the other: there it is made too, with these members, and with
-        the options that `__init_subclass__` wants."""
+        the options of the class statement."""
         if not _asks:  # the roots below
             return type.__new__(cls, name, bases, members)
         made = type.__new__(cls, name, bases, {"__slots__": (), **members})
