@@ -538,7 +538,7 @@ class TorchRunner:
         `fixed_tokens`: every pass is padded to this many tokens, so that every product has the same shape and, on CUDA,
         uses the same kernel (`deterministic = "batch"`). A row then costs the same as all of them.
 
-        `trainer`: source of the weights on `publish`; None: the model's own.
+        `source_model`: source of the weights on `publish`; None: the model's own.
 
         `compiled`: layers are compiled by `torch.compile`, which takes seconds to minutes at first.
         """
@@ -590,9 +590,7 @@ class TorchRunner:
         size, there = self._page_tokens, model.device  # the last page is where padding goes
         self._keys = _PagedKvCache(model.config, pages=pages + 1, page_tokens=size, dtype=self.dtype, device=there)
         if self._flash and model.config.experts is None:  # how many tokens an expert gets is not known beforehand
-            self._steps = _RecordedSteps(
-                self._step_logits, scratch=self._scratch, page_tokens=self._page_tokens, device=model.device
-            )
+            self._steps = _RecordedSteps(self._step_logits, scratch=pages, page_tokens=size, device=there)
 
     def release(self) -> None:
         """Free pages; the weights are the trainer's, or copies that stay."""
