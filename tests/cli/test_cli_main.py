@@ -252,7 +252,7 @@ EVAL_OPTIONS = [
 SERVE_OPTIONS = [
     "--api-key", "--api-key-file", "--claim", "--context", "--deadline", "--device", "--dry-run", "--follow",
     "--host", "--max-body", "--model", "--per-client", "--port", "--queue", "--runs", "--seed", "--slots", "--strict",
-    "--tool-format",
+    "--tool-format", "--use",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ everything fails the test. What has no form in the other process is noted, and t
 import ast
 import builtins
 import contextlib
+import operator
 import os
 import sys
 import types
@@ -286,7 +287,7 @@ def _audit_claim(end: _TestsEnd, of: mirrors.Value, other: object, name: str, an
         return answer
     base: mirrors.Value = mirrors.payload_type(kind)
     if base in mirrors.ATOMS or base in mirrors.CONTAINERS:
-        if name == "__ne__" or _is_true(getattr(base, name)(of, other)):
+        if name == "__ne__" or _is_true(operator.attrgetter(name)(base)(of, other)):
             return answer
     elif name in ("__ne__", "__contains__"):
         return answer

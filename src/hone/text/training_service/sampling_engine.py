@@ -15,9 +15,9 @@ from hone.models.language.decoder import Decoder
 from hone.models.language.lora import LoraAdapter
 from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import open_fleet
 from hone.run.store.codec import state_bytes
 from hone.text.evaluate.engine_actor import tokenizer_rules
+from hone.text.fleet import open_fleet
 from hone.text.training_service.rows import RowModel
 from hone.text.training_service.service_config import TrainingServiceConfig
 
