@@ -1,16 +1,12 @@
 """What people see of the engine: answers as they are written, the figures of an evaluation, the doctor's table."""
 
-import fcntl
 import os
 import pty
-import signal
-import subprocess
-import sys
-import termios
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from warm_commands import start
 
 from hone.cli.commands import doctor
 from hone.cli.commands import doctor_engine as engine
@@ -74,33 +70,21 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def in_a_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[int, bytes]:
     """Exit code and output of a command in a terminal of its own; Ctrl-C is typed once it says `interrupt_at`."""
-    parent, child = pty.openpty()
-    code = "import sys; from hone.cli.main import main; sys.exit(main())"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        start_new_session=True,
-        preexec_fn=lambda: enter_terminal(child),
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
-    ) as process:
-        os.close(child)
-        told = b""
-        while piece := heard(parent):
-            told += piece
-            if interrupt_at and interrupt_at in told:
-                os.write(parent, b"\x03")
-                interrupt_at = b""
-        exit_code = process.wait(timeout=60)
-    os.close(parent)
+    ours, theirs = pty.openpty()
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "NO_COLOR": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    process = start(["hone", *arguments], folder=Path.cwd(), environment=environment, output=theirs)
+    os.close(theirs)
+    told = b""
+    while piece := heard(ours):
+        told += piece
+        if interrupt_at and interrupt_at in told:
+            os.write(ours, b"\x03")
+            interrupt_at = b""
+    exit_code = process.wait(timeout=300)
+    os.close(ours)
     return exit_code, told.replace(b"\r\n", b"\n")
-
-
-def enter_terminal(terminal: int) -> None:
-    """Ctrl-C counts in it, though the tests may run in the background of a shell, where it is ignored."""
-    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def heard(terminal: int) -> bytes:

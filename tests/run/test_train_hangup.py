@@ -5,14 +5,14 @@ import os
 import pty
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, differences, files_of, hone, lay_out, lines_of, start, steps_logged
+from tiny_runs import ROOT, differences, files_of, hone, lay_out, lines_of, steps_logged
+from tiny_runs import start as start_hone
+from warm_commands import start
 
 from hone.run.callbacks import stop_on_signals
 
@@ -38,16 +38,9 @@ def test_a_closed_terminal_saves_the_step_whichever_comes_first_the_signal_or_a_
     """A real terminal, closed under the run, which is its session's leader: writes fail and SIGHUP arrives."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    program = (
-        "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-        "from hone.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *LONG],
-        cwd=place, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
+    process = start(["hone", *LONG], folder=place, environment=environment, output=theirs)
     os.close(theirs)
-    run, end = place / "runs" / "tiny", time.monotonic() + 120
+    run, end = place / "runs" / "tiny", time.monotonic() + 300
     os.set_blocking(ours, False)
     while steps_logged(run) < 2:
         assert process.poll() is None
@@ -58,7 +51,7 @@ def test_a_closed_terminal_saves_the_step_whichever_comes_first_the_signal_or_a_
             time.sleep(0.02)
     os.close(ours)
     os.kill(process.pid, signal.SIGHUP)  # a shell passes it on as well
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=300) == 143
     done = steps_logged(run)
     assert files_of(run, done)
     log = (run / "log.txt").read_text(encoding="utf-8")
@@ -94,8 +87,8 @@ def test_a_certificate_is_whole_or_absent_and_a_resume_makes_up_for_it(
     assert hone("train", "grpo.toml", "run.keep_last=9", "--runs", "whole") == 0
     whole = (place / "whole" / "tiny" / "certificate.json").read_bytes()
     monkeypatch.setenv("HONE_FAILPOINT", "replace.certificate.json:exit")
-    process = start(place, "train", "grpo.toml", "run.keep_last=9")
-    process.communicate(timeout=60)
+    process = start_hone(place, "train", "grpo.toml", "run.keep_last=9")
+    process.communicate(timeout=300)
     assert process.returncode == 86
     monkeypatch.delenv("HONE_FAILPOINT")
     run = place / "runs" / "tiny"

@@ -1,22 +1,28 @@
-"""Command lines in processes of their own that start at once: forks of a process that has loaded torch and hone before.
+"""Processes that start at once: forks of a process that has loaded torch and hone before.
 
-A new interpreter takes two processor seconds until a run's first step; a fork takes none. It has a session of its own,
-the default handlers of signals and its own environment, so that it is stopped and killed as a user's
-command is. Tests of a start itself run `python -m hone`.
+A new interpreter takes two processor seconds until a run's first step; a fork takes none. It is a child of this process
+as an interpreter of its own would be: in a session of its own, with the default handlers of signals, its own
+environment, and descriptors under the numbers that they have here. Tests of a start itself run `python -m hone`.
 """
 
+import ctypes
+import faulthandler
+import fcntl
 import multiprocessing
+import multiprocessing.forkserver
 import os
+import runpy
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from multiprocessing.context import ForkServerProcess
+import termios
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any, TextIO
-
-from hone.cli.main import main
+from typing import Any, TextIO, cast
 
 CONTEXT = multiprocessing.get_context("forkserver")
 LOADED = [
@@ -31,76 +37,165 @@ LOADED = [
 ]
 """Modules that the process loads before it forks."""
 
+_STARTING = threading.Lock()
+_SUBREAPER, _GET_SUBREAPER = 36, 37
+_FREE = 512
+"""Descriptors from here on are free for a moment."""
+
 
 class StartedCommand:
-    """A command that runs: what tests use of `subprocess.Popen`."""
+    """A process that runs: what tests use of `subprocess.Popen`."""
 
-    def __init__(self, process: ForkServerProcess, stdout: TextIO) -> None:
-        assert process.pid is not None
-        self.process, self.stdout, self.pid = process, stdout, process.pid
-
-    @property
-    def returncode(self) -> int | None:
+    def __init__(self, pid: int, stdout: TextIO | None = None) -> None:
+        self.pid, self.stdout = pid, stdout
+        self.returncode: int | None = None
         """Exit code, minus the number of the signal that ended it; None while it runs."""
-        return self.process.exitcode
 
     def poll(self) -> int | None:
         """`returncode`."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
+
+    def wait(self, timeout: float = 600.0) -> int:
+        """Its exit code, after its end."""
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            assert time.monotonic() < end, f"it still runs after {timeout} s"
+            time.sleep(0.005)
+        return code
 
     def kill(self) -> None:
         """End it by SIGKILL."""
-        self.process.kill()
+        os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout: float) -> tuple[str, None]:
         """The rest of its output, after its end."""
-        text = self.stdout.read()
-        self.process.join(timeout)
-        assert self.returncode is not None, f"it still runs, {timeout} s after its output was closed"
-        self.stdout.close()
+        assert self.stdout is not None
+        with self.stdout:
+            text = self.stdout.read()
+        self.wait(timeout)
         return text, None
 
 
-def start_warm(arguments: Sequence[str], *, folder: Path, environment: dict[str, str]) -> StartedCommand:
+def start_warm(arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> StartedCommand:
     """`hone ARGUMENTS` in `folder`, with standard output and error in one stream."""
-    CONTEXT.set_forkserver_preload(LOADED)
     ours, theirs = socket.socketpair()
-    process = CONTEXT.Process(target=_Command(arguments, str(folder), environment, theirs.fileno()))
-    process.start()
-    theirs.close()
-    stdout = ours.makefile("r", encoding="utf-8", errors="replace")
-    ours.close()  # the file keeps it open
-    return StartedCommand(process, stdout)
+    with ours, theirs:
+        process = start(["hone", *arguments], folder=folder, environment=environment, output=theirs.fileno())
+        process.stdout = ours.makefile("r", encoding="utf-8", errors="replace")
+    return process
+
+
+def start(
+    words: Sequence[str], *, folder: Path, environment: Mapping[str, str], output: int, kept: Sequence[int] = ()
+) -> StartedCommand:
+    """`python -m WORDS`, or `python WORDS` of a script: it writes to the descriptor `output` and has `kept` as well.
+
+    A terminal as its output is the terminal of its session.
+    """
+    fork, libc, before = _Fork(words, folder, environment, output, kept), ctypes.CDLL(None), ctypes.c_int()
+    with _STARTING:
+        _load()
+        libc.prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+        libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+        try:
+            first = CONTEXT.Process(target=fork)
+            first.start()
+            os.close(fork.told)
+            first.join()
+        finally:
+            libc.prctl(_SUBREAPER, before.value, 0, 0, 0)
+    with os.fdopen(fork.answer, "rb") as answer:
+        return StartedCommand(int(answer.read()))
 
 
 def run_ranks(function: Callable[..., None], *arguments: object, ranks: int) -> None:
     """`function(rank, *arguments)` in `ranks` forks; raises what one of them raises."""
     import torch.multiprocessing
 
-    CONTEXT.set_forkserver_preload(LOADED)
+    _load()
     torch.multiprocessing.start_processes(function, args=arguments, nprocs=ranks, start_method="forkserver")
 
 
-class _Command:
-    """What the fork does; the descriptor travels with it."""
+def _load() -> None:
+    """Start the process that forks, if it does not run yet, with the seed of hashes that `process.child` gives."""
+    CONTEXT.set_forkserver_preload(LOADED)
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = "0"
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONHASHSEED"]
+        if before is not None:
+            os.environ["PYTHONHASHSEED"] = before
 
-    def __init__(self, arguments: Sequence[str], folder: str, environment: dict[str, str], output: int) -> None:
-        self.arguments, self.folder, self.environment, self.output = list(arguments), folder, environment, output
+
+class _Fork:
+    """What the fork does: it makes another one, which becomes a child of the test's process once the first has ended.
+
+    Descriptors travel with it.
+    """
+
+    def __init__(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], output: int, kept: Sequence[int]
+    ) -> None:
+        self.words, self.folder, self.environment = list(words), str(folder), dict(environment)
+        self.numbers = [1, 2, *kept]
+        self.opened = [output, output, *kept]
+        self.answer, self.told = os.pipe()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "output": DupFd(self.output)}
+        return {**self.__dict__, "opened": [*map(DupFd, self.opened)], "told": DupFd(self.told)}
 
     def __call__(self) -> None:
+        opened = [cast("Any", one).detach() for one in self.opened]
+        told = cast("Any", self.told).detach()
+        if (pid := os.fork()) != 0:
+            os.write(told, str(pid).encode())
+            return
+        code: object = 1
+        try:
+            self._become(opened)
+            if self.words[0].endswith(".py"):
+                runpy.run_path(self.words[0], run_name="__main__")
+            else:
+                runpy.run_module(self.words[0], run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        except BaseException:  # noqa: BLE001 - what an interpreter prints at its end
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else int(code is not None))
+
+    def _become(self, opened: Sequence[int]) -> None:
+        """A new interpreter's session, descriptors, environment and paths."""
         os.setsid()
-        output = self.output.detach()  # type: ignore[attr-defined]
-        for descriptor in (1, 2):
-            os.dup2(output, descriptor)
-        os.close(output)
+        opened = [os.dup2(one, _FREE + place) for place, one in enumerate(opened)]
+        os.closerange(3, _FREE)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for one, number in zip(opened, self.numbers, strict=True):
+            os.dup2(one, number)
+        os.closerange(_FREE, _FREE + len(opened))
+        if os.isatty(1):
+            os.dup2(1, 0)
+            fcntl.ioctl(1, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115 - until the process ends
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the process ends, as the next two
+        sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+        faulthandler.enable()
         os.chdir(self.folder)
         os.environ.clear()
         os.environ.update(self.environment)
-        sys.argv = ["hone", *self.arguments]
-        sys.exit(main(self.arguments))
+        paths = [path for path in self.environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+        sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
+        sys.argv = self.words
+        sys.modules.pop(self.words[0], None)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(int(self.environment["OMP_NUM_THREADS"]))
