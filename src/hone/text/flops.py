@@ -27,19 +27,18 @@ def layer_parameters(config: ModelConfig) -> int:
         down, heads = latent.query_rank or 0, config.heads
         attention = hidden * (down + latent.cached) + (down or hidden) * heads * latent.query
         attention += heads * ((latent.plain + latent.value) * latent.rank + latent.value * hidden)
-    delta = config.delta
+    every, delta = config.layers * attention, config.delta
     if delta is not None:
         # Of layers with a gate, and of linear ones with what a token reads from its state and writes to it.
         rule = delta.channels * delta.inputs + 3 * delta.key * delta.values
         linear = hidden * (delta.channels + 2 * (delta.values + delta.heads)) + rule
-        share = sum(delta.layers) / config.layers
-        attention = round(share * linear + (1 - share) * (attention + width * hidden))
+        every = config.cached_layers * (attention + width * hidden) + sum(delta.layers) * linear
     experts = config.experts
     dense = 3 * config.dense_layers * hidden * config.intermediate_size
     if experts is None:
-        return config.layers * attention + dense
+        return every + dense
     of_experts = hidden * (experts.count + 3 * (experts.per_token + experts.shared) * experts.width)
-    return config.layers * attention + dense + (config.layers - config.dense_layers) * of_experts
+    return every + dense + (config.layers - config.dense_layers) * of_experts
 
 
 def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 import transformers as T
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 from shared_prompts import pack_shared_prompts
 
 from hone.certify.token_probes import shrunken_model_config
@@ -30,7 +31,14 @@ from hone.models.language.init import new_model
 from hone.models.language.linear_attention import delta_rule
 from hone.models.language.lora import LoraAdapter, LoraConfig
 from hone.models.language.tensor_parallel import tensor_split_faults
+from hone.models.native.library import multiplies_half, uses_amx_tiles, widens_half_products
 from hone.models.packing import pack_rows
+from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
+from hone.planner.run_memory import cache_bytes_per_token
+from hone.planner.training_step import StepSettings, step_memory
+from hone.text.flops import layer_parameters
+from hone.text.memory import planned_decoder
+from hone.text.tracked_step import tracked_step
 
 SIZES = {
     "linear_conv_kernel_dim": 3, "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
@@ -332,3 +340,52 @@ def test_a_smaller_copy_for_the_checks_of_a_run_is_of_the_family():
     small = shrunken_model_config(replace(config(), layers=3))
     assert small.delta is not None and small.layers == 2
     new_model(small, seed=0).hidden(pack_rows([text(5)]))
+
+
+def test_numbers_of_a_plan_are_those_of_the_model(tmp_path):
+    decoder = model()
+    save_model(decoder, tmp_path, tokenizer_from=None)
+    shape = planned_decoder(decoder.config)
+    assert shape == shape_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    assert shape.parameters == sum(parameter.numel() for parameter in decoder.parameters())
+    assert shape.state_numbers == decoder.config.state_numbers
+    assert cache_bytes_per_token(shape, "float32") == 2 * 2 * 2 * 16 * 4  # two layers of four have keys and values
+    products = [one for name, one in decoder.named_parameters() if one.ndim == 2 and name[:4] not in ("embe", "head")]
+    rule = 96 * 3 + 3 * 8 * 64  # channels times inputs; a state is decayed and read, written to, and read
+    assert layer_parameters(decoder.config) == sum(one.numel() for one in products) + 2 * rule
+    coded = load_with_adapter(tmp_path, LoraConfig(rank=2), seed=0, dtype="int4").decoder
+    held = {name: one for name, one in coded.named_parameters() if "lora" not in name}
+    assert shape.coded_bytes(4) == sum(one.numel() * one.itemsize for one in held.values())
+
+
+PLANNED = PlannedDecoder(
+    family="qwen3_5_text", layers=4, hidden=64, heads=4, kv_heads=2, head_dim=32, intermediate=160, vocab=64, tied=True,
+    qk_norm=True, linear_layers=3, groups=2, states=4, state_key=16, state_value=24, inputs=4,
+)  # fmt: skip
+STEP = StepSettings(
+    tokens=512, text_tokens=128, path="torch", tile_scratch=uses_amx_tiles(), halves_head=multiplies_half(),
+    widens=widens_half_products(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "compute", "far"),
+    [
+        (PLANNED, "float32", 0.01),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (replace(PLANNED, vocab=20000), "float32", 0.01),
+                (replace(PLANNED, vocab=20000), "bfloat16", 0.01),
+                (replace(PLANNED, intermediate=2000), "float32", 0.01),
+                (replace(PLANNED, state_key=64, state_value=64), "float32", 0.1),
+                (replace(PLANNED, state_key=64, state_value=64), "bfloat16", 0.1),
+            )
+        ),
+    ],
+)
+def test_the_memory_of_a_step_is_what_a_tracker_counts(shape, compute, far):
+    settings = replace(STEP, compute=compute)
+    tracked = tracked_step(shape, settings, clock=ManualClock())
+    assert tracked.resident_bytes == 16 * shape.parameters
+    assert step_memory(shape, settings).peak == pytest.approx(tracked.working_bytes, rel=far)
