@@ -295,7 +295,7 @@ def all_runs() -> Mapping[str, RecordedRun]:
         "bad_exploited": ("reward_hacking", reward("ones", held_out=True), None),
         "bad_template": ("no_end", reward("near", "endless", learner={"lr": 1e-5}), None),
         "bad_engine": ("mismatch", reward(learner={"lr": 1e-2}), lambda: stopped_publication(15)),
-        "bad_tool": ("tools", dialogue(stuck=True, deadline_s=2.0) | {"steps": 15}, None),
+        "bad_tool": ("tools", dialogue(stuck=True, deadline_s=1.0) | {"steps": 15}, None),
         "bad_nan": ("missing_rewards", reward("broken", user_code={"missing_allowed": 1.0}), None),
         "bad_groups": ("dead_groups", reward("never"), None),
         "bad_stale": ("stale", reward(rollout={"max_staleness": {"steps": 2}}), lambda: slow_replica(20)),
