@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
-_adapter: "Callable[[type], TypeAdapter[Any]]" = cache(TypeAdapter)
+_adapter: "Callable[[type], TypeAdapter[Any]]" = cache(TypeAdapter)  # pyright: ignore[reportUnknownArgumentType]
 """Reader of a kind of record: a run reads twenty, and making one takes as long as reading forty."""
 _REWRITTEN = ("remove the file: the end of a run writes a new one",)
 
