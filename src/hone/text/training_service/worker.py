@@ -69,8 +69,8 @@ class _Pass:
     data: Sequence[Datum]
     loss: str
     options: Mapping[str, float]
-    before: Tensor | None = None
-    """The gradient as it was; None where there was none."""
+    before: tuple[Tensor, bool] | None = None
+    """The gradient as it was, and whether it was pending."""
     results: list[RowResult] = field(default_factory=list[RowResult])
 
     def row(self, place: int) -> TrainedRow:
@@ -93,8 +93,8 @@ class _Pass:
 
     def undo(self) -> None:
         """Take back what the call added."""
-        if not self.forward_only:
-            self.model.restore_gradient(self.before)
+        if self.before is not None:
+            self.model.restore_gradient(self.before[0], pending=self.before[1])
 
     def outcome(self, core_s: float) -> RequestResult:
         tokens = sum(len(datum.tokens) for datum in self.data)
@@ -252,7 +252,7 @@ class TrainingWorker:
         if faults:
             raise DataError(*faults[:5])
         model = self._model(record.owner, before=record.seq)
-        before = None if call.forward_only else model.gradient()
+        before = None if call.forward_only else (model.gradient(), model.pending)
         return _Pass(record, one, model, call.forward_only, data, call.loss, options, before)
 
     def _compute(self, passes: Sequence[_Pass]) -> None:
