@@ -71,7 +71,7 @@ def code_fingerprints(settings: Mapping[str, ConfigSetting]) -> dict[str, str]:
     """Sha256 of each source file of the user code that a config names, and of those that it imports; callbacks, which
     only watch, may change."""
     values = [setting.value for key, setting in settings.items() if not key.startswith("run.callbacks")]
-    recipe = settings["recipe"].value if "recipe" in settings else ""
+    recipe = str(settings["recipe"].value) if "recipe" in settings else ""
     installed = [point.value for point in installed_recipes().get(recipe, ())]
     return fingerprint_code(code_references([*values, *installed]))
 

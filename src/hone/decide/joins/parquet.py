@@ -296,7 +296,11 @@ class LargeJoin:
         Raises DataError as `build_view`, ResourceError without duckdb or space.
         """
         spill = path.with_name(f".{path.name}.{secrets.token_hex(4)}.spill")
-        settings = {"memory_limit": self.memory, "threads": self.threads, "temp_directory": str(spill)}
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": self.memory,
+            "threads": self.threads,
+            "temp_directory": str(spill),
+        }
         try:
             import duckdb  # noqa: PLC0415 - no part of the base installation
         except ImportError as error:
