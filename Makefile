@@ -40,7 +40,7 @@ demo: $(VENV)/.installed
 demo-chat: $(VENV)/.installed-gguf
 	$(BIN)/hone train examples/smollm2/grpo.toml
 
-# Types take a core for a minute and a half: beside the tests, whose summary comes last.
+# Types take a core for two minutes and a half: beside the tests, whose summary comes last.
 test: lint
 	$(MAKE) --no-print-directory -j2 types suite
 

@@ -235,7 +235,8 @@ def foreign_sizes(config: Mapping[str, object], *, where: str) -> dict[str, int]
     Raises DataError where transformers does not take the config."""
     # Imported here: transformers takes seconds, which every command would wait for.
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415
 
     kind = config.get("model_type")
     if (

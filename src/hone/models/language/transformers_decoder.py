@@ -34,7 +34,8 @@ class TransformersDecoder(Decoder):
 
     def build(self, dtype: torch.dtype) -> None:
         # Imported here: transformers takes seconds, which every command would wait for.
-        from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: PLC0415
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
+        from transformers.models.auto.modeling_auto import AutoModelForCausalLM  # noqa: PLC0415
 
         self.layers = nn.ModuleList()
         self.frequencies = nn.Buffer(torch.zeros(1, 1), persistent=False)
@@ -45,7 +46,7 @@ class TransformersDecoder(Decoder):
 
     def load_folder(self, folder: Path) -> None:
         """Read the weights of a folder; in place where there are some. Raises DataError for a damaged one."""
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415
+        from transformers.models.auto.modeling_auto import AutoModelForCausalLM  # noqa: PLC0415
 
         try:
             module, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
