@@ -3,14 +3,13 @@
 Conservative Q-learning joins the halves. Plain Q-learning on the same log believes in actions that it has never seen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from hone.control.finite.build import grid_mdp
-from hone.control.finite.config import with_step_limit
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
@@ -68,7 +67,7 @@ def shares_of_optimum(*, seed: int, conservatism: float, steps: int = 60) -> tup
     mdp = stitching_grid()
     best, tables = start_value(mdp, policy_iteration(mdp).value), half_policies(mdp)
     logged = float(np.mean([start_value(mdp, evaluate_policy(mdp, table)) for table in tables]))
-    world = FiniteWorld(mdp=with_step_limit(mdp, LIMIT), steps=300, seed=seed, copies=100)
+    world = FiniteWorld(mdp=replace(mdp, step_limit=LIMIT), steps=300, seed=seed, copies=100)
     log = BehaviourLog(
         episodes=world.rollout(HalvesActor(tables)), observation_space=spaces.Discrete(mdp.states),
         action_space=spaces.Discrete(mdp.actions),

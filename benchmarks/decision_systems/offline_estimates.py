@@ -20,7 +20,6 @@ from tables import Row
 
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.control.finite.build import garnet_mdp
-from hone.control.finite.config import with_step_limit
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy, finite_horizon_value
 from hone.control.finite.world import FiniteWorld
@@ -241,7 +240,7 @@ def trajectory_lines(*, logs: int) -> Iterator[AcceptanceLine]:
 def _trajectory_estimates(
     mdp: FiniteMdp, behaviour: Floats, target: Floats, seed: int
 ) -> dict[str, forms.EstimatorTerms]:
-    world = FiniteWorld(mdp=with_step_limit(mdp, HORIZON), steps=HORIZON, seed=seed, copies=EPISODES)
+    world = FiniteWorld(mdp=replace(mdp, step_limit=HORIZON), steps=HORIZON, seed=seed, copies=EPISODES)
     episodes = world.rollout(BehaviourActor(probability=behaviour))
     state, action = episodes.observations.astype(np.int64), episodes.chosen.astype(np.int64)
     logged = LoggedTrajectories(

@@ -188,7 +188,7 @@ class FlippingRunner(TorchRunner):
     """A runner that computes with routers of its own: every token may go elsewhere."""
 
     def run(self, work):
-        routers = [layer.router.weight for layer in self._model.layers]
+        routers = [layer.router.weight for layer in self.model.layers]
         with torch.no_grad():
             for weight in routers:
                 weight.neg_()

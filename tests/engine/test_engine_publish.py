@@ -33,7 +33,7 @@ class Copying(TorchRunner):
 
     def publish(self) -> None:
         if not self.deaf:
-            self._model.load_state_dict(self.trainer.state_dict())
+            self.model.load_state_dict(self.trainer.state_dict())
 
 
 def with_runner(model, runner, **changes):

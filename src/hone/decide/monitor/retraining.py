@@ -325,7 +325,7 @@ class RetrainParts:
         origin = VersionOrigin(
             config=Path(config.config).read_text(encoding="utf-8"), parent=self.registry.live(self.service), view=digest
         )  # fmt: skip
-        files = open_run(run, clock=self.clock).checkpoints().newest_policy().policy_folder
+        files = _policy_folder(run, self.clock)
         version = self.registry.add(files, origin, at_s=at_s, made_by=job.id).id
         evidence = candidate_evidence(
             judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
@@ -398,3 +398,8 @@ class _JobLease:
             except DataError:
                 self._lost = True
         return self._lost
+
+
+def _policy_folder(run: Path, clock: Clock) -> Path:
+    """Files of a run's newest policy, which become the version."""
+    return open_run(run, clock=clock).checkpoints().newest_policy().policy_folder
