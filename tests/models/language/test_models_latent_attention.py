@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
+from coded_adapters import drawn_adapter
 from greedy_answers import answers_as_of, check_logp
 from manual_clock import ManualClock
 from safetensors.torch import load_file
@@ -213,12 +214,7 @@ def test_an_adapter_is_what_peft_computes_and_reaches_all_projections(tmp_path):
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_a_base_in_codes_has_the_numbers_and_gradients_of_its_decoded_weights(bits, tmp_path):
-    save_model(model(), tmp_path, tokenizer_from=None)
-    adapter = load_with_adapter(tmp_path, LoraConfig(rank=2), seed=0, dtype=bits)
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for _, factor in adapter.factors():
-            factor.add_(0.1 * torch.randn(factor.shape, generator=draws))
+    adapter = drawn_adapter(model(), tmp_path, bits)
     dense, packed = adapter.dense_decoder(), pack_rows([text(9), text(4, 1)])
     hidden, expected = adapter.decoder.hidden(packed), dense.hidden(packed)
     torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-4 * float(expected.detach().abs().max()))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as T
+from coded_adapters import drawn_adapter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manual_clock import ManualClock
@@ -320,15 +321,10 @@ def test_what_linear_attention_does_not_have_is_refused():
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_an_adapter_reaches_the_projections_also_beside_codes(bits, tmp_path):
-    save_model(model(), tmp_path, tokenizer_from=None)
-    adapter = load_with_adapter(tmp_path, LoraConfig(rank=2), seed=0, dtype=bits)
+    adapter = drawn_adapter(model(), tmp_path, bits)
     names = {name.rpartition(".")[2] for name in adapter.updates}
     assert names == {"in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
                      "up_proj", "down_proj"}  # fmt: skip
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for _, factor in adapter.factors():
-            factor.add_(0.1 * torch.randn(factor.shape, generator=draws))
     dense, packed = adapter.dense_decoder(), pack_rows([text(9), text(4, 1)])
     hidden, expected = adapter.decoder.hidden(packed), dense.hidden(packed)
     torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-3 * float(expected.detach().abs().max()))

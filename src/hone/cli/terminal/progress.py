@@ -158,7 +158,7 @@ class WorkDisplay:
     `WORK_AFTER_S`; a live line goes away with the work, plain ones stay."""
 
     console: Console
-    """Of standard error: standard output has the results of a command alone."""
+    """Writes to standard error, as standard output has the results of a command alone."""
     clock: Clock
     live: bool
     _began_s: float | None = None
