@@ -119,6 +119,10 @@ def test_answers_that_are_drawn_to_measure_a_distance_are_planned(asked: int, pr
     assert run is not None
     assert run.drawing is not None
     assert run.drawing.concurrent == asked, "the data were not counted"
+    run = plan_of(config, TextLengths(prompt=0, whole=28, drawn=35)).run
+    assert run is not None
+    assert run.drawing is not None
+    assert run.drawing.answer_tokens == 35, "a prompt of one row with an answer as long as another's"
     silent: Any = load_recipe("dpo").config.model_validate({**values, "samples": {"prompts": 0}, "name": "x"})
     run = plan_of(silent, TextLengths(prompt=0, whole=28, prompts=0)).run
     assert run is not None

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import TickingClock
 from torch import Tensor
 
 from hone.core.episodes import Episodes, ScoreStatus
@@ -333,6 +334,7 @@ def test_the_start_is_loaded_once_and_the_last_step_measured() -> None:
         every=2,
         steps=5,
         seed=0,
+        clock=TickingClock(),
     )
     distance.publish(policy)  # before the first step
     assert not distance.measured and not opened
@@ -340,8 +342,9 @@ def test_the_start_is_loaded_once_and_the_last_step_measured() -> None:
     for _ in range(5):
         distance.collect()
         distance.publish(policy)
-        measured.append(list(distance.measured.values()))
-    assert measured == [[], [0.75], [], [0.75], [0.75]]
+        measured.append(dict(distance.measured))
+    found = {"preference/kl_to_start_nats": 0.75, "time/distance_s": 0.5}
+    assert measured == [{}, found, {}, found, found]
     assert len(opened) == 1
 
 

@@ -78,6 +78,8 @@ class TextLengths:
     """Longest prompt with its answer, or longest example."""
     prompts: int = _MOST
     """Most prompts that the data have for answers between the steps."""
+    drawn: int | None = None
+    """Longest such prompt with its answer; None: as `whole`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,7 @@ def describe_run(
         copies |= adapter_copies(adapter[0], 0 if bits else adapter[1], weights)
     rows, writes = step_rows(recipe, settings), recipe.writes
     drawn = min(settings.count("samples.prompts", least=0, default=0), lengths.prompts)  # to measure the distance
+    drawn_lengths = lengths if lengths.drawn is None else replace(lengths, whole=lengths.drawn)
     activations = settings.choice("model.activations", ("keep", "round_again", "recompute", "offload"))
     return RunDimensions(
         shape=shape,
@@ -258,7 +261,7 @@ def describe_run(
             halves_head=on_cpu and processor.halves,
         ),
         generation=_generation(recipe, settings, shape, lengths) if writes and not _answers_apart(settings) else None,
-        drawing=_engine(settings, shape, lengths, "auto", concurrent=drawn) if drawn else None,
+        drawing=_engine(settings, shape, drawn_lengths, "auto", concurrent=drawn) if drawn else None,
         trained_parameters=None if adapter is None else adapter[0],
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],

@@ -12,7 +12,7 @@ import numpy as np
 
 from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns
 
-_LOOP: Final = ("collect", "values", "credit", "update", "publish", "evaluate", "save")
+_LOOP: Final = ("collect", "values", "credit", "update", "publish", "distance", "evaluate", "save")
 """Parts of a step in their order; other timed parts follow them."""
 _TOTALS: Final = ("step", "total", "elapsed", "at")
 """Totals of other times, and the clock: not parts of a step."""

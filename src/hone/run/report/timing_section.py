@@ -27,6 +27,7 @@ _PARTS: Final = {
     "credit": "assigning credit (credit)",
     "update": "the learner's update (update)",
     "publish": "publishing the weights (publish)",
+    "distance": "answers that measure the distance from the start (distance)",
     "evaluate": "the evaluation (evaluate)",
     "save": "writing metrics, samples and checkpoints (save)",
     "decode": "generation (decode)",
@@ -46,6 +47,7 @@ REMEDIES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("learner.products", "products in bfloat16 (learner.products)"),
         ("run.ranks", "more ranks (run.ranks)"),
     ),
+    "distance": (("samples.every", "a larger samples.every, or fewer samples.prompts"),),
     "evaluate": (("evaluation.every", "a larger evaluation.every"),),
     "save": (("run.log_every", "larger values of run.log_every, run.rollouts_every and run.checkpoint_every"),),
     "decode": (

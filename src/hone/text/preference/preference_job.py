@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from hone.core.clock import Clock, SystemClock
 from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
@@ -27,7 +28,7 @@ from hone.learner.config import LearnerConfig, require_master_weights, require_w
 from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import sequence_sum
-from hone.planner.run_settings import PlannedRecipe
+from hone.planner.run_settings import PlannedRecipe, TextLengths
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe, Source, SourceWrapper
 from hone.sources.logged import LogSource
@@ -49,6 +50,7 @@ from hone.text.update_trace import UpdateTrace
 
 
 KL_TO_START = "preference/kl_to_start_nats"
+DISTANCE_S = "time/distance_s"
 
 
 class SamplesConfig(Config):
@@ -85,10 +87,11 @@ class StartDistance(SourceWrapper[TokenPolicy]):
     every: int
     steps: int
     seed: int
+    clock: Clock = field(default_factory=SystemClock)
     step: int = 0
     """Steps of the run so far."""
     measured: Metrics = field(default_factory=dict[str, float])
-    """The distance at an iteration that measures it; empty at the others."""
+    """The distance and the seconds that it took, at an iteration that measures it; empty at the others."""
     start: TokenPolicy | None = field(default=None, init=False)
     """The policy as the run started; None before the first measurement."""
 
@@ -98,8 +101,11 @@ class StartDistance(SourceWrapper[TokenPolicy]):
 
     def publish(self, policy: TokenPolicy) -> None:
         self.source.publish(policy)
-        due = self.step > 0 and (self.step % self.every == 0 or self.step == self.steps)
-        self.measured = {KL_TO_START: self.measure(policy)} if due else {}
+        self.measured = {}
+        if self.step > 0 and (self.step % self.every == 0 or self.step == self.steps):
+            start_s = self.clock.monotonic_s()
+            self.measured[KL_TO_START] = self.measure(policy)
+            self.measured[DISTANCE_S] = self.clock.monotonic_s() - start_s
 
     def measure(self, policy: TokenPolicy) -> float:
         """Estimate of KL(policy || start) in nats per answer, on answers whose draws depend on the step alone."""
@@ -391,10 +397,7 @@ def _open_preferences(config: PreferenceRunConfig) -> OpenedRun:
         lay_out=lambda examples, tokenizer, context: encode_answers(
             examples, config.task, tokenizer, context=context, kind=config.answers, data=config.data
         ),
-        measure=lambda log: replace(
-            text_lengths(log.episodes),
-            prompts=len(prompts_to_answer(log.episodes, config.samples.prompts, seed=config.seed)),
-        ),
+        measure=partial(_preference_lengths, config),
         count=lambda log: len(log.ids),
         other_policies=[path for path in [config.reference()] if path is not None],
     )
@@ -403,6 +406,16 @@ def _open_preferences(config: PreferenceRunConfig) -> OpenedRun:
     if path is not None and not is_to_come(path) and inputs.has_model:
         inputs.more_checks = {**inputs.more_checks, "reference": partial(_check_reference, inputs, path)}
     return opened_text_run(inputs, preference_job)
+
+
+def _preference_lengths(config: PreferenceRunConfig, log: AnswerLog) -> TextLengths:
+    """Lengths of the data's texts, and of the answers that measure the distance from the start."""
+    lengths, samples = text_lengths(log.episodes), config.samples
+    prompts = prompts_to_answer(log.episodes, samples.prompts, seed=config.seed)
+    if not prompts:
+        return replace(lengths, prompts=0)
+    answer = samples.max_tokens or int(log.episodes.lengths.max())
+    return replace(lengths, prompts=len(prompts), drawn=max(map(len, prompts)) + answer)
 
 
 def _check_reference(inputs: TextInputs[AnswerLog], path: str) -> list[str]:

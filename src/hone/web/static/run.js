@@ -237,7 +237,7 @@ function Constants({ constants }) {
 
 // ------------------------------------------------------------------------------------------------------------ timeline
 
-const PART_ORDER = ["collect", "values", "credit", "update", "publish", "evaluate", "save", "other", "decode", "prefill", "bookkeeping", "tools", "rewards", "episodes", "held"];
+const PART_ORDER = ["collect", "values", "credit", "update", "publish", "distance", "evaluate", "save", "other", "decode", "prefill", "bookkeeping", "tools", "rewards", "episodes", "held"];
 export const partColour = (name, place) => { const at = PART_ORDER.indexOf(name); return at < 0 ? place % 8 : at % 8; };
 
 /** Share of a lane from which on a block has room for its name. */
