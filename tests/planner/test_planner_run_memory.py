@@ -381,15 +381,18 @@ def test_a_sleeping_engine_is_in_no_phase_but_generation() -> None:
     assert kept == 4 * CODED.parameters
 
 
+@pytest.mark.parametrize(("field", "phase"), [("drawing", "measure"), ("evaluation", "evaluate")])
 @pytest.mark.parametrize(("path", "before"), [("compiled", "learn"), ("fused", "update")])
-def test_an_engine_between_the_steps_is_in_no_phase_but_its_own(path: KernelPath, before: str) -> None:
+def test_an_engine_between_the_steps_is_in_no_phase_but_its_own(
+    path: KernelPath, before: str, field: str, phase: str
+) -> None:
     """On a CPU it stands beside what a step has freed, which stays with the process."""
     drawing = GenerationSettings(concurrent=4, prompt_tokens=0, answer_tokens=16, weights_bytes=4, layout="packed")
     step = StepSettings(tokens=64, text_tokens=16, path=path)
-    run = RunDimensions(shape=CODED, step=step, drawing=drawing)
-    found, without = run_memory(run), run_memory(replace(run, drawing=None))
+    run = RunDimensions(shape=CODED, step=step)
+    found, without = run_memory(replace(run, **{field: drawing})), run_memory(run)
     logits = 8 * 64 * CODED.vocab
     drawn = page_bytes(CODED, drawing) + engine_copy_bytes_of(CODED, drawing, "float32") + logits
-    assert found.phases["measure"] == found.phases[before] + drawn
-    assert {**without.phases, "measure": found.phases["measure"]} == found.phases
+    assert found.phases[phase] == found.phases[before] + drawn
+    assert {**without.phases, phase: found.phases[phase]} == found.phases
     assert found.components == without.components

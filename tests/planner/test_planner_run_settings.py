@@ -129,15 +129,35 @@ def test_answers_that_are_drawn_to_measure_a_distance_are_planned(asked: int, pr
     assert run.drawing is None
 
 
+@pytest.mark.parametrize(
+    ("prompts", "together", "slots"), [(40, {}, 40), (200, {}, 64), (40, {"max_concurrent": 8}, 8)]
+)
+def test_the_engine_of_an_evaluation_is_planned(prompts: int, together: dict[str, int], slots: int) -> None:
+    exam = {"max_tokens": 12, "task": {"source": "held.jsonl"}, "rewards": {"functions": [{"use": "exact_match"}]}}
+    values = tables("sft", evaluation=exam | together)
+    config: Any = load_recipe("sft").config.model_validate({**values, "name": "x"})
+    held_out = TextLengths(prompt=30, whole=42, prompts=prompts)
+    run = plan_of(config, TextLengths(prompt=0, whole=28, held_out=held_out)).run
+    assert run is not None
+    assert run.evaluation is not None
+    assert (run.evaluation.concurrent, run.evaluation.prompt_tokens, run.evaluation.answer_tokens) == (slots, 30, 12)
+    run = plan_of(config, TextLengths(prompt=0, whole=28)).run
+    assert run is not None
+    assert run.evaluation is not None
+    assert run.evaluation.answer_tokens == 28, "nobody read the held-out prompts"
+
+
 def test_published_models_are_those_that_hone_would_run() -> None:
     counts = {"Qwen2.5-7B": 7_615_616_512, "Qwen3-8B": 8_190_735_360, "Llama-3.1-8B": 8_030_261_248,
               "Qwen3-30B-A3B": 30_532_122_624, "Mixtral-8x7B-v0.1": 46_702_792_704, "OLMoE-1B-7B-0924": 6_919_161_856,
-              "Mistral-7B-v0.3": 7_248_023_552, "Llama-3.2-1B": 1_235_814_400}  # fmt: skip
+              "Mistral-7B-v0.3": 7_248_023_552, "Llama-3.2-1B": 1_235_814_400, "SmolLM2-135M": 134_515_008,
+              "SmolLM2-360M": 361_821_120, "SmolLM2-1.7B": 1_711_376_384}  # fmt: skip
     for name, config in KNOWN_MODELS.items():
         shape = shape_from_hf(config)
         assert shape == planned_decoder(model_config_from_hf({**config, "sliding_window": None})), name
         assert shape.parameters == counts.get(name, shape.parameters), name
     assert known_model("Qwen/qwen3-8b-Base") == KNOWN_MODELS["Qwen3-8B"]
+    assert known_model("hone:smollm2") == known_model("HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
 @pytest.mark.parametrize("layers", ["all", "attention", "mlp", ["q_proj", "down_proj"], ["o_proj", "gate_proj"]])

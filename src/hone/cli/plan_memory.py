@@ -208,6 +208,7 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], Ru
         "generate": "keys, values and logits",
         "save": "the copies that a checkpoint is written from",
         "measure": "an engine of its own, which answers prompts",
+        "evaluate": "an engine of its own, which answers held-out prompts",
     }.get(memory.peak_phase, _MOMENTS[memory.step.moment])
     saved = saved_per_token(run.shape.part(run.own_step.tensor), run.step)
     device = ""

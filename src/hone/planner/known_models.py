@@ -14,7 +14,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 _TIED: Final = (
     "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Llama-3.2-1B",
-    "Llama-3.2-3B",
+    "Llama-3.2-3B", "SmolLM2-135M", "SmolLM2-360M", "SmolLM2-1.7B",
 )  # fmt: skip
 """Models whose output projection is the embedding."""
 _DENSE: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
@@ -34,6 +34,9 @@ _DENSE: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "Llama-3.2-3B": ("llama", (28, 3072, 8192, 24, 8, 128, 128256, 131072)),
     "Llama-3.1-8B": ("llama", (32, 4096, 14336, 32, 8, 128, 128256, 131072)),
     "Llama-3.1-70B": ("llama", (80, 8192, 28672, 64, 8, 128, 128256, 131072)),
+    "SmolLM2-135M": ("llama", (30, 576, 1536, 9, 3, 64, 49152, 8192)),
+    "SmolLM2-360M": ("llama", (32, 960, 2560, 15, 5, 64, 49152, 8192)),
+    "SmolLM2-1.7B": ("llama", (24, 2048, 8192, 32, 32, 64, 49152, 8192)),
     "Mistral-7B-v0.3": ("mistral", (32, 4096, 14336, 32, 8, 128, 32768, 32768)),
 }
 _EXPERTS: Final[Mapping[str, Mapping[str, object]]] = {
@@ -50,6 +53,8 @@ _EXPERTS: Final[Mapping[str, Mapping[str, object]]] = {
         "num_experts": 64, "num_experts_per_tok": 8,
     },
 }  # fmt: skip
+_FETCHED: Final = {"hone:smollm2": "SmolLM2-135M"}
+"""Names of `hone fetch`."""
 KNOWN_MODELS: Final[Mapping[str, Mapping[str, object]]] = {
     **{
         name: {
@@ -63,12 +68,12 @@ KNOWN_MODELS: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 def known_model(name: str) -> Mapping[str, object]:
-    """Config of a model by name; the publisher before it (`Qwen/`) and `-Instruct` or `-Base` behind it are left out,
-    and small letters are as good as capitals.
+    """Config of a model by name, or of one of `hone fetch`; the publisher before it (`Qwen/`) and `-Instruct` or
+    `-Base` behind it are left out, and small letters are as good as capitals.
 
     Raises DataError for a name that is not known, with the one that was probably meant.
     """
-    short = name.rpartition("/")[2]
+    short = _FETCHED.get(name, name.rpartition("/")[2])
     for ending in ("-instruct", "-base"):
         if short.casefold().endswith(ending):
             short = short[: -len(ending)]

@@ -9,10 +9,7 @@ from hone.planner.training_step import NUMBER_BYTES, StepSettings
 
 _CUT_COPIES: Final = ("critic", "reference policy", "world model")
 """Networks beside the policy that are cut over the ranks, and nowhere whole. Others are whole on rank 0."""
-_DRIVERS_COPIES: Final = (
-    "copy of the evaluation's engine", "start, which the distance is measured from", "versions of a replay",
-    "weights to publish",
-)  # fmt: skip
+_DRIVERS_COPIES: Final = ("start, which the distance is measured from", "versions of a replay", "weights to publish")
 """Copies of the weights that only rank 0 has: it generates, evaluates and reports."""
 _ADAPTER_BASE: Final = "base of the adapted weights"
 

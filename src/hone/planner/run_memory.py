@@ -81,6 +81,8 @@ class RunDimensions:
     """None: nothing is generated."""
     drawing: GenerationSettings | None = None
     """An engine that is made between the steps, and gone before the next; None: there is none."""
+    evaluation: GenerationSettings | None = None
+    """Such an engine, for held-out prompts."""
     trained_parameters: int | None = None
     """Numbers that are trained; None: all of them. Those of an adapter otherwise."""
     moments: int = 2
@@ -135,11 +137,11 @@ def on_device(run: RunDimensions, device: DeviceSpec) -> RunDimensions:
         return run
     run = replace(run, ranks=replace(run.ranks, beside=0))
     step = replace(run.step, path="fused", compute="bfloat16", tile_scratch=False, widens=False, halves_head=False)
-    generation, drawing = (
+    generation, drawing, evaluation = (
         one and replace(one, cache="bfloat16", page_tokens=_GPU_PAGE_TOKENS, weights_bytes=2, layout="plain")
-        for one in (run.generation, run.drawing)
+        for one in (run.generation, run.drawing, run.evaluation)
     )
-    return replace(run, step=step, generation=generation, drawing=drawing)
+    return replace(run, step=step, generation=generation, drawing=drawing, evaluation=evaluation)
 
 
 def cache_bytes_per_token(shape: PlannedDecoder, cache: CacheType) -> int:
@@ -203,11 +205,12 @@ def run_memory(run: RunDimensions) -> RunMemory:
     }
     if generation is not None:
         phases = {"generate": held + sum(engine.values()) + _logits_bytes(shape, generation)} | phases
-    if (drawing := run.drawing) is not None and ranks.is_driver:
-        drawn = engine_copy_bytes_of(shape, drawing, run.step.weights) + page_bytes(shape, drawing)
-        # What a step has freed stays with a CPU's process, in pieces that are too small for an engine's tensors.
-        freed = phases["learn"] if on_cpu else held
-        phases["measure"] = freed + drawn + _logits_bytes(shape, drawing)
+    for name, one in {"measure": run.drawing, "evaluate": run.evaluation}.items():
+        if one is not None and ranks.is_driver:
+            made = engine_copy_bytes_of(shape, one, run.step.weights) + page_bytes(shape, one)
+            # What a step has freed stays with a CPU's process, in pieces that are too small for an engine's tensors.
+            freed = phases["learn"] if on_cpu else held + awake
+            phases[name] = freed + made + _logits_bytes(shape, one)
     working = {
         "activations": step.activations + step.recomputed,
         "rounded weights": step.rounded_weights,
@@ -218,7 +221,7 @@ def run_memory(run: RunDimensions) -> RunMemory:
     if other is not None:
         working["other ranks of this machine"] = ranks.beside * other.peak_bytes
         rest = sum(resident_parts(other_rank(run)).values())
-        rests = {"generate": rest, "measure": rest} | dict(other.phases)
+        rests = dict.fromkeys(("generate", "measure", "evaluate"), rest) | dict(other.phases)
         phases = {name: size + ranks.beside * rests[name] for name, size in phases.items()}
     components = {name: each for name, each in {**resident, **engine, **working}.items() if each > 0}
     return RunMemory(components=components, phases=phases, step=step)
@@ -237,7 +240,9 @@ def saved_copies(run: RunDimensions) -> int:
 
 def other_rank(run: RunDimensions) -> RunDimensions:
     """The run from the place of a rank that only learns."""
-    return replace(run, generation=None, drawing=None, ranks=replace(run.ranks, beside=0, is_driver=False))
+    return replace(
+        run, generation=None, drawing=None, evaluation=None, ranks=replace(run.ranks, beside=0, is_driver=False)
+    )
 
 
 def resident_parts(run: RunDimensions) -> dict[str, int]:

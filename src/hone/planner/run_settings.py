@@ -18,7 +18,8 @@ from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, Kerne
 
 PLANNED_KEYS: Final = (
     "algorithm.batch", "algorithm.correction.first_stage_steps", "algorithm.critic.path", "algorithm.entropy",
-    "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart", "batch", "evaluation", "learner.lr",
+    "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart", "batch", "evaluation",
+    "evaluation.max_concurrent", "learner.lr",
     "learner.micro_batch_tokens", "learner.minibatches", "model.activations",
     "model.compute", "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path",
     "model.weights", "rollout.context", "rollout.kv_cache", "rollout.max_concurrent",
@@ -33,6 +34,8 @@ _CPU_PAGE: Final = 16
 _LONG_PAGE: Final = 256
 """On a GPU, and where a page has a state."""
 _MOST: Final = 1 << 40
+_EVALUATED_TOGETHER: Final = 64
+"""Prompts that an evaluation answers at the same time by default (`hone.text.evaluate.text_eval`)."""
 _ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP_LAYERS: Final = ("gate_proj", "up_proj", "down_proj")
 _LAYER_GROUPS: Final = {"all": (*_ATTENTION_LAYERS, *_MLP_LAYERS), "attention": _ATTENTION_LAYERS, "mlp": _MLP_LAYERS}
@@ -80,6 +83,8 @@ class TextLengths:
     """Most prompts that the data have for answers between the steps."""
     drawn: int | None = None
     """Longest such prompt with its answer; None: as `whole`."""
+    held_out: "TextLengths | None" = None
+    """Those of the evaluation's prompts; None: as these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +240,9 @@ def describe_run(
     rows, writes = step_rows(recipe, settings), recipe.writes
     drawn = min(settings.count("samples.prompts", least=0, default=0), lengths.prompts)  # to measure the distance
     drawn_lengths = lengths if lengths.drawn is None else replace(lengths, whole=lengths.drawn)
+    evaluates = recipe.predicts_tokens and settings.given("evaluation")
+    exam = lengths if lengths.held_out is None else lengths.held_out
+    examined = min(settings.count("evaluation.max_concurrent", default=_EVALUATED_TOGETHER), exam.prompts)
     activations = settings.choice("model.activations", ("keep", "round_again", "recompute", "offload"))
     return RunDimensions(
         shape=shape,
@@ -262,6 +270,7 @@ def describe_run(
         ),
         generation=_generation(recipe, settings, shape, lengths) if writes and not _answers_apart(settings) else None,
         drawing=_engine(settings, shape, drawn_lengths, "auto", concurrent=drawn) if drawn else None,
+        evaluation=_engine(settings, shape, exam, "auto", concurrent=examined) if evaluates else None,
         trained_parameters=None if adapter is None else adapter[0],
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
@@ -291,7 +300,6 @@ def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference
     replays = settings.replays()
     penalties = ("algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.correction.first_stage_steps")
     reads_reference = max(settings.number(key) for key in penalties) > 0
-    evaluates = recipe.predicts_tokens and settings.given("evaluation")
     networks = dict(recipe.networks)
     if settings.given("algorithm.critic.path") and "critic" in networks:
         networks["critic"] -= 1  # the weights of its folder are counted there
@@ -299,7 +307,6 @@ def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference
         "weights to publish": size * (recipe.writes and _answers_apart(settings)),
         "versions of a replay": size * (_staleness(settings) + 1) * replays,
         "reference policy": size * (recipe.writes and reads_reference and loads_reference),
-        "copy of the evaluation's engine": _engine_weight_bytes(settings, "auto") * evaluates,
         "first policy": size * settings.flag("algorithm.restart"),
         "start, which the distance is measured from": size * (settings.number("samples.prompts") > 0) * loads_reference,
         **{name: size * count for name, count in networks.items()},

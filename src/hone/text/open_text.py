@@ -179,7 +179,12 @@ class TextInputs(Generic[T]):
         """Lengths of the longest texts, as far as they are known before the run."""
         if self.measure is None or self.waits_for_answers:
             return TextLengths(prompt=0, whole=self.tokenizer[1])
-        return self.measure(self.prepared[0])
+        lengths, exam = self.measure(self.prepared[0]), self.evaluation
+        if exam is None:
+            return lengths
+        prompt = exam.longest_prompt()
+        whole = prompt + exam.config.max_tokens
+        return replace(lengths, held_out=TextLengths(prompt=prompt, whole=whole, prompts=len(exam.prompts)))
 
     @property
     def waits_for_answers(self) -> bool:

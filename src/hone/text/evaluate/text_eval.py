@@ -314,7 +314,7 @@ class TextEvaluation:
         engine = make_engine(
             policy,
             slots=min(self.config.max_concurrent, len(self.prompts)),
-            longest_prompt=self._longest_prompt(),
+            longest_prompt=self.longest_prompt(),
             max_tokens=self.config.max_tokens,
             seed=self.config.seed,
         )
@@ -335,7 +335,8 @@ class TextEvaluation:
         if self.dialogues is not None:
             self.dialogues.dialogue.write_protect(folder)
 
-    def _longest_prompt(self) -> int:
+    def longest_prompt(self) -> int:
+        """Most tokens before an answer of the evaluation."""
         if self.dialogues is not None:
             return self.dialogues.tokens.context - self.config.max_tokens
         longest = max(len(prompt.tokens) for prompt in self.prompts)
