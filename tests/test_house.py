@@ -30,11 +30,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hone"
 
 MEASURES: dict[str, float] = {
-    "files under 60 lines": 92,
+    "files under 60 lines": 90,
     "files under 70 lines with one importer": 0,
     "functions used once, of at most 8 lines": 427,
-    "protocols with at most one implementer": 14,
-    "pairs of classes that share half of their fields": 20,
+    "protocols with at most one implementer": 12,
+    "pairs of classes that share half of their fields": 19,
     "names in docstrings that exist nowhere": 0,
     "locals named found, told, said, given": 0,
     "public names per 1,000 lines": 22.6,
@@ -44,7 +44,7 @@ MEASURES: dict[str, float] = {
 """What a reader of src/hone has to hold in mind, at most. A figure may only be lowered;
 `python tests/support/house_measures.py src/hone` prints the present ones, and with `-v` the places."""
 
-GRPO_KEYS = 182
+GRPO_KEYS = 180
 """Keys of a GRPO config, without the entries of lists and the alternatives of a key; it may only be lowered."""
 FILE_LINES = 700
 FUNCTION_LINES, FUNCTION_LINES_WITH_REASON = 60, 80

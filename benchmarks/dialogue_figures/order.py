@@ -20,8 +20,7 @@ from hone.core.episodes import Episodes
 from hone.core.random import key
 from hone.recipes.registry import load_recipe
 from hone.sources.live import LiveSource
-from hone.text.games.delayed import delay_s
-from hone.text.games.guess import secret_rows
+from hone.text.games.guess import delay_s, secret_rows
 from hone.text.tasks.conversation import Conversation
 from hone.text.tasks.world import TextWorld
 
@@ -64,7 +63,7 @@ def played(
     """Episodes of 64 dialogues, the world with its conversations, seconds, and the share of slots idle for worlds."""
     game = "hone.text.games.guess:GuessingGame"
     task: dict[str, Any] = {
-        "source": f"dialogue:{'hone.text.games.delayed:DelayedWorld' if delays else game}",
+        "source": f"dialogue:{'hone.text.games.guess:DelayedWorld' if delays else game}",
         "rows": write_rows(folder / "rows.jsonl", secret_rows(15, turns)), "turns": turns,
         **({"options": {"world": game, "longest_s": LONGEST_S}} if delays else {}),
     }  # fmt: skip

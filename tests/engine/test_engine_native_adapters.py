@@ -26,7 +26,7 @@ MODELS = {
 def adapter_of(model: Decoder, *, rank: int, seed: int, ends: tuple[str, ...] = ("",)) -> LoraAdapter:
     """Factors of layers whose names end so, none of them 0."""
     layers = tuple(name for name in adaptable_layers(model.config) if name.endswith(ends))
-    settings = LoraSettings(rank=rank, alpha=2.0 * rank, rslora=False, layers=layers)
+    settings = LoraSettings(rank=rank, alpha=2.0 * rank, layers=layers)
     adapter = LoraAdapter(model, settings, base_folder=Path(), base_sha256="", beside=True)
     draws = torch.Generator().manual_seed(seed)
     for _, factor in adapter.factors():

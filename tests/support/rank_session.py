@@ -56,7 +56,7 @@ def expert_policy(balance: Literal["loss", "bias"]) -> TokenPolicy:
     decoder.set_compute_dtype("float64")
     if balance == "bias":
         decoder.add_selection_bias()
-    training = ExpertTrainingConfig(balance=balance, strength=0.02)
+    training = ExpertTrainingConfig.model_validate({"balance": {balance: 0.02}})
     return TokenPolicy(decoder, character_tokenizer("0123456789+="), expert_training=training)
 
 

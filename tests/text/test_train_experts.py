@@ -172,7 +172,7 @@ def test_a_record_with_a_hole_is_refused_and_one_that_no_decision_reads_is_not()
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_no_split_or_sharing_of_a_batch_changes_the_gradient_with_the_loss_of_the_load(recorded):
-    actor = policy(dtype="float64", balance="loss", strength=0.5)
+    actor = policy(dtype="float64", balance={"loss": 0.5})
     episodes = rollout(policy())
     if not recorded:
         episodes = replace(episodes, seen=replace(episodes.transcript, routing=None))
@@ -185,7 +185,7 @@ def test_no_split_or_sharing_of_a_batch_changes_the_gradient_with_the_loss_of_th
 
 
 def test_each_step_tells_its_load_and_moves_the_biases():
-    actor = policy(balance="bias", strength=0.125)
+    actor = policy(balance={"bias": 0.125})
     actor.decoder.add_selection_bias()
     episodes = rollout(actor)
     loss = TokenLoss(loss=loss_spec(), denominator="self", micro_batch_tokens=20)
@@ -237,8 +237,8 @@ BAD = [
         {"new": NEW, "experts": {"replay": False}},
         "model.experts trains a mixture of experts; model.new is a dense qwen3",
     ),
-    ({"path": "x", "experts": {"balance": "bias"}, "lora": {"rank": 1}}, 'balance = "bias" with model.lora'),
-    ({"path": "x", "experts": {"balance": "loss", "strength": 0.0}}, "greater than 0"),
+    ({"path": "x", "experts": {"balance": {"bias": 0.001}}, "lora": {"rank": 1}}, "balance.bias with model.lora"),
+    ({"path": "x", "experts": {"balance": {"loss": 0.0}}}, "greater than 0"),
 ]
 
 
@@ -259,7 +259,7 @@ def test_settings_for_experts_on_a_dense_folder_are_refused(tmp_path):
 
 def test_a_policy_with_biases_is_saved_and_loaded_with_them(tmp_path):
     source = ModelSource.model_validate(
-        {"new": NEW | {"family": "qwen3_moe", "experts": EXPERTS}, "experts": {"balance": "bias"}}
+        {"new": NEW | {"family": "qwen3_moe", "experts": EXPERTS}, "experts": {"balance": {"bias": 0.001}}}
     )
     first = open_policy(source, seed=0, device="cpu", temperature=1.0)
     first.decoder.layers[0].selection_bias.add_(0.25)

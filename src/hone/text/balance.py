@@ -18,7 +18,7 @@ from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.engine.clients.http import ServerEngine
 from hone.learner.share import current_share
 from hone.models.language.decoder_layer import DecoderLayer
-from hone.models.language.expert_config import ExpertTrainingConfig
+from hone.models.language.expert_config import BiasBalance, ExpertTrainingConfig, LossBalance
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import balanced_bias, load_balance
@@ -61,7 +61,7 @@ class ExpertBalance:
             assert experts is not None
             self.counts = torch.zeros(config.routed_layers, experts.count, dtype=torch.float64)
             rows = rows if inner is None else inner(policy, rows, update, reduction)
-            if self.training.balance != "loss":
+            if not isinstance(self.training.balance, LossBalance):
                 return rows
             routes = self._routes(policy, rows)
             whole = np.sum(reduction.gather(_expert_counts(policy, routes)), axis=0)
@@ -80,14 +80,15 @@ class ExpertBalance:
                 return terms
             record, load = records[-1], batch.expert_load
             self._latest = torch.from_numpy(_expert_counts(policy, record.chosen()[batch.at].cpu().numpy()))
-            if load is None:
+            balance = self.training.balance
+            if load is None or not isinstance(balance, LossBalance):
                 return terms
             logits = record.logits(batch.at)
             shares = torch.from_numpy(load.shares).to(logits.device)
             each = load_balance(logits, shares)
             weight = torch.full_like(each, 1 / load.decisions)
             aside = LossTerms(loss=each, weight=weight, compute_metrics=lambda: {"moe/balance_loss": each.detach()})
-            return add_terms(terms, aside, weight=self.training.strength)
+            return add_terms(terms, aside, weight=balance.loss)
 
         return run
 
@@ -98,18 +99,19 @@ class ExpertBalance:
         self.counts += self._latest
 
     def finish(self, policy: TokenPolicy) -> Metrics:
-        """Figures of the step that was taken, over all ranks; with `balance = "bias"` its load moves the biases."""
+        """Figures of the step that was taken, over all ranks; its load moves the biases of the choice."""
         if self.counts is None:
             return {}
         share = current_share()
         reduction = self.reduction if share is None else share.reduction
         load = torch.from_numpy(np.sum(reduction.gather(self.counts.numpy()), axis=0))
         self.counts = None
-        if self.training.balance == "bias":
+        balance = self.training.balance
+        if isinstance(balance, BiasBalance):
             for layer, one in zip(policy.decoder.layers[policy.decoder.config.dense_layers :], load, strict=True):
                 assert isinstance(layer, DecoderLayer) and layer.selection_bias is not None
                 one = one.to(layer.selection_bias.device)
-                layer.selection_bias.copy_(balanced_bias(layer.selection_bias, one, rate=self.training.strength))
+                layer.selection_bias.copy_(balanced_bias(layer.selection_bias, one, rate=balance.bias))
         mean = load.mean(dim=1, keepdim=True).clamp(min=1e-9)
         return {"moe/load_max": float((load / mean).max()), "moe/dead": float((load == 0).sum())}
 

@@ -28,6 +28,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
+from hone.models.language.expert_config import LossBalance
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS, TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
@@ -151,7 +152,7 @@ class TokenLoss:
         if policy.decoder.config.experts is not None:
             # With or without replay, and with every sequence where a loss of the experts' load counts them all.
             training = policy.expert_training
-            skips = layout.skip_zero_advantage and training.balance != "loss"
+            skips = layout.skip_zero_advantage and not isinstance(training.balance, LossBalance)
             layout = replace(layout, replay_routing=training.replay, skip_zero_advantage=skips)
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:

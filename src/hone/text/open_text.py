@@ -25,9 +25,9 @@ from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_
 from hone.run.memory_plan import MemoryPlan
 from hone.run.saved_config import policy_folder
 from hone.text.evaluate.dialogues import OpenedDialogue, SecondAnswer, has_chats, open_dialogue, task_tokenizer
+from hone.text.evaluate.evaluation_request import SearchModelScorer, SearchWorldModelScorer
 from hone.text.evaluate.open_policy import ModelSource, check_weights, open_policy, open_tokenizer
 from hone.text.evaluate.reward_members import load_reward_scorer, reward_scorer
-from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
 from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.text.memory import config_settings, text_memory

@@ -256,7 +256,7 @@ def test_metrics_name_shares_losses_and_waits(model) -> None:
 def adapter_of(model, seed: int) -> LoraAdapter:
     """Factors of all layers, none of them 0; the scale is no power of 2."""
     layers = tuple(adaptable_layers(model.config))
-    settings = LoraSettings(rank=3, alpha=32.0, rslora=False, layers=layers)
+    settings = LoraSettings(rank=3, alpha=32.0, layers=layers)
     adapter = LoraAdapter(model, settings, base_folder=Path(), base_sha256="", beside=True)
     draws = torch.Generator().manual_seed(seed)
     for _, factor in adapter.factors():

@@ -74,14 +74,13 @@ def loss_of(decoder, number: int) -> torch.Tensor:
     rank=st.integers(1, 8),
     layers=st.sampled_from(["all", "attention", "mlp", ["q_proj", "v_proj"], ["k_proj", "down_proj"]]),
     alpha=st.sampled_from([1.0, 32.0]),
-    rslora=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_gradients_equal_those_of_autograd_through_the_product(rank, layers, alpha, rslora, seed):
-    adapter = shaken(new_adapter(LoraConfig(rank=rank, layers=layers, alpha=alpha, rslora=rslora), seed=seed), seed)
+def test_gradients_equal_those_of_autograd_through_the_product(rank, layers, alpha, seed):
+    adapter = shaken(new_adapter(LoraConfig(rank=rank, layers=layers, alpha=alpha), seed=seed), seed)
     loss_of(adapter.decoder, seed).backward()
     found = dict(adapter.factor_gradients({name: weight.grad for name, weight in adapter.weights.items()}))
-    scale = alpha / (math.sqrt(rank) if rslora else rank)
+    scale = alpha / rank
     weights = {name: parameter.detach() for name, parameter in adapter.decoder.named_parameters()}
     for name, weight in adapter.base.items():
         whole, updates = (
@@ -107,18 +106,17 @@ def test_gradients_equal_those_of_autograd_through_the_product(rank, layers, alp
         assert float(factor.grad.abs().max()) > 0
 
 
-@pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_saved_adapter_is_what_peft_computes(name, rslora, tmp_path):
+def test_a_saved_adapter_is_what_peft_computes(name, tmp_path):
     """By PEFT's own arithmetic on transformers' model: y = x W0^T + scale (x A^T) B^T, from the files."""
     torch.manual_seed(1)
     theirs = transformers.AutoModelForCausalLM.from_config(FAMILIES[name]).eval()
     theirs.save_pretrained(tmp_path / "base")
-    adapter = shaken(load_with_adapter(tmp_path / "base", LoraConfig(rank=4, alpha=8.0, rslora=rslora), seed=3))
+    adapter = shaken(load_with_adapter(tmp_path / "base", LoraConfig(rank=4, alpha=8.0), seed=3))
     save_adapter(adapter, tmp_path / "adapter")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config["use_rslora"] else config["r"])
+    scale = config["lora_alpha"] / config["r"]
     adapted = 0
     for module_name, module in theirs.named_modules():
         if module_name.rpartition(".")[2] in config["target_modules"]:
@@ -315,8 +313,8 @@ def test_all_faults_are_told_at_once(base, tmp_path):
 def test_other_settings_than_the_folders_are_refused(base, tmp_path):
     save_adapter(load_with_adapter(base, LoraConfig(rank=2, layers="mlp"), seed=0), tmp_path / "adapter")
     with pytest.raises(ConfigError) as caught:
-        load_with_adapter(tmp_path / "adapter", LoraConfig(rank=3, alpha=8.0, rslora=True), seed=0)
-    for said in ("rank = 3, but", "alpha = 8.0, but", "rslora = True, but", "layers = ['down_proj', ", "hone export"):
+        load_with_adapter(tmp_path / "adapter", LoraConfig(rank=3, alpha=8.0), seed=0)
+    for said in ("rank = 3, but", "alpha = 8.0, but", "layers = ['down_proj', ", "hone export"):
         assert said in str(caught.value)
 
 

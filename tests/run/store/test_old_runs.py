@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from hone import api
 from hone.cli.main import main
 from hone.core.config import ConfigSetting
+from hone.core.strict_json import Json
 from hone.run.resume import ALLOWED
 from hone.run.store.manifest import present_settings
 from hone.run.store.metrics import depends_on_clock
@@ -142,6 +143,11 @@ EARLIER: dict[str, object] = {
     "algorithm.aggregation": "constant_length",
     "algorithm.aggregation_length": 100,
     "reference.model.activations": "keep",
+    "model.lora.rank": 16,
+    "model.lora.alpha": 8.0,
+    "model.lora.rslora": True,
+    "model.experts.balance": "bias",
+    "model.experts.bias_rate": 0.01,
 }
 PRESENT: dict[str, object] = {
     "user_code.workers": 4,
@@ -161,6 +167,9 @@ PRESENT: dict[str, object] = {
     "alarms.kl": 5.0,
     "algorithm.aggregation.constant_length": 100,
     "reference.model.activations": "keep",
+    "model.lora.rank": 16,
+    "model.lora.alpha": 32.0,
+    "model.experts.balance.bias": 0.01,
 }
 
 
@@ -168,6 +177,27 @@ def test_earlier_keys_are_read_as_the_present_ones() -> None:
     saved = {key: ConfigSetting(value=value, origin="run.toml:1") for key, value in EARLIER.items()}  # type: ignore[arg-type]
     assert {key: one.value for key, one in present_settings(saved).items()} == PRESENT
     assert present_settings(present_settings(saved)) == present_settings(saved)
+
+
+@pytest.mark.parametrize(
+    ("saved", "present"),
+    [
+        ({"balance": "none", "strength": 0.001}, {"balance": None}),
+        ({"balance": "loss", "strength": 0.02}, {"balance.loss": 0.02}),
+        ({"balance": "loss"}, {"balance.loss": 0.001}),
+        ({"balance.bias": 0.5}, {"balance.bias": 0.5}),
+    ],
+)
+def test_a_balance_of_experts_has_its_number(saved: dict[str, Json], present: dict[str, Json]) -> None:
+    settings = {f"model.experts.{key}": ConfigSetting(value=value, origin="default") for key, value in saved.items()}
+    found = {key: one.value for key, one in present_settings(settings).items()}
+    assert found == {f"model.experts.{key}": value for key, value in present.items()}
+
+
+def test_an_alpha_without_rank_stabilisation_stays() -> None:
+    keys = {"model.lora.rank": 16, "model.lora.alpha": 8.0, "model.lora.rslora": False}
+    saved = {key: ConfigSetting(value=value, origin="default") for key, value in keys.items()}
+    assert present_settings(saved)["model.lora.alpha"].value == 8.0
 
 
 def test_of_two_ways_to_spare_memory_the_one_that_does_both_counts() -> None:

@@ -18,8 +18,8 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
 from hone.rewards.config import UserCodeConfig
 from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.evaluation_request import SearchConfig
 from hone.text.evaluate.reward_members import load_reward_scorer
-from hone.text.evaluate.search_config import SearchConfig
 from hone.text.evaluate.search_eval import OpenedSearch
 from hone.text.evaluate.search_scorers import ModelCandidateScorer, VerifierCandidateScorer
 from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation

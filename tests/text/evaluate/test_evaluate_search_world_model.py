@@ -12,7 +12,7 @@ from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, Tokenizer, character_tokenizer
 from hone.models.packing import pack_rows
-from hone.text.evaluate.search_config import SearchConfig, SearchWorldModelScorer
+from hone.text.evaluate.evaluation_request import SearchConfig, SearchWorldModelScorer
 from hone.text.evaluate.search_scorers import WorldModelCandidateScorer, open_world_model_scorer
 from hone.text.search.searching import Candidate
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hone.core.dialogue import DialogueWorld, ForkableWorld, PolicyTurn
 from hone.core.errors import DataError
-from hone.text.games import calculator, delayed, guess
+from hone.text.games import calculator, guess
 
 
 def said(text: str, turn: int = 0) -> PolicyTurn:
@@ -153,14 +153,14 @@ def test_three_in_ten_demonstrations_call_and_half_of_these_with_a_wrong_operand
 
 def test_delays_are_drawn_by_dialogue_and_turn_and_change_no_answer() -> None:
     slept: list[float] = []
-    slow, quick = delayed.DelayedWorld(sleep=slept.append), guess.GuessingGame()
+    slow, quick = guess.DelayedWorld(sleep=slept.append), guess.GuessingGame()
     for world in (slow, quick):
         world.begin({"secret": 4}, seed=17)
     for turn, text in enumerate(("08 ", "04 ")):
         assert slow.answer(said(text, turn)) == quick.answer(said(text, turn))
-    assert slept == [delayed.delay_s(17, 0, 0.2), delayed.delay_s(17, 1, 0.2)]
+    assert slept == [guess.delay_s(17, 0, 0.2), guess.delay_s(17, 1, 0.2)]
     assert len(set(slept)) == 2
-    draws = [delayed.delay_s(seed, 0, 0.2) for seed in range(200)]
+    draws = [guess.delay_s(seed, 0, 0.2) for seed in range(200)]
     assert 0 <= min(draws) < 0.02
     assert 0.18 < max(draws) < 0.2
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -135,13 +135,6 @@ class _RowEncoder(Encoder):
         return torch.cat(outputs, dim=1)
 
 
-@runtime_checkable
-class _HasFeatures(Protocol):
-    """A module that says how many numbers it returns."""
-
-    out_features: int
-
-
 class UserEncoder(Encoder):
     """A module of the user's, which is called with a dict of float tensors, one a leaf of the observation."""
 
@@ -161,13 +154,15 @@ class UserEncoder(Encoder):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(seed, "weights", stream) & 0x7FFFFFFF)
             made = _call(spec.module, lambda: make(dict(self.shapes), **spec.kwargs))
-        if not isinstance(made, nn.Module) or not isinstance(made, _HasFeatures):
-            raise UserCodeError(
-                f"network.module = {spec.module!r}: it returned {type(made).__name__}; return a torch.nn.Module whose "
-                "attribute out_features is the number of features that it returns for an observation"
-            )
-        self.module: nn.Module = made
-        self.out_features = int(made.out_features)
+        match made:
+            case nn.Module(out_features=int() | np.integer() as features):
+                self.module: nn.Module = made
+                self.out_features = int(features)
+            case _:
+                raise UserCodeError(
+                    f"network.module = {spec.module!r}: it returned {type(made).__name__}; return a torch.nn.Module "
+                    "whose attribute out_features is the number of features that it returns for an observation"
+                )
 
     def forward(self, seen: Tensor) -> Tensor:
         if self.leaves:

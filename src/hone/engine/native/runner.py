@@ -1,7 +1,7 @@
 """The `ModelRunner` of engine/work.py on a CPU, by compiled code that reads the trainer's weights in place."""
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,28 +16,6 @@ from hone.engine.protocol import ModelShape, UnmergedAdapter
 from hone.engine.work import ForwardBatch, SamplerOutput
 
 # -------------------------------------------------------------------------------------------------------------- weights
-
-
-class _DecoderSizes(ModelShape, Protocol):
-    """Sizes of a decoder."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def mlp_width(self) -> int: ...
-    @property
-    def qk_norm_whole(self) -> bool: ...
-    @property
-    def norm_eps(self) -> float: ...
-    @property
-    def rope_tables(self) -> Sequence[int]:
-        """Each layer's table of rotary positions."""
-        ...
-
-    @property
-    def compiled_switches(self) -> Mapping[str, float]:
-        """Fields of the library's struct that this model sets, besides its sizes."""
-        ...
 
 
 class _ProjectionWeights(Protocol):
@@ -64,7 +42,7 @@ class DecoderWeights(Protocol):
         ...
 
     @property
-    def config(self) -> _DecoderSizes: ...
+    def config(self) -> ModelShape: ...
 
     def layer_tensors(self) -> Iterator[Mapping[str, Tensor | None]]:
         """For each layer its tensors by the names of `_LAYER`. `qkv` stacks queries, keys and values, `gate_up` gates
@@ -81,7 +59,7 @@ _LAYER: Final = (
 
 
 def _native_shape(
-    config: _DecoderSizes,
+    config: ModelShape,
     *,
     vocab_used: int,
     kind: library.NumberKind,

@@ -7,7 +7,7 @@ others are refused.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 from pydantic import Field
 
@@ -130,18 +130,30 @@ class ExpertsConfig:
         return {**written, **({SELECTION_BIAS: True} if self.selection_bias else {})}
 
 
+class LossBalance(Config):
+    """A loss that grows with the load of the busiest experts."""
+
+    loss: float = Field(gt=0)
+    """Weight of the term."""
+
+
+class BiasBalance(Config):
+    """Biases of the choice that are moved after each step."""
+
+    bias: float = Field(gt=0)
+    """Step of the biases, as a probability."""
+
+
 class ExpertTrainingConfig(Config):
     """Training of a mixture of experts: routing replay, and the balance of load."""
 
     replay: bool = True
     """The trainer sends each token of an answer to the experts that the engine sent it to; its own router's
     probabilities weigh them."""
-    balance: Literal["none", "loss", "bias"] = "none"
-    """`loss`: a term that grows with the load of the busiest experts (Fedus et al., 2021). `bias`: a bias of the choice
-    that is moved after each step, without a gradient (Wang et al., 2024); the saved folder holds it, and no other
-    library reads it."""
-    strength: float = Field(default=0.001, gt=0)
-    """Weight of the term of `balance = "loss"`, or step of the biases of `balance = "bias"`, as a probability."""
+    balance: LossBalance | BiasBalance | None = None
+    """What evens out the load: `{ loss = 0.001 }`, a term that grows with the load of the busiest experts (Fedus et
+    al., 2021), or `{ bias = 0.001 }`, a bias of the choice that is moved after each step, without a gradient (Wang et
+    al., 2024); the saved folder holds it, and no other library reads it."""
 
 
 def expert_keys(family: str) -> frozenset[str]:

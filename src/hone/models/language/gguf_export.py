@@ -149,7 +149,7 @@ def _config_faults(config: ModelConfig) -> Iterator[str]:
     if rope.kind == "yarn" and usual != (32.0, 1.0, True, None, None, None):
         yield "rope yarn with settings of its own besides factor and original context has no fields in GGUF"
     if config.experts is not None and config.experts.selection_bias:
-        yield 'biases of the routers\' choices have no place in GGUF; fix: train without balance = "bias"'
+        yield "biases of the routers' choices have no place in GGUF; fix: train without model.experts.balance.bias"
     if config.family == "olmoe" and (config.tie_embeddings or config.kv_heads != config.heads):
         yield (
             "llama.cpp's olmoe has an output projection of its own and as many key heads as heads; this one has "

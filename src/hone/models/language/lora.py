@@ -63,12 +63,11 @@ class LoraConfig(Config):
     rank: int = Field(ge=1)
     """Rank of the update of each adapted weight."""
     alpha: float = Field(default=32.0, gt=0)
-    """The update is B A times `alpha / rank`. With alpha fixed, the best learning rate hardly depends on the rank."""
+    """The update is B A times `alpha / rank`. With alpha fixed, the best learning rate hardly depends on the rank.
+    Rank-stabilised LoRA is alpha times the root of the rank."""
     layers: Literal["all", "attention", "mlp"] | list[LinearLayer] = "all"
     """Linear layers that are adapted, in every block: a group, or names such as `["q_proj", "v_proj"]`. Embedding,
     output projection, norms, routers and experts are not."""
-    rslora: bool = False
-    """Multiply by `alpha / sqrt(rank)` instead (rank-stabilised LoRA)."""
 
     def settings(self, config: ModelConfig) -> "LoraSettings":
         """The adapter of a model of this architecture. Raises ConfigError for layers that it lacks, and for
@@ -88,7 +87,7 @@ class LoraConfig(Config):
                 f"model.lora.rank = {self.rank} is above the smaller side of {listed}; lower it to "
                 f"{min(map(min, low.values()))} or less, or leave these out of model.lora.layers"
             )
-        return LoraSettings(rank=self.rank, alpha=self.alpha, rslora=self.rslora, layers=tuple(layers))
+        return LoraSettings(rank=self.rank, alpha=self.alpha, layers=tuple(layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +96,13 @@ class LoraSettings:
 
     rank: int
     alpha: float
-    rslora: bool
     layers: tuple[str, ...]
     """Full names of the adapted linear layers, such as `model.layers.0.self_attn.q_proj`, in the model's order."""
 
     @property
     def scale(self) -> float:
         """Factor of B A."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.alpha / self.rank
 
     def count(self, config: ModelConfig) -> int:
         """Number of trained numbers on a model of this architecture."""
@@ -431,7 +429,7 @@ class LoraAdapter:
         shape = self.settings
         numbers = torch.cat([factor.detach().flatten() for _, factor in self.factors()]).numpy()
         return {
-            "rank": shape.rank, "alpha": float(shape.alpha), "rslora": shape.rslora, "layers": list(shape.layers),
+            "rank": shape.rank, "alpha": float(shape.alpha), "layers": list(shape.layers),
             "factors": numbers,
         }  # fmt: skip
 
@@ -442,9 +440,8 @@ class LoraAdapter:
         layers = packed["layers"]
         assert isinstance(layers, list)
         settings = LoraSettings(
-            rank=integer(packed, "rank"), alpha=number(packed, "alpha"), rslora=bool(packed["rslora"]),
-            layers=tuple(map(str, layers)),
-        )  # fmt: skip
+            rank=integer(packed, "rank"), alpha=number(packed, "alpha"), layers=tuple(map(str, layers))
+        )
         adapter = cls(decoder, settings, base_folder=Path(), base_sha256="", beside=True)
         factors = [factor for _, factor in adapter.factors()]
         numbers = torch.from_numpy(array(packed, "factors").astype(np.float32))

@@ -6,6 +6,7 @@ together, and the codes that the base was kept in, since the adapter makes up fo
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class PeftFolder:
     """The base as `adapter_config.json` names it, a model of the Hub with its revision: `org/name@revision`."""
     rank: int
     alpha: float
-    rslora: bool
+    """The update is B A times `alpha / rank`, whichever way the folder says it."""
     dropout: float
     """Dropout that PEFT trained with; hone trains without."""
     shapes: Mapping[str, tuple[int, ...]]
@@ -86,7 +87,6 @@ class PeftFolder:
         return LoraSettings(
             rank=self.rank,
             alpha=self.alpha,
-            rslora=self.rslora,
             layers=tuple(layer for layer in layers if layer in present),
         )
 
@@ -131,8 +131,7 @@ def read_peft_folder(folder: Path) -> PeftFolder:
         base=base,
         base_name=_base_name(config),
         rank=rank,
-        alpha=float(alpha),
-        rslora=bool(config.get("use_rslora")),
+        alpha=float(alpha) * (math.sqrt(rank) if config.get("use_rslora") else 1.0),
         dropout=float(dropout) if isinstance(dropout, int | float) else 0.0,
         shapes=shapes,
         base_sha256=None if fingerprint is None else str(fingerprint),
@@ -143,7 +142,6 @@ def read_peft_folder(folder: Path) -> PeftFolder:
 def require_same_adapter(folder: Path, wanted: LoraSettings, saved: LoraSettings) -> None:
     """Raise ConfigError, with every difference, where a config asks for another adapter than a folder holds."""
     pairs = {"rank": (wanted.rank, saved.rank), "alpha": (wanted.alpha, saved.alpha)}
-    pairs["rslora"] = (wanted.rslora, saved.rslora)
     short = [sorted({name.rpartition(".")[2] for name in one.layers}) for one in (wanted, saved)]
     faults = [
         f"model.lora.{key} = {asked!r}, but the adapter in {folder} has {held!r}"
@@ -230,7 +228,7 @@ def _peft_config(adapter: LoraAdapter) -> Json:
         "target_modules": sorted(short) if layers == settings.layers else list(settings.layers),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
-        "use_rslora": settings.rslora,
+        "use_rslora": False,
     }
 
 

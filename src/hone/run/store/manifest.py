@@ -5,6 +5,7 @@ Belongs here: the contents of `config.json` and `manifest.json`, and the compari
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -191,8 +192,26 @@ def present_settings(saved: Mapping[str, ConfigSetting]) -> dict[str, ConfigSett
         order = (setting.origin == "default", rank)
         if new not in present or order < ranks[new]:
             present[new], ranks[new] = setting, order
+    _join_settings(present)
     nested = {key.rpartition(".")[0] for key in present}
     return {key: one for key, one in present.items() if key not in nested}
+
+
+def _join_settings(present: dict[str, ConfigSetting]) -> None:
+    """Two keys of which one says how the other's number is meant are one key now."""
+    rank_stabilised, alpha = present.pop("model.lora.rslora", None), present.get("model.lora.alpha")
+    rank = present.get("model.lora.rank")
+    if rank_stabilised is not None and rank_stabilised.value is True and alpha is not None and rank is not None:
+        assert isinstance(alpha.value, int | float) and isinstance(rank.value, int)
+        number = alpha.value * math.sqrt(rank.value)
+        present["model.lora.alpha"] = ConfigSetting(value=number, origin=rank_stabilised.origin)
+    strength, balance = present.pop("model.experts.strength", None), present.get("model.experts.balance")
+    if balance is not None and balance.value == "none":
+        present["model.experts.balance"] = ConfigSetting(value=None, origin=balance.origin)
+    elif balance is not None and isinstance(balance.value, str):
+        del present["model.experts.balance"]
+        number = 0.001 if strength is None else strength.value
+        present[f"model.experts.balance.{balance.value}"] = ConfigSetting(value=number, origin=balance.origin)
 
 
 # --------------------------------------------------------------------------------------------------------------- resume

@@ -11,7 +11,14 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
 from hone.models.language.config import ModelConfig, ModelFamily
 from hone.models.language.decoder import Decoder
-from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig, ExpertTrainingConfig
+from hone.models.language.expert_config import (
+    EXPERT_FAMILIES,
+    MAX_EXPERTS,
+    BiasBalance,
+    ExpertsConfig,
+    ExpertTrainingConfig,
+    LossBalance,
+)
 from hone.models.language.hf_checkpoint import (
     load_model,
     load_with_adapter,
@@ -146,8 +153,8 @@ class ModelSource(Config):
             raise ValueError("model.optimizer = true needs model.path, a checkpoint or run of hone")
         if self.experts is not None and self.new is not None and self.new.experts is None:
             raise ValueError(f"model.experts trains a mixture of experts; model.new is a dense {self.new.family}")
-        if self.experts is not None and self.experts.balance == "bias" and self.lora is not None:
-            raise ValueError('model.experts.balance = "bias" with model.lora: an adapter\'s folder holds no biases')
+        if self.experts is not None and isinstance(self.experts.balance, BiasBalance) and self.lora is not None:
+            raise ValueError("model.experts.balance.bias with model.lora: an adapter's folder holds no biases")
         if self.lora is not None and self.new is not None:
             raise ValueError("model.lora adapts a trained model: give model.path; a new one has nothing to keep")
         if self.lora is not None and self.weights == "bfloat16":
@@ -234,7 +241,7 @@ def open_policy(
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
         decoder.use_bitwise_arithmetic()
-    if source.experts is not None and source.experts.balance == "bias":
+    if source.experts is not None and isinstance(source.experts.balance, BiasBalance):
         decoder.add_selection_bias()
     return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter, expert_training=source.experts)
 
@@ -265,10 +272,12 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     config = read_config(folder)
     if source.experts is not None and config.experts is None:
         raise ConfigError(f"model.experts trains a mixture of experts; {folder} holds a dense {config.family}")
-    if source.experts is not None and source.experts.balance == "loss" and config.experts and config.experts.sigmoid:
+    balance = None if source.experts is None else source.experts.balance
+    if isinstance(balance, LossBalance) and config.experts and config.experts.sigmoid:
         raise ConfigError(
-            f'model.experts.balance = "loss" is for routers whose probabilities are a softmax, and those of {folder} '
-            f'({config.family}) are sigmoids: set balance = "bias", as such models were trained, or "none"'
+            f"model.experts.balance.loss is for routers whose probabilities are a softmax, and those of {folder} "
+            f"({config.family}) are sigmoids: set balance = {{ bias = 0.001 }}, as such models were trained, or "
+            "leave it out"
         )
     tokenizer = load_policy_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size, where=str(folder))

@@ -24,13 +24,13 @@ from hone.rewards.functions import extract_answer
 from hone.rewards.scorer import RewardScorer
 from hone.run.store.records import ORACLE, PlanScore, SearchRecord
 from hone.text.evaluate.engine_actor import make_engine
-from hone.text.evaluate.reward_members import ModelLoader, reward_scorer
-from hone.text.evaluate.search_config import (
+from hone.text.evaluate.evaluation_request import (
     SearchConfig,
     SearchModelScorer,
     SearchVerifierScorer,
     SearchWorldModelScorer,
 )
+from hone.text.evaluate.reward_members import ModelLoader, reward_scorer
 from hone.text.evaluate.search_scorers import (
     AGGREGATES,
     Decode,

@@ -24,8 +24,8 @@ from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.models.packing import pack_rows
+from hone.text.evaluate.evaluation_request import SearchWorldModelScorer
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.evaluate.search_config import SearchWorldModelScorer
 from hone.text.search.searching import Candidate, CandidateScores
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.token_places import separator_ends

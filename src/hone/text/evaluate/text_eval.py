@@ -49,8 +49,7 @@ from hone.text.evaluate.engine_actor import (
     make_engine,
     make_prompts,
 )
-from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
-from hone.text.evaluate.search_config import SearchConfig
+from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchConfig, SearchOptions
 from hone.text.tasks.chat_rows import chat_notes
 from hone.text.tasks.conversation import NO_LIMITS, Conversation, ConversationLimits, NudgeEnvironment
 from hone.text.tasks.dataset import ExampleDataset

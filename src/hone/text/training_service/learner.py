@@ -64,7 +64,7 @@ class AdapterShape:
             raise DataError(
                 f"lora_config.rank must be 1 to {least}, the smallest side of an adapted layer, got {self.rank}"
             )
-        return LoraSettings(rank=self.rank, alpha=ALPHA, rslora=False, layers=layers)
+        return LoraSettings(rank=self.rank, alpha=ALPHA, layers=layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
