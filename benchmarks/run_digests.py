@@ -39,6 +39,7 @@ UNCOUNTED = {
 }  # fmt: skip
 """Files that speak of settings, machine, clock or wording; metrics are taken apart by name."""
 CLOCKS = ("time/", "clock/", "machine/")
+"""Beginnings of metrics, keys and files that speak of the clock."""
 
 
 # ---------------------------------------------------------------------------------------------- one run
@@ -100,7 +101,7 @@ def counted(folder: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         of_checkpoint = path.name == "manifest.json" and path.parent.parent.name == "checkpoints"
-        if path.is_file() and name not in UNCOUNTED and not of_checkpoint:
+        if path.is_file() and name not in UNCOUNTED and not of_checkpoint and not name.startswith(CLOCKS):
             yield path, name
 
 

@@ -36,6 +36,13 @@ def test_one_code_gives_one_digest_and_differences_are_named(
     assert "thompson_linear: metrics: reward/mean: first at step 3" in capsys.readouterr().out
 
 
+def test_files_that_speak_of_the_clock_are_not_compared(script: ModuleType, tmp_path: Path) -> None:
+    for name in ("time/step_00000001.json", "state/state.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    assert [name for _, name in script.counted(tmp_path)] == ["state/state.json"]
+
+
 def test_a_new_name_is_no_difference_where_it_is_said(script: ModuleType) -> None:
     column = {"sha256": "a", "steps": [1], "values": [0.5]}
     item = {"sha256": "b"}
