@@ -14,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from examples import FEWER
 from hypothesis import settings
 
 from hone.cli.commands import train
@@ -24,14 +25,14 @@ sys.path.append(str(Path(__file__).parent / "docs"))
 from metric_names import listed
 
 # A slow machine is no failure, and a failure seen once must be seen again: no deadline, fixed seeds.
-settings.register_profile("hone", deadline=None, derandomize=True, print_blob=True, max_examples=40)
-settings.register_profile("all", settings.get_profile("hone"), max_examples=100)
-settings.load_profile("hone")
+settings.register_profile(FEWER, deadline=None, derandomize=True, print_blob=True, max_examples=15)
+settings.register_profile("all", settings.get_profile(FEWER), max_examples=100)
+settings.load_profile(FEWER)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With the slow tests, examples are as many as hypothesis would take."""
-    if "not slow" not in config.option.markexpr and settings.get_current_profile_name() == "hone":
+    """With the slow tests, examples are as many as hypothesis would take, or as the test says (examples.py)."""
+    if "not slow" not in config.option.markexpr and settings.get_current_profile_name() == FEWER:
         settings.load_profile("all")
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from control_policies import control_policies
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hone.api
@@ -72,7 +73,7 @@ def grown(seed: int = 0, choices: int = 3) -> tuple[DecisionTree, np.ndarray, An
     return tree, x, fitted
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(seed=st.integers(0, 1000))
 def test_a_tree_acts_as_scikit_learns(seed: int) -> None:
     tree, _, fitted = grown(seed)
@@ -84,7 +85,7 @@ def test_a_tree_acts_as_scikit_learns(seed: int) -> None:
     assert [namespace["act"](row) for row in fresh] == tree.numpy_policy().best(fresh).tolist()
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(seed=st.integers(0, 1000))
 def test_attributions_sum_to_the_output(seed: int) -> None:
     tree, x, _ = grown(seed)

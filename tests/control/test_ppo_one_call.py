@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sanitizers import check_with_sanitizers
@@ -138,7 +139,7 @@ def check(
 
 
 @every_isa
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(sorted(KINDS)),
     st.lists(st.integers(32, 100), min_size=2, max_size=3),

@@ -15,9 +15,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from examples import examples
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.acting import NetworkActor
@@ -109,7 +110,7 @@ def test_no_row_of_a_reset_is_learned_from(mode: AutoresetMode) -> None:
     assert len(np.unique(before, axis=0)) == len(before), "a decision twice"
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.sampled_from(MODES), st.integers(1, 30), st.integers(0, 50))
 def test_the_way_it_is_cut_changes_no_whole_return(mode: AutoresetMode, steps: int, seed: int) -> None:
     """lambda 1: a rollout's borders move nothing but what the critic bridges; with whole episodes, nothing at all."""

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,7 +54,7 @@ def step_rows(*, finite: bool) -> StepRows:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.booleans(), st.lists(st.integers(1, 9), max_size=3), st.integers(1, 9), st.integers(1, 4), st.integers(0, 50))
 def test_the_backward_pass_of_a_network(relu: bool, hidden: list[int], inputs: int, outputs: int, seed: int) -> None:
     config = MlpConfig(hidden=hidden, activation="relu" if relu else "tanh")

@@ -12,9 +12,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_episodes import plain_episodes
 
@@ -257,7 +258,7 @@ def test_newcomers_get_the_largest_priority() -> None:
     assert memory.prioritised_buffer.tree.masses[row] == pytest.approx(32.0**0.6)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.floats(0.1, 50), min_size=2, max_size=12), st.integers(0, 1000))
 def test_weights_undo_the_bias_at_full_correction(errors: list[float], seed: int) -> None:
     """sum over i of P(i) w(i) f(i) = mean of f, exactly: baselines#1131, XLRON#34 (a loss 150 times too large)."""

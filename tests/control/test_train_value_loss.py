@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from test_train_ppo_backward import float64_policy, step_rows
@@ -69,7 +70,7 @@ def test_by_hand(keys: dict[str, Any], expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.tuples(*3 * [st.floats(-3, 3)]), min_size=8, max_size=8), st.floats(0, 2))
 def test_slowly(name: str, numbers: list[tuple[float, float, float]], weight: float) -> None:
     """PPO's loss is the surrogate's and value_weight times the error, number by number."""

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -79,7 +80,7 @@ def test_every_field_but_the_offsets_is_a_declared_column() -> None:
     assert list(column_table(WiderEpisodes)) == [*column_table(), "cost", "tag"]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(tables(), st.data())
 def test_taking_twice_is_taking_once(episodes: Episodes, data: st.DataObject) -> None:
     first = np.array(data.draw(st.lists(st.integers(0, len(episodes) - 1), min_size=1, max_size=6)))
@@ -162,7 +163,7 @@ def test_layouts_of_older_versions_are_read(episodes: Episodes) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, column in column_table().items() if column.required])
-@settings(max_examples=5)
+@examples(5)
 @given(episodes=tables(cls=Episodes))
 def test_a_state_without_a_column_or_with_an_unknown_one_is_refused(name: str, episodes: Episodes) -> None:
     state = pack_episodes(episodes)
@@ -174,7 +175,7 @@ def test_a_state_without_a_column_or_with_an_unknown_one_is_refused(name: str, e
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
-@settings(max_examples=5)
+@examples(5)
 @given(one=tables(), other=tables())
 def test_a_column_of_some_pieces_only_is_refused(name: str, one: Episodes, other: Episodes) -> None:
     with pytest.raises(AssertionError, match=f"1 of 2 pieces have {name}"):

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from ranks_in_threads import on_ranks
@@ -79,7 +80,7 @@ sizes = st.integers(1, 30).flatmap(
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(sizes, st.integers(0, 9))
 def test_weights_of_ranks_are_those_of_one_process(name: str, size: tuple[int, list[int]], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -88,7 +89,7 @@ def test_weights_of_ranks_are_those_of_one_process(name: str, size: tuple[int, l
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(sizes, st.integers(0, 9))
 def test_selections_of_ranks_are_those_of_one_process(name: str, size: tuple[int, list[int]], seed: int) -> None:
     function, count = SELECTIONS[name]
@@ -97,7 +98,7 @@ def test_selections_of_ranks_are_those_of_one_process(name: str, size: tuple[int
     agree(function, columns, size[1])
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4))
 def test_totals_are_added_in_the_order_of_ranks(values: list[float]) -> None:
     told = on_ranks(len(values), lambda ranks: (total(values[ranks.rank], ranks), largest(values[ranks.rank], ranks)))

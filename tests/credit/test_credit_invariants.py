@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from counted_calls import count_calls
 from credit_batches import Batch, answers, any_scores, binary_scores, by_group, column, nan, of
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_episodes import plain_episodes
 
@@ -53,7 +54,7 @@ from hone.credit.shaping import (
 from hone.credit.turns import prime, step_group_relative
 
 ZERO = "reward/zero_variance_groups"
-few = settings(max_examples=25)  # of each of some twenty credits
+few = examples(25)  # of each of some twenty credits
 
 
 def zeros(episodes: Episodes) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_episodes import plain_episodes
 
@@ -12,7 +13,7 @@ from hone.core.random import generator
 from hone.credit.moments import LEAST, ReturnScale, RunningMeanStd
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.integers(0, 100))
 def test_batches_merge_to_the_statistics_of_everything(sizes: list[int], seed: int) -> None:
     draws = generator(seed, "rows")

@@ -5,7 +5,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_episodes import plain_episodes
 
@@ -81,7 +82,7 @@ def shaped_world(mdp: FiniteMdp, potential: np.ndarray) -> FiniteMdp:
     return replace(mdp, reward=mdp.reward + beyond - potential[mdp.pair_of_outcome // mdp.actions])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 10_000), scale=st.floats(0.1, 100))
 def test_no_potential_changes_the_best_policy(seed: int, scale: float) -> None:
     mdp = garnet_mdp(states=6, actions=3, branching=2, seed=seed, discount=0.9, ending=0.1)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, request
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from shared_prompts import pack_shared_prompts
 
@@ -168,7 +169,7 @@ def drawn_both(logits: torch.Tensor, **changes) -> tuple[SamplerOutput, SamplerO
     spread=st.sampled_from([0.0, 1.0, 30.0, 400.0]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_draws_by_blocks_are_the_sampler_s(vocab, spread, seed):
     """Extreme spreads leave most tokens without a probability, in whole blocks."""
     logits = spread * torch.randn(24, vocab, generator=torch.Generator().manual_seed(seed))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, by_name, engine, request, same
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from shared_prompts import pack_shared_prompts
 
@@ -44,7 +45,7 @@ def alone(model, kind):
     return by_name(done for asked in ASKED for done in generate(engine(model, slots=1, kind=kind), [asked]))
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     slots=st.integers(1, 12),
     order=st.permutations(ASKED),

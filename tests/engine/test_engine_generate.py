@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import ManualClock
 from shared_prompts import pack_shared_prompts
@@ -40,7 +41,7 @@ def alone(model):
     return by_name(done for asked in VARIED for done in generate(engine(model, slots=1), [asked], round=3))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(slots=st.integers(1, 40), order=st.permutations(VARIED), count=st.integers(1, len(VARIED)))
 def test_slots_order_and_company_change_no_bit(model, alone, slots, order, count):
     runner = engine(model, slots=slots)

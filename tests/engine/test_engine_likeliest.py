@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_engine_native_sampler import ask, policy_of
 
@@ -37,7 +38,7 @@ def test_ranking_beside_a_slow_version_with_ties(seed, counts):
         assert values[row, :count].tolist() == logp[row, slowly].tolist()
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(seed=st.integers(0, 5), count=st.integers(1, 40), temperature=st.sampled_from([0.5, 1.0]))
 def test_compiled_code_ranks_as_scoring_every_token_does(seed, count, temperature):
     runner = cases.runner_of(cases.model_of(seed=seed))

@@ -10,7 +10,8 @@ from pathlib import Path
 import engine_native_cases as cases
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.engine.native.runner import NativeRunner
@@ -54,7 +55,7 @@ def in_pieces(runner: NativeRunner, sequences, order, rng) -> dict[int, list[flo
 
 @pytest.mark.parametrize(("dtype", "cache"), KINDS)
 @pytest.mark.parametrize("kind", sorted(MODELS))
-@settings(max_examples=5)
+@examples(5)
 @given(seed=st.integers(0, 2**32), threads=st.sampled_from([1, 2, 3]))
 def test_any_batch_order_cut_page_and_thread(dtype, cache, kind, seed, threads):
     model = cases.model_of(**MODELS[kind])

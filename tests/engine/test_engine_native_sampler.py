@@ -4,7 +4,8 @@ import engine_native_cases as cases
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.engine.native.runner import NativeRunner
@@ -54,7 +55,7 @@ def slowly(logp: np.ndarray, top_k: int, top_p: float, min_p: float) -> tuple[se
     return {token for token in kept if p[token] >= min_p * p.max()}, near
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     seed=st.integers(0, 5),
     temperature=st.sampled_from([0.3, 1.0, 2.5]),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
@@ -70,7 +71,7 @@ def record_of(done: dict[tuple[str, int], Completion]) -> dict[AnswerKey, Answer
 
 
 @pytest.mark.parametrize("on_publish", ["recompute", "keep", "finish"])
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(moments=st.lists(st.integers(0, 8), min_size=1, max_size=5), slots=st.integers(2, 4), tight=st.booleans())
 def test_every_answer_comes_again_to_the_bit(on_publish, moments, slots, tight):
     pages = 9 if tight else 0

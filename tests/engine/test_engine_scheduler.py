@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from bookkeeping import LONGEST, PROMPTS, VOCAB, Bookkeeping
 from counted_calls import count_calls
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,10 +25,10 @@ from hone.engine.text_pages import PagePool, PrefixCache
 from hone.engine.work import SamplerOutput
 
 TestBookkeeping = Bookkeeping.TestCase
-TestBookkeeping.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestBookkeeping.settings = settings(examples(120), stateful_step_count=30)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32),
     slots=st.integers(1, 5),

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from engines import CONFIG, by_name, engine, request, same
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
@@ -110,7 +111,7 @@ def test_an_answer_of_one_token_is_kept_too(model, kind):
     assert free_pages(runner) == runner.stats.pages
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(slots=st.integers(1, 9), spare=st.integers(0, 12), pass_tokens=st.sampled_from([1, 7, 512]))
 def test_pressure_changes_no_bit(model, kind, read_anew, slots, spare, pass_tokens):
     runner = engine(model, slots=slots, context=106, pages=8 + spare, pass_tokens=pass_tokens, kind=kind)

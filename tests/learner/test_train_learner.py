@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_episodes import plain_episodes
 from torch import Tensor, nn
@@ -142,7 +143,7 @@ def weights(policy: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()]).clone()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(count=st.integers(1, 20), budget=st.integers(1, 40), minibatches=st.integers(1, 4), epochs=st.integers(1, 2))
 def test_micro_batches_change_no_gradient(count: int, budget: int, minibatches: int, epochs: int) -> None:
     episodes, credits = batch_of(count)
@@ -335,7 +336,7 @@ def test_without_a_critic_nothing_is_foreseen() -> None:
     assert learner.values(batch_of(2)[0]) is NO_VALUES
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.1]), st.sampled_from([(0.9, 0.999), (0.8, 0.95)]))
 def test_flat_parameters_and_adam_are_torchs_adamw(seed: int, decay: float, betas: tuple[float, float]) -> None:
     """Twelve steps in float32, one tensor against one per parameter."""

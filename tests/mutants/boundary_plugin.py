@@ -29,7 +29,9 @@ class _Outcome:
 def pytest_sessionstart() -> None:
     """hypothesis does not shrink the examples that notice an exchange."""
     phases = (Phase.explicit, Phase.generate)
-    settings.register_profile("boundaries", parent=settings.get_profile("hone"), phases=phases, database=None)
+    settings.register_profile(
+        "boundaries", parent=settings.get_profile("hone"), max_examples=40, phases=phases, database=None
+    )
     settings.load_profile("boundaries")
 
 

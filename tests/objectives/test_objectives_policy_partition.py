@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from policy_cases import LOSSES, Batch, Case, View, factors, gradient, make_batch, view, weight, weights_of
 from torch import Tensor
@@ -69,7 +70,7 @@ def test_a_loss_that_looks_at_its_micro_batch_is_caught() -> None:
     assert (found - at_once(case, batch)).abs().max() > 1e-3
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     number=st.integers(0, len(LOSSES) - 1),
     seed=st.integers(0, 50),

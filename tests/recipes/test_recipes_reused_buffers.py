@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from buffer_envs import LENGTH, Walker, WalkerVector
+from examples import examples
 from gymnasium.vector import AutoresetMode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.environments.make import sync_vector_env
@@ -131,7 +132,7 @@ def test_reused_buffers_change_no_bit_in_processes() -> None:
 
 
 @given(seed=st.integers(0, 99), count=st.integers(1, 3), steps=st.integers(1, 9), mode=st.sampled_from(AutoresetMode))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_no_mode_of_resetting_keeps_a_buffer(seed: int, count: int, steps: int, mode: AutoresetMode) -> None:
     """Rollouts of single environments, and of a vector environment that hands out its own arrays."""
     found = []

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import pytest
 import sympy
 from counted_calls import count_calls
-from hypothesis import assume, example, given, settings
+from examples import examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from math_table import AnswerCase, read_table
 
@@ -160,7 +161,7 @@ REFERENCES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(st.lists(st.sampled_from(ALPHABET), max_size=40).map("".join), st.sampled_from(REFERENCES))
 @example("9e9999", "3")
 @example("x" * 1999, "x")
@@ -198,7 +199,7 @@ terms = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(terms, terms)
 def test_sympy_agrees_on_polynomials_and_their_factors(
     one: list[tuple[int, int, int]], other: list[tuple[int, int, int]]
@@ -211,7 +212,7 @@ def test_sympy_agrees_on_polynomials_and_their_factors(
     assert score(sympy.latex(right), sympy.latex(expanded)) == float(sympy.expand(left - right) == 0)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(-9, 9), st.integers(1, 9), st.integers(2, 30), st.integers(1, 9), st.sampled_from("+-"))
 def test_sympy_agrees_on_surds(whole: int, outer: int, inner: int, under: int, sign: str) -> None:
     value = (whole + (1 if sign == "+" else -1) * outer * sympy.sqrt(inner)) / under
@@ -236,7 +237,7 @@ def set_text(one: Any) -> str:
     return f"{'(' if one.left_open else '['}{one.start}, {one.end}{')' if one.right_open else ']'}"
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(number_sets, number_sets, st.sampled_from([r"\cup", r"\cap", r"\setminus"]))
 def test_sympy_agrees_on_unions_intersections_and_differences(one: list[Any], other: list[Any], operation: str) -> None:
     """The union as it is written, with overlaps, against sympy's; and an operation against its result."""
@@ -269,7 +270,7 @@ def family_members(family: list[Any]) -> set[Fraction]:
     return {value for value in values if abs(value) <= 20}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(families, families)
 def test_families_are_equal_when_their_members_are(one: list[Any], other: list[Any]) -> None:
     wanted = family_text(one, "k")
@@ -280,7 +281,7 @@ def test_families_are_equal_when_their_members_are(one: list[Any], other: list[A
     assert score(family_text(one, "k", "N"), wanted, form="any") == 0.0
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(2, 12), st.sampled_from([3, 5, 7, 9]), st.sampled_from(["x", "(x-1)", "(2x+3)"]))
 def test_an_odd_root_is_a_fractional_power(above: int, degree: int, base: str) -> None:
     root = rf"\sqrt[{degree}]{{{base}^{{{above}}}}}"

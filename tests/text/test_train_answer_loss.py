@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks_in_threads import on_ranks
 from torch import Tensor
@@ -163,7 +164,7 @@ def finished(asked: AnswerLoss, network: TokenPolicy, rows: TokenRows, reduction
 
 
 @pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     seed=st.integers(0, 10_000),
     pairs=st.integers(1, 5),
@@ -186,7 +187,7 @@ def test_no_split_changes_the_gradient_of_the_formula(
 
 
 @pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(seed=st.integers(0, 10_000), pairs=st.integers(2, 6), budget=st.integers(1, 60))
 def test_two_ranks_have_the_gradient_of_one_process(name: str, seed: int, pairs: int, budget: int) -> None:
     network, episodes = policy(), pairs_of(seed, pairs)
@@ -225,7 +226,7 @@ def unpaired_of(seed: int, answers: int) -> Episodes:
     return replace(episodes, score=np.where(other, np.nan, marks), status=status)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(seed=st.integers(0, 10_000), answers=st.integers(1, 6), budget=st.integers(1, 60))
 def test_answers_without_a_label_make_the_statistic_and_nothing_else(seed: int, answers: int, budget: int) -> None:
     network, episodes = policy(), unpaired_of(seed, answers)

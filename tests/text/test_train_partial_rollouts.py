@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted_episodes import episodes_of
 from tiny_runs import hone, lay_out, lines_of
@@ -74,7 +75,7 @@ def walk(source: Source[None], steps: int) -> list[tuple[int, list[int]]]:
 PAUSES = st.lists(st.sampled_from([0.0, 0.0005, 0.002]), min_size=1, max_size=5)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(most=st.integers(0, 3), pauses=PAUSES, learner=PAUSES)
 def test_however_fast_anybody_is_nothing_is_older_than_the_bound_out_of_order_or_dropped(most, pauses, learner):
     source = source_of(most, pauses_s=tuple(pauses))

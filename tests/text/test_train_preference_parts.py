@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import TickingClock
 from torch import Tensor
@@ -225,7 +226,7 @@ def test_every_answer_gets_one_of_another_prompt(names: list[str], context: int)
     assert all(answer in answers[prompt] for prompt, answer in others)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(rows=st.integers(1, 8), batch=st.integers(1, 5), planned=st.integers(0, 10), draws=st.integers(1, 5))
 def test_every_drawn_answer_has_been_asked_for_once(rows: int, batch: int, planned: int, draws: int) -> None:
     log = log_of(["a"] * rows, ["bcd"[: 1 + place % 3] for place in range(rows)])

@@ -6,7 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.credit import Credits
@@ -73,7 +74,7 @@ def advantages(rng: np.random.Generator, episodes: Episodes) -> Credits:
 
 
 @pytest.mark.parametrize("scheme", [token_mean, sequence_mean, lambda lengths: constant_length(lengths, length=9)])
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 10_000), budget=st.integers(1, 60), prompts=st.integers(1, 4), samples=st.integers(1, 4))
 def test_no_split_packing_or_sharing_changes_a_gradient(
     scheme: WeightingScheme, seed: int, budget: int, prompts: int, samples: int
@@ -92,7 +93,7 @@ def test_no_split_packing_or_sharing_changes_a_gradient(
         torch.testing.assert_close(gradient(network, [shared.take(order)]), reference, rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 10_000))
 def test_log_probabilities_are_those_of_each_sequence_alone(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -158,7 +159,7 @@ def test_sequences_stay_apart_where_minibatches_need_their_rows() -> None:
     assert len(replace(layout, unit="group")(two, credits)) == 2
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(seed=st.integers(0, 1000), count=st.integers(1, 3), shares=st.integers(1, 6), pass_tokens=st.integers(4, 60))
 def test_ranks_and_passes_take_rows_apart_and_leave_minibatches_as_they_are(
     seed: int, count: int, shares: int, pass_tokens: int
@@ -203,7 +204,7 @@ def rows_by_comparison(episodes: Episodes, row_tokens: int) -> tuple[list[int], 
     return starts, trunks
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 10_000), row_tokens=st.integers(0, 80))
 def test_rows_are_those_of_a_comparison_token_by_token(seed: int, row_tokens: int) -> None:
     rng = np.random.default_rng(seed)
@@ -291,7 +292,7 @@ def test_rows_of_one_dialogue_weigh_as_one_sequence(scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", [token_mean, sequence_mean, PromptScheme(prompt_sequence_mean)])
-@settings(max_examples=15)
+@examples(15)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4), st.integers(0, 99))
 def test_what_the_environment_says_has_no_weight(scheme, talks: list[list[int]], seed: int) -> None:
     """0, 1 and 1,000 tokens between the turns of dialogues: the loss has a term for each sampled token and no other,

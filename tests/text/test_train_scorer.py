@@ -4,7 +4,8 @@ that of a reference written out pair by pair."""
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES
@@ -101,7 +102,7 @@ def reference_gradient(network: TokenScorer, episodes: Episodes, *, margin: floa
     return torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     seed=st.integers(0, 10_000),
     budget=st.integers(1, 80),
@@ -124,7 +125,7 @@ def test_bradley_terry_has_the_gradient_of_the_reference(
 
 
 @pytest.mark.parametrize(("loss", "steps"), [(outcome_loss, False), (step_loss, True)])
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(seed=st.integers(0, 10_000), budget=st.integers(1, 80))
 def test_no_split_packing_or_sharing_changes_the_gradient_of_a_verifier(
     loss: ScorerLoss, steps: bool, seed: int, budget: int

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from recipe_runs import job_of, lay_out, scores_of, settings
@@ -178,7 +178,7 @@ def slow_weights(name: str, kept: list[int], group: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-@examples(max_examples=8, deadline=None)
+@examples(8)
 @given(seed=st.integers(0, 10_000), skip=st.booleans(), budget=st.integers(5, 60))
 def test_a_rejected_token_weighs_as_if_it_were_not_there(name: str, seed: int, skip: bool, budget: int) -> None:
     """Every aggregation, in micro-batches of any size, also where answers without an advantage are not computed."""

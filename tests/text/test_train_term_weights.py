@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks_in_threads import on_ranks
 from torch import Tensor
@@ -130,7 +131,7 @@ def of_rank(episodes: Episodes, credits: Credits, mine: np.ndarray) -> tuple[Epi
 
 
 @pytest.mark.parametrize("objective", [pairwise, two_schemes, three_schemes])
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     seed=st.integers(0, 10_000),
     groups=st.integers(1, 5),
@@ -153,7 +154,7 @@ def test_no_split_changes_the_gradient(
 
 
 @pytest.mark.parametrize("objective", [pairwise, two_schemes, three_schemes])
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 10_000), groups=st.integers(2, 6), budget=st.integers(1, 60))
 def test_two_ranks_have_the_gradient_of_one_process(objective: Objective, seed: int, groups: int, budget: int) -> None:
     network, (episodes, credits) = model(), batch_of(seed, groups)
@@ -163,7 +164,7 @@ def test_two_ranks_have_the_gradient_of_one_process(objective: Objective, seed: 
     close(gradient(network, objective, pieces), slow_gradient(network, objective.__name__, episodes, credits))
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(seed=st.integers(0, 10_000), groups=st.integers(1, 6), minibatches=st.integers(1, 4), budget=st.integers(1, 60))
 def test_a_minibatch_is_the_same_with_and_without_shared_prefixes(
     seed: int, groups: int, minibatches: int, budget: int
@@ -179,7 +180,7 @@ def test_a_minibatch_is_the_same_with_and_without_shared_prefixes(
         close(found, gradient(network, three_schemes, [other]))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 10_000),
     groups=st.integers(1, 8),
@@ -214,7 +215,7 @@ def test_a_group_is_never_split(
     assert sorted(met) == np.unique(episodes.group[size > 0] if skip else episodes.group).tolist()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 10_000), budget=st.integers(1, 60), skip=st.booleans())
 def test_answers_to_a_question_stand_where_the_decisions_do(seed: int, budget: int, skip: bool) -> None:
     network, (episodes, credits) = model(), batch_of(seed, 4)

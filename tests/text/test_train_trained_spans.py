@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from chat_families import FAMILIES, SPLITS, family_tokenizer
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
@@ -54,7 +55,7 @@ def spans(rows: list[AnswerTokens]) -> list[tuple[AnswerTokens, tuple[int, int]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@examples(8)
 @given(st.data(), st.sampled_from(SPLITS), st.integers(1, 3))
 def test_spans_are_what_an_engine_would_sample(name, data, split, turns):
     family, tokenizer = FAMILIES[name], family_tokenizer(name, split)
@@ -103,7 +104,7 @@ def test_spans_are_what_an_engine_would_sample(name, data, split, turns):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=3)
+@examples(3)
 @given(st.data(), st.sampled_from(SPLITS))
 def test_later_turns_change_no_earlier_row(name, data, split):
     tokenizer = family_tokenizer(name, split)

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from examples import examples
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from parts_envs import ACTIONS, SEEN, Parts
 
@@ -54,7 +55,7 @@ nested = st.recursive(
 ).filter(lambda space: isinstance(space, spaces.Dict | spaces.Tuple))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(nested, st.integers(0, 99))
 def test_rows_hold_every_leaf_and_equal_observations_are_equal_rows(space: spaces.Space, seed: int) -> None:
     layout = layout_of(space)
@@ -76,7 +77,7 @@ def test_rows_hold_every_leaf_and_equal_observations_are_equal_rows(space: space
             np.testing.assert_array_equal(layout.view(rows, leaf)[number], np.asarray(part))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(nested, st.integers(0, 99))
 def test_numbers_of_rows_are_the_same_in_torch_and_numpy_and_gymnasium_s(space: spaces.Space, seed: int) -> None:
     """Beside `gymnasium.spaces.flatten`, which divides no image by 255 and so is compared without."""

@@ -5,7 +5,8 @@ from itertools import product
 import finite_ceilings as ceilings
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from linear_program import solve_linear_program
 
@@ -57,7 +58,7 @@ def test_two_states_by_hand() -> None:
     assert policy_iteration(patient).q == pytest.approx(np.array([[10.0, 5.0]]))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 10_000), discount=st.sampled_from([0.3, 0.9]), ending=st.sampled_from([0.0, 0.2]))
 def test_brute_force_over_all_policies_agrees(seed: int, discount: float, ending: float) -> None:
     mdp = garnet_mdp(states=4, actions=2, branching=2, seed=seed, discount=discount, ending=ending)
@@ -72,7 +73,7 @@ def test_brute_force_over_all_policies_agrees(seed: int, discount: float, ending
     assert swept.error_bound <= 1e-7
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 10_000))
 def test_the_linear_programme_agrees_and_its_dual_is_the_visits(seed: int) -> None:
     mdp = garnet_mdp(states=6, actions=3, branching=3, seed=seed, discount=0.9, ending=0.05)
@@ -81,7 +82,7 @@ def test_the_linear_programme_agrees_and_its_dual_is_the_visits(seed: int) -> No
     np.testing.assert_allclose(program.occupancy, occupancy(mdp, best.policy), atol=1e-6)  # it starts anywhere
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 10_000))
 def test_evaluation_and_visits_against_slow_sums(seed: int) -> None:
     mdp = garnet_mdp(states=5, actions=3, branching=2, seed=seed, discount=0.8, ending=0.1)

@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.finite.build import chain_mdp, garnet_mdp, grid_mdp, mdp_from_table
@@ -31,7 +32,7 @@ def test_an_option_by_hand() -> None:
     np.testing.assert_allclose(run.next_state[4], 0.0)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 1000))
 def test_choosing_options_equals_simulated_call_and_return(seed: int) -> None:
     """The value over options, against the chain of (state, running option) solved as one larger process."""

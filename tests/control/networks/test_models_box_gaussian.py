@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.networks.actor_critic import ActorCritic, box_gaussian, gaussian
@@ -40,7 +41,7 @@ def policy_over(actions: BoxActions, *, seed: int = 0) -> ActorCritic:
     middle=st.floats(-1e4, 1e4), reach=st.floats(0.01, 1e4), form=st.sampled_from(FORMS), seed=st.integers(0, 99),
     half=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_learner_finds_the_density_that_acted(
     middle: float, reach: float, form: GaussianForm, seed: int, half: bool
 ) -> None:
@@ -76,7 +77,7 @@ def test_the_density_integrates_to_one_and_its_entropy_is_right(low: float, high
 
 
 @given(mean=st.floats(-2, 2), log_std=st.floats(-3, 0.69), size=st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_entropy_of_squashed_actions_is_that_of_many_draws(mean: float, log_std: float, size: int) -> None:
     actions = box(-20.0, 60.0, "squashed", size=size)
     middle, spread = torch.full((1, size), mean), torch.full((size,), log_std)

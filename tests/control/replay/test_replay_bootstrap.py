@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_episodes import plain_episodes
 
@@ -80,7 +81,7 @@ def test_shares_must_be_equal() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_moments_against_all_at_once(sizes: list[int], seed: int) -> None:
     rows = np.random.default_rng(seed).normal(1e3, 2.0, (sum(sizes), 2)) * [1.0, 1e-3]
     moments = ColumnStatistics()

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from replay_streams import piece, stream
 
@@ -13,7 +14,7 @@ from hone.core.errors import DataError
 from hone.core.random import generator
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 10_000),
     envs=st.integers(1, 4),
@@ -152,7 +153,7 @@ def test_the_credit_of_a_window() -> None:
         memory.credit(taken.take(np.array([0])), NO_VALUES)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 1000), frames=st.integers(1, 3))
 def test_a_restored_memory_goes_on_as_before(seed: int, frames: int) -> None:
     rollouts, _ = stream(seed, envs=3, rollouts=14, steps=3)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from replay_streams import piece, stream
 
@@ -23,7 +24,7 @@ def same(one: Episodes, other: Episodes) -> None:
             assert here.dtype == there.dtype, name
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     seed=st.integers(0, 10_000),
     envs=st.integers(1, 4),
@@ -134,7 +135,7 @@ def test_files_that_are_no_spill_are_named(tmp_path: Path) -> None:
         list(read_spilled(tmp_path))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 1000))
 def test_a_restored_store_goes_on_as_before(seed: int) -> None:
     rollouts, _ = stream(seed, envs=3, rollouts=14, steps=3)

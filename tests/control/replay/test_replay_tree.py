@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.replay.priority import SumTree
@@ -26,7 +27,7 @@ def test_snippet_segment_tree_root_is_the_sum() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     capacity=st.sampled_from([1, 3, 16, 17, 300, 5000, 70_000]),
     seed=st.integers(0, 10_000),

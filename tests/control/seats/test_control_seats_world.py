@@ -4,7 +4,8 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from seat_games import CountingActor, UnevenGame
 
@@ -56,7 +57,7 @@ def replayed(world_seed: int, number: int, episodes: Episodes) -> dict[int, tupl
     return {seat: (rows[seat], paid[seat], score[seat]) for seat in rows}
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(seed=st.integers(0, 2**31), decisions=st.integers(1, 40))
 def test_each_seat_of_a_match_is_an_episode_with_the_rewards_between_its_turns(seed: int, decisions: int) -> None:
     world = open_seat_world(UNEVEN, decisions=decisions, seed=seed)

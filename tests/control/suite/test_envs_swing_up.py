@@ -3,7 +3,8 @@
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.environments.registration import register_builtin_envs
@@ -22,7 +23,7 @@ def energy(state: np.ndarray) -> np.ndarray:
 
 
 @given(st.tuples(FLOATS, FLOATS, FLOATS, FLOATS), st.floats(-10, 10))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_work_is_force_times_speed(state: tuple[float, ...], force: float) -> None:
     """dE/dt = (force - friction * speed) * speed, for every state: an independent law for all four equations."""
     now, push = np.array([state]), np.array([force])

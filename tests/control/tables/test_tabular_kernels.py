@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.tables.kernels import (
@@ -57,7 +58,7 @@ def slowly(x: np.ndarray, steps: TabularSteps, beyond: Callable[[dict[int, float
 
 @pytest.mark.parametrize("loops", KERNELS, ids=["plain", "compiled"])
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 40))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_one_step_rules_are_their_formulas(loops: TabularKernels, seed: int, count: int) -> None:
     steps, weight = steps_of(seed, count), chances(seed, count)
     begin = np.random.default_rng(seed + 1).standard_normal(STATES * ACTIONS)
@@ -175,7 +176,7 @@ def lambda_return(
 
 
 @given(seed=st.integers(0, 1000), length=st.integers(1, 12), decay=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_true_online_td_is_the_online_forward_view(seed: int, length: int, decay: float) -> None:
     """van Seijen & Sutton (2014): after each step, dutch traces stand where the lambda-returns cut there would lead."""
     states, reward = episode(seed, length)
@@ -195,7 +196,7 @@ def test_true_online_td_is_the_online_forward_view(seed: int, length: int, decay
 
 
 @given(seed=st.integers(0, 1000), length=st.integers(1, 12), decay=st.sampled_from([0.0, 0.4, 1.0]))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_offline_td_lambda_is_the_lambda_return_algorithm(seed: int, length: int, decay: float) -> None:
     """With values that stand still during the episode, summed accumulating traces are summed lambda-returns."""
     states, reward = episode(seed, length)

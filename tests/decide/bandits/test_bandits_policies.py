@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from bandit_policies import ACTIONS, ARMS, FEATURES, learnt_model
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.decisions import ActionSet
@@ -80,7 +81,7 @@ def slow_ridge(x: np.ndarray, rewards: np.ndarray, weights: np.ndarray, prior: f
     return covariance @ (x * weights[:, None]).T @ rewards / noise**2, covariance
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25)
 @given(
     seed=st.integers(0, 10_000), rows=st.integers(1, 40), discount=st.sampled_from([1.0, 0.9]), batch=st.integers(1, 9)
 )
@@ -184,7 +185,7 @@ FORGETTING = [
 
 
 @pytest.mark.parametrize("make", FORGETTING, ids=[make(1.0).kind for make in FORGETTING])
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(15)
 @given(
     seed=st.integers(0, 10_000), rows=st.integers(1, 60), discount=st.sampled_from([1.0, 0.999, 0.9, 0.3]),
     cuts=st.lists(st.integers(0, 60), max_size=8),

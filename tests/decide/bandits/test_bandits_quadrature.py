@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import ndtr
@@ -28,7 +29,7 @@ def test_the_distribution_function_is_scipys_everywhere() -> None:
     np.testing.assert_allclose(normal_cdf(z), ndtr(z), rtol=1e-6)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(arms=st.lists(st.tuples(st.floats(-3, 3), st.floats(-8, 1)), min_size=2, max_size=10), narrow=st.booleans())
 def test_probabilities_are_those_of_adaptive_integration(arms: list[tuple[float, float]], narrow: bool) -> None:
     mean, spread = np.array([arm[0] for arm in arms]), np.exp([arm[1] for arm in arms])
@@ -76,7 +77,7 @@ def test_rows_are_the_single_ones() -> None:
     assert normal_best_rows(mean[:0], variance[:0]).shape == (0, 4)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(arms=st.lists(st.tuples(st.floats(-3, 6), st.floats(-3, 6)), min_size=2, max_size=6))
 def test_beta_probabilities_are_those_of_scipys_distribution_functions(arms: list[tuple[float, float]]) -> None:
     alpha, beta = np.exp([arm[0] for arm in arms]), np.exp([arm[1] for arm in arms])

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bandit_policies import ACTIONS, ARMS, FEATURES, ModuloShield, learnt_model, stacks
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from safetensors.numpy import load_file, save_file
 
 from hone.core.decisions import ActionSet, DecisionTable
@@ -36,7 +37,7 @@ from hone.decide.bandits.wrappers import EpsilonFloor, Fallback, Shielded
 CONTEXT = np.array([0.2, -0.7, 1.1])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@examples(20)
 @given(policy=stacks())
 def test_a_saved_stack_is_the_same_policy(policy: BanditPolicy, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("policy")

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bandit_policies import ACTIONS, ARMS, FEATURES, ModuloShield, learnt_model, stacks
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.decisions import Decision, decision_key, draw_action
@@ -57,7 +58,7 @@ def decide(policy, context, draw_key: int) -> Decision:
     )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25)
 @given(policy=stacks(), seed=st.integers(0, 1000))
 def test_a_stack_draws_as_it_says_and_replays_to_the_bit(policy: BanditPolicy, seed: int) -> None:
     context = np.random.default_rng(seed).normal(size=FEATURES)

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.decisions import ActionSet, DecisionRecord, Outcome
@@ -41,7 +42,7 @@ def logs(draw: st.DrawFn) -> list[DecisionRecord]:
 
 
 @given(logs(), st.randoms(use_true_random=False), st.integers(0, 50))
-@settings(max_examples=25)
+@examples(25)
 def test_any_order_of_arrival_gives_the_same_bytes(
     log: list[DecisionRecord], chance: random.Random, moment: int
 ) -> None:
@@ -52,7 +53,7 @@ def test_any_order_of_arrival_gives_the_same_bytes(
 
 
 @given(logs(), logs(), st.integers(0, 40))
-@settings(max_examples=25)
+@examples(25)
 def test_records_after_the_moment_change_nothing(
     log: list[DecisionRecord], later: list[DecisionRecord], moment: int
 ) -> None:
@@ -72,7 +73,7 @@ def _other_arms(number: int, one: DecisionRecord) -> dict[str, object]:
 
 
 @given(logs(), st.integers(0, 50), st.sampled_from(RULES), st.sampled_from([0.0, -0.25]))
-@settings(max_examples=40)
+@examples(40)
 def test_rewards_are_those_of_the_slow_join(log: list[DecisionRecord], moment: int, rule: str, default: float) -> None:
     join = JoinConfig.model_validate({"window_s": 10.0, "rule": rule, "default": default})
     view = build_view(log, as_of_s=float(moment), join=join, tenant="shop")
@@ -85,7 +86,7 @@ def test_rewards_are_those_of_the_slow_join(log: list[DecisionRecord], moment: i
 
 
 @given(logs(), st.integers(0, 40), st.integers(0, 20))
-@settings(max_examples=25)
+@examples(25)
 def test_a_final_reward_is_the_same_in_every_later_view(log: list[DecisionRecord], moment: int, more: int) -> None:
     older = build_view(log, as_of_s=float(moment), join=TEN, tenant="shop")
     newer = build_view(log, as_of_s=float(moment + more), join=TEN, tenant="shop")

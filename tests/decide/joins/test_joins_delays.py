@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.decisions import DecisionRecord
@@ -25,7 +26,7 @@ def test_a_curve_worked_out_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=20))
-@settings(max_examples=30)
+@examples(30)
 def test_the_curve_is_the_product_over_distinct_delays(rows: list[tuple[int, int]]) -> None:
     pairs = [(float(min(delay, age)) if delay <= age else NONE, float(age)) for delay, age in rows]
     curve = delay_curve(np.array([one for one, _ in pairs]), np.array([age for _, age in pairs]))

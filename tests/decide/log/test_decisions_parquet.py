@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from log_records import all_of, bits, decision, key_of, outcome
@@ -59,7 +60,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))}
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_any_record_comes_back_to_the_bit(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     draw, records = data.draw, []

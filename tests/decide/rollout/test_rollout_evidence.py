@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rollout_shop import ListLog, decision, outcome
@@ -88,7 +89,7 @@ def test_a_shadows_choice_is_no_outcome_of_an_exposure(monkeypatch) -> None:
     assert feed.due("1%", 100.0).values.tolist() == [[0.5]]  # the reward was not pushed out
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_read_again_after_a_restart_the_same_units_are_still_to_come(data) -> None:
     """Looks at random moments; after each a second feed takes the log again, as a restarted driver does."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.decisions import ActionSet
@@ -37,7 +38,7 @@ FORMS = (
 )
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.sampled_from(FORMS), st.floats(-3, 3), st.floats(-3, 3), st.floats(0, 3), st.floats(0, 3), st.data())
 def test_no_value_of_a_box_is_beyond_its_bounds(
     text: str, x: float, y: float, wide: float, high: float, data: st.DataObject

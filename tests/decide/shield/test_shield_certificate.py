@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from shield_cars import ACTIONS, FEATURES, car_certificate, car_spec
 
@@ -98,7 +99,7 @@ def test_a_region_that_was_grown_by_hand_is_refused() -> None:
             replace(broken, sha256=_own_digest(broken)).check()
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.sampled_from(KINDS), st.floats(0, 70), st.floats(0, 20), st.floats(0, 25), st.data())
 def test_an_allowed_action_leads_to_a_state_with_an_allowed_action_again(
     kind: str, gap: float, speed: float, lead: float, data: st.DataObject

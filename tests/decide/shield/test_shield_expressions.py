@@ -4,7 +4,8 @@ import ast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import ConfigError
@@ -29,7 +30,7 @@ def _texts() -> st.SearchStrategy[str]:
     return st.tuples(numbers, st.sampled_from(["<", "<=", ">", "==", "!="]), numbers).map(" ".join)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(_texts(), NUMBERS, NUMBERS)
 def test_values_are_those_of_python_one_at_a_time_and_in_arrays(text: str, a: float, b: float) -> None:
     expression = parse_expression(text, place="rule")
@@ -39,7 +40,7 @@ def test_values_are_those_of_python_one_at_a_time_and_in_arrays(text: str, a: fl
     assert np.broadcast_to(np.asarray(rows), (2,))[0] == python
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(_texts(), NUMBERS, NUMBERS)
 def test_z3_decides_the_same_truth(text: str, a: float, b: float) -> None:
     z3 = pytest.importorskip("z3")

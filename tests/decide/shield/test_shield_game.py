@@ -4,7 +4,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.decide.shield.game import NEVER, SafetyGame
@@ -36,7 +37,7 @@ def _survives(game: SafetyGame) -> list[bool]:
     return [lasts(state, states + 1) for state in range(states)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(_games())
 def test_the_region_is_that_of_a_search_over_all_plays(game: SafetyGame) -> None:
     solved = game.winning_region()
@@ -47,7 +48,7 @@ def test_the_region_is_that_of_a_search_over_all_plays(game: SafetyGame) -> None
     assert (game.stays_inside(solved.winning).T[solved.winning] == solved.allowed[solved.winning]).all()
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(_games())
 def test_a_play_from_a_lost_state_follows_the_game_and_ends_unsafe_after_its_rank(game: SafetyGame) -> None:
     solved = game.winning_region()
@@ -62,7 +63,7 @@ def test_a_play_from_a_lost_state_follows_the_game_and_ends_unsafe_after_its_ran
             assert game.successors[action, other, here] == there
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(_games(), st.data())
 def test_a_region_without_faults_is_safe_forever(game: SafetyGame, data: st.DataObject) -> None:
     region = np.array(data.draw(st.lists(st.booleans(), min_size=len(game.safe), max_size=len(game.safe))))

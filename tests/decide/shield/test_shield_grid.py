@@ -1,7 +1,8 @@
 """Grids: one value and many are rounded alike, to the dangerous side; variables of a board take no other values."""
 
 import numpy as np
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from shield_cars import car_spec
 
@@ -25,7 +26,7 @@ WALKER = {
 GRID = state_grid(checked_model(car_spec()))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.floats(-5, 70), st.floats(-3, 25), st.floats(-3, 25))
 def test_one_state_and_many_are_rounded_alike_to_the_dangerous_side(gap: float, speed: float, lead: float) -> None:
     grid = GRID

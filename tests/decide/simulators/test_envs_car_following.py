@@ -6,7 +6,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.control.environments.registration import register_builtin_envs
@@ -22,7 +23,7 @@ from hone.decide.simulators.car_following import (
 register_builtin_envs()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.floats(0, 60), st.floats(0, 20), st.floats(0, 20), st.floats(-6, 2), st.floats(-8, 2))
 def test_a_step_is_the_limit_of_many_small_ones(
     gap: float, speed: float, lead: float, own: float, other: float

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -161,7 +162,7 @@ class FleetOfReplicas(RuleBasedStateMachine):
         assert self.book.pending == 0
 
 
-FleetOfReplicas.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+FleetOfReplicas.TestCase.settings = settings(examples(60), stateful_step_count=40)
 TestFleetOfReplicas = FleetOfReplicas.TestCase
 
 

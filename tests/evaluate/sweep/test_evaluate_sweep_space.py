@@ -4,7 +4,8 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import ConfigError
@@ -89,7 +90,7 @@ def test_failed_trials_are_told_and_a_small_space_ends_early() -> None:
     assert proposer.propose(told) == []
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.integers(0, 2**31), st.integers(1, 6))
 def test_draws_stay_in_their_range(seed: int, batch: int) -> None:
     keys = swept_keys({"a": {"low": 2, "high": 1000, "whole": True, "log": True}})

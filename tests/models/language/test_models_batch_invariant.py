@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -91,7 +92,7 @@ def test_fixed_attention_in_bfloat16_is_widened_and_rounded_once(monkeypatch):
 
 
 @given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=6), data=st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_any_tokens_asked_alone_give_the_bits_of_all_together(sizes, data):
     query, key, value, sequence, positions, slots = ragged(sizes, 2, 2, 8, seed=len(sizes))
     whole = BatchInvariantAttention(sequence, positions, slots, heads=4, kv_heads=2, device=query.device)(

@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers as T
 from coded_adapters import drawn_adapter
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import ManualClock
 from shared_prompts import pack_shared_prompts
@@ -146,7 +147,7 @@ def test_no_decay_and_a_rate_of_one_remember_a_value_by_its_key():
     assert out.flatten().tolist() == end.flatten().tolist() == [0, 1, 2, 3]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(cut=st.integers(1, 69), seed=st.integers(0, 99))
 def test_a_text_may_be_cut_anywhere(cut, seed):
     *tokens, state = inputs(1, 70, seed)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
@@ -69,7 +70,7 @@ def loss_of(decoder, number: int) -> torch.Tensor:
     return (decoder.hidden(pack_rows([tokens(), tokens(5, number)])) * math.pi).sin().sum()
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     rank=st.integers(1, 8),
     layers=st.sampled_from(["all", "attention", "mlp", ["q_proj", "v_proj"], ["k_proj", "down_proj"]]),

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from shared_prompts import pack_shared_prompts
 
@@ -83,7 +84,7 @@ def test_shared_prompts_equal_separate_rows(family, seed):
         torch.testing.assert_close(gradient, b[name], rtol=0, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 10_000), order=st.permutations(range(6)))
 def test_rows_in_any_order_and_company_give_the_same(seed, order):
     model = model_of()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from shared_prompts import pack_shared_prompts
@@ -155,7 +156,7 @@ GROUPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(GROUPS, st.integers(1, 60), st.integers(0, 99))
 def test_scores_do_not_depend_on_packing_micro_batches_or_shared_prompts(shapes, budget, seed):
     model = new_scalar_head(new_model(CONFIG, seed=1, dtype="float64"), seed=2)

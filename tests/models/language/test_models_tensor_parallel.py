@@ -10,7 +10,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, distributed
 
@@ -127,7 +128,7 @@ def check(parts: Sequence[PartResult], whole: PartResult, tolerance: float) -> N
             assert grad.shape != whole.gradients[name].shape or torch.equal(grad, same), name
 
 
-@settings(deadline=None, max_examples=10)
+@examples(10)
 @given(
     family=st.sampled_from(["llama", "qwen2", "qwen3"]),
     ranks=st.integers(2, 3),

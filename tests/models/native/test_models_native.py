@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from sanitizers import check_with_sanitizers
 from shared_prompts import pack_shared_prompts
@@ -241,7 +242,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(isa: str) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(1, 6), max_size=4)), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_rows_are_cut_into_their_texts(groups: list[tuple[int, list[int]]]) -> None:
     def some(count: int) -> np.ndarray:
         return np.zeros(count, np.int32)

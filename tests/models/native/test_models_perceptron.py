@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sanitizers import check_with_sanitizers
@@ -115,7 +116,7 @@ any_network = given(
 
 
 @every_isa
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @any_network
 def test_any_shape(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
     check([inputs, *hidden, outputs], rows, seed)
@@ -133,7 +134,7 @@ every_vector = pytest.mark.usefixtures("vectors")
 
 
 @every_vector
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @any_network
 def test_any_shape_of_tanh_units(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
     check([inputs, *hidden, outputs], rows, seed, tanh=True)
@@ -409,7 +410,7 @@ def check_rounded(sizes: list[int], rows: int, seed: int = 0) -> None:
 
 
 @every_rounding
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @any_network
 def test_any_shape_of_rounded_products(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
     check_rounded([inputs, *hidden, outputs], rows, seed)

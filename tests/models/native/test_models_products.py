@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -140,7 +141,7 @@ def test_tiny_numbers() -> None:
     rows=st.integers(1, 300), columns=st.integers(1, 80), depth=st.integers(1, 600), way=st.integers(0, 3),
     threads=st.integers(1, 3), seed=st.integers(0, 9),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_an_element_depends_on_its_row_and_column_alone(
     rows: int, columns: int, depth: int, way: int, threads: int, seed: int
 ) -> None:

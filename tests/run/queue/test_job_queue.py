@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from log_servers import MissingServerError, postgres_server
 from manual_clock import ManualClock
@@ -192,7 +193,7 @@ def test_a_bound_of_jobs_at_the_same_time(queue: RunQueue) -> None:
         queue.set_tenant("red", weight=0.0)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.lists(st.tuples(st.sampled_from(["claim", "beat", "finish", "back", "wait"]), st.integers(0, 7)), max_size=40)
 )

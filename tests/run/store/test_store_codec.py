@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -51,7 +52,7 @@ def assert_same(left, right):
         assert left == right
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(TREES)
 def test_round_trip(tree):
     with TemporaryDirectory() as folder:

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
@@ -45,7 +46,7 @@ def written(folder, batches=BATCHES):
     return writer
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(versions=st.lists(st.integers(0, 5), min_size=1, max_size=30).map(sorted))
 def test_runs_of_equal_versions_say_each_token(versions):
     found = answer_versions(answer("a", 0, versions))

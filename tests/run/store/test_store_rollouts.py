@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
@@ -99,7 +100,7 @@ def assert_equal(one: Any, other: Any) -> None:
             np.testing.assert_array_equal(column, right[name], err_msg=name)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(ROWS, max_size=5))
 def test_answers_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[SampleRow]) -> None:
     path = tmp_path_factory.mktemp("rollouts") / "deep" / "step_00000001.parquet"
@@ -152,7 +153,7 @@ def test_seconds_stand_beside_their_file_and_go_with_it(tmp_path: Path) -> None:
         read_times(paths[1], 2)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.integers(0, 7), max_size=6), st.integers(0, 99))
 def test_tokens_come_back(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seed: int) -> None:
     path = tmp_path_factory.mktemp("tokens") / "step_00000001.parquet"

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
@@ -28,7 +29,7 @@ def counted(answers):
     return counts
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(answers=ANSWERS)
 def test_counts_are_those_of_a_loop_over_all_answers(answers):
     found = counted(answers).record()

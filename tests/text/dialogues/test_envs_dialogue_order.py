@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from world_runs import Played, play
 
@@ -32,7 +33,7 @@ def straight() -> Played:
     return lead()
 
 
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(order=st.integers(0, 1000), slots=st.sampled_from([1, 2, 5, 64]))
 def test_delays_and_slots_change_no_bit(straight: Played, order: int, slots: int) -> None:
     late = lead(options={"longest_s": 0.03}, order=order, limits=ConversationLimits(context=400, slots=slots))

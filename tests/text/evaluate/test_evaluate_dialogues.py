@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.conversation import Message
@@ -73,7 +74,7 @@ SAID = st.sampled_from(ANSWERS) | st.text(st.characters(codec="utf-8", exclude_c
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(turns=st.lists(st.tuples(SAID, st.booleans(), SAID), min_size=1, max_size=4))
 def test_each_turn_begins_with_the_tokens_of_the_one_before(name: str, turns: list[tuple[str, bool, str]]) -> None:
     """Or a new row begins, and only where the template would have written something else."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import ManualClock
 from scripted_session import ScriptedSession
@@ -154,7 +155,7 @@ def vars_of(episodes: Episodes) -> dict[str, np.ndarray]:
     return {name: object.__getattribute__(episodes, name) for name in Episodes.__dataclass_fields__}
 
 
-@settings(max_examples=3)
+@examples(3)
 @given(seed=st.integers(0, 1000), slots=st.sampled_from([1, 3, 8]))
 def test_the_order_in_which_replies_come_changes_no_bit(model: Decoder, seed: int, slots: int) -> None:
     straight = rollout(engine_of(model), environment=Echo(seed=0))
@@ -246,7 +247,7 @@ def test_an_error_of_the_environment_frees_the_session(model: Decoder) -> None:
     assert_same(rollout(engine_of(model)), rollout(engine))
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.data())
 def test_a_session_gives_the_same_answers_in_any_order_of_work(model: Decoder, data: st.DataObject) -> None:
     """Requests in any order, submitted while others run, with pauses between: each answer once, and the same bits."""

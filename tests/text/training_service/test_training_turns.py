@@ -3,7 +3,8 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.text.training_service.turns import HOLE_S, RowOffer, Turns, Waiting, share_pass
@@ -133,7 +134,7 @@ def test_others_fill_a_pass_up_to_one_pass_ahead_of_who_has_no_more_rows() -> No
     assert beside(20.0, weight=2.0) == [0, 1] and beside(20.5, weight=2.0) == [0]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     weights=st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=2, max_size=8),
     sizes=st.lists(st.integers(1, 40), min_size=8, max_size=8),

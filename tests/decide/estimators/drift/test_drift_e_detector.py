@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from drift_streams import bernoulli, normal
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
@@ -127,7 +128,7 @@ def test_a_change_is_found_and_its_moment_estimated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(cut=st.integers(0, 999))
 def test_a_restart_in_the_middle_gives_the_same_alarms(name: str, cut: int) -> None:
     stream = bernoulli([0.3, 0.7], 500, 8).tolist()

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.decide.estimators.terms import (
@@ -40,7 +41,7 @@ def test_rows_of_one_unit_are_worth_one_row(values: list[float], copies: int) ->
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=30)
+@examples(30)
 def test_the_clustered_error_equals_plain_loops(seed: int) -> None:
     random = np.random.default_rng(seed)
     values, unit = random.normal(size=15), random.integers(0, 5, 15)

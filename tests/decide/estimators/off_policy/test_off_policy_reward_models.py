@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -25,7 +26,7 @@ def feedback(seed: int, *, n: int = 40, actions: int = 3, units: int = 20) -> Lo
 
 
 @given(st.integers(0, 500), st.floats(0.01, 10))
-@settings(max_examples=30)
+@examples(30)
 def test_ridge_is_least_squares_of_the_augmented_system(seed: int, penalty: float) -> None:
     random = np.random.default_rng(seed)
     x, r, w = random.normal(size=(12, 3)), random.normal(size=12), random.random(12)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.decide.estimators import terms as forms
@@ -120,7 +121,7 @@ def tables(draw: st.DrawFn) -> tuple[LoggedFeedback, np.ndarray]:
 
 
 @given(tables())
-@settings(max_examples=60)
+@examples(60)
 def test_estimates_equal_plain_loops(table: tuple[LoggedFeedback, np.ndarray]) -> None:
     logged, model = table
     made = {
@@ -135,7 +136,7 @@ def test_estimates_equal_plain_loops(table: tuple[LoggedFeedback, np.ndarray]) -
 
 
 @given(tables(), st.floats(-3, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_self_normalised_estimates_shift_with_the_rewards_and_stay_in_their_range(
     table: tuple[LoggedFeedback, np.ndarray], shift: float
 ) -> None:
@@ -155,7 +156,7 @@ def test_self_normalised_estimates_shift_with_the_rewards_and_stay_in_their_rang
 
 
 @given(tables())
-@settings(max_examples=20)
+@examples(20)
 def test_a_policy_that_wrote_the_log_is_worth_the_mean_reward(table: tuple[LoggedFeedback, np.ndarray]) -> None:
     logged, _ = table
     own = np.full_like(logged.target_logp, -np.inf)

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -51,7 +52,7 @@ def test_two_scores_by_hand() -> None:
     assert np.exp(wealth[-1]) == pytest.approx([1 - stake**2 for stake in STAKES])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(BOUNDED)
 def test_the_process_equals_the_product_taken_slowly(scores: np.ndarray) -> None:
     process, path = MixtureProcess().advance(scores)
@@ -122,7 +123,7 @@ def test_a_returning_unit_is_no_coin() -> None:
     assert sums > 1.05
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     arrays(np.float64, 30, elements=st.floats(0, 1)),
     arrays(np.bool_, 30),
@@ -185,7 +186,7 @@ def test_alarms_are_the_first_to_reach_the_level() -> None:
     assert alarm_at(np.zeros(0), 0.05) is None
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(st.integers(0, 99))
 def test_the_level_holds_with_a_look_at_every_event(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -7,7 +7,8 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.decide.estimators.sequential import (
@@ -63,7 +64,7 @@ def test_the_mean_e_value_is_one_by_enumeration(rate: float) -> None:
     assert sums == pytest.approx(np.ones(5), abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 700), max_size=5))
 def test_batches_make_no_difference(seed: int, cuts: list[int]) -> None:
     random = np.random.default_rng(seed)

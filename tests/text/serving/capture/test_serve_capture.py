@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import openai
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import ManualClock
 
@@ -362,7 +363,7 @@ def test_tools_that_an_agent_offers_are_called_and_their_results_go_on_token_by_
 TEXTS = st.sampled_from(["1", "2+", " a ", "", "<eos>", "<|user|>", "bc?"])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 5), TEXTS, TEXTS), min_size=1, max_size=8))
 def test_each_drawn_token_is_a_decision_of_one_row_behind_what_was_drawn_before(
     requests: list[tuple[int, str, str]],
