@@ -102,6 +102,7 @@ def test_inputs_are_copies_with_their_types(module: Path) -> None:
         assert pool.score(batch_of("a", odd=[{1: (2, 3)}])).score.tolist() == [1.0]
 
 
+@pytest.mark.usefixtures("new_interpreters")
 @pytest.mark.parametrize("act", ["return", "hang", "leave"])
 def test_daemons_are_gone_after_the_pool(module: Path, tmp_path: Path, act: str) -> None:
     path = tmp_path / "pid"

@@ -5,6 +5,7 @@ as an interpreter of its own would be: in a session of its own, with the default
 environment, and descriptors under the numbers that they have here. Tests of a start itself run `python -m hone`.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import fcntl
@@ -19,7 +20,7 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -95,20 +96,28 @@ def start(
 
     A terminal as its output is the terminal of its session.
     """
-    fork, libc, before = _Fork(words, folder, environment, output, kept), ctypes.CDLL(None), ctypes.c_int()
-    with _STARTING:
+    fork = _Fork(words, folder, environment, output, kept)
+    with children_of_forks():
         _load()
+        first = CONTEXT.Process(target=fork)
+        first.start()
+        os.close(fork.told)
+        first.join()
+    with os.fdopen(fork.answer, "rb") as answer:
+        return StartedCommand(int(answer.read()))
+
+
+@contextlib.contextmanager
+def children_of_forks() -> Iterator[None]:
+    """What a process below this one forks becomes a child of this process once its parent has ended."""
+    libc, before = ctypes.CDLL(None), ctypes.c_int()
+    with _STARTING:
         libc.prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
         libc.prctl(_SUBREAPER, 1, 0, 0, 0)
         try:
-            first = CONTEXT.Process(target=fork)
-            first.start()
-            os.close(fork.told)
-            first.join()
+            yield
         finally:
             libc.prctl(_SUBREAPER, before.value, 0, 0, 0)
-    with os.fdopen(fork.answer, "rb") as answer:
-        return StartedCommand(int(answer.read()))
 
 
 def run_ranks(function: Callable[..., None], *arguments: object, ranks: int) -> None:
