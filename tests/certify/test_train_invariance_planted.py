@@ -122,10 +122,13 @@ def with_selection(loss: TokenLossSpec) -> TokenLossSpec:
     return replace(loss, objective=objective, select_tokens=above_mean)
 
 
-@pytest.mark.parametrize("own_credit", [True, False])
 @pytest.mark.parametrize(
-    "plant", [with_entropy, with_likelihood, with_distance, with_pushed_down_zeros, with_selection]
-)
+    ("plant", "own_credit"),
+    [
+        (with_entropy, True), (with_entropy, False), (with_likelihood, False), (with_distance, True),
+        (with_pushed_down_zeros, True), (with_selection, False),
+    ],
+)  # fmt: skip
 def test_a_loss_that_says_it_is_proportional_to_the_advantage(
     plant: Callable[[TokenLossSpec], TokenLossSpec], own_credit: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,19 @@
 """Every command and every piece of code in the README, CONTRIBUTING and docs/ does what the page says."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from real_chat_model import smollm2_stand_in
-from snippets import Block, Runner, blocks_of, not_said
+from snippets import Block, Runner, blocks_of, commands_of, not_said
+
+from hone.cli.main import _call
+from hone.cli.options import COMMANDS
+from hone.config.resolve import read_document, resolve
+from hone.recipes.registry import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -40,20 +46,21 @@ NOT_RUN = {
     "pip install -c constraints.txt -e .": "installs",
 }
 LONGEST = {
-    "docs/control/hierarchical.md", "docs/control/imitation.md", "docs/control/league.md",
-    "docs/control/model_based.md",
-    "docs/control/networks.md", "docs/control/off_policy.md", "docs/control/offline.md",
-    "docs/control/on_policy.md", "docs/control/take_away.md",
-    "docs/howto/chaos.md", "docs/howto/compare.md", "docs/howto/environments.md",
-    "docs/howto/grammar.md", "docs/howto/judges.md", "docs/howto/memory.md", "docs/howto/queue.md",
-    "docs/howto/ranks.md", "docs/howto/sandbox.md", "docs/howto/serving.md", "docs/howto/training_service.md",
+    "docs/control/hierarchical.md", "docs/control/imitation.md", "docs/control/league.md", "docs/control/meta.md",
+    "docs/control/model_based.md", "docs/control/networks.md", "docs/control/off_policy.md",
+    "docs/control/offline.md", "docs/control/on_policy.md", "docs/control/tables.md", "docs/control/take_away.md",
+    "docs/howto/chaos.md", "docs/howto/compare.md", "docs/howto/data.md", "docs/howto/debug.md",
+    "docs/howto/environments.md", "docs/howto/grammar.md", "docs/howto/judges.md", "docs/howto/memory.md",
+    "docs/howto/profile.md", "docs/howto/python.md", "docs/howto/queue.md", "docs/howto/ranks.md",
+    "docs/howto/runs.md", "docs/howto/sandbox.md", "docs/howto/serving.md", "docs/howto/training_service.md",
     "docs/language/adapters.md", "docs/language/critics.md", "docs/language/dialogues.md",
     "docs/language/distillation.md", "docs/language/early_experience.md", "docs/language/expert_iteration.md",
-    "docs/language/experts.md", "docs/language/preferences.md", "docs/language/search.md",
-    "docs/language/tools.md", "docs/production/rollout.md", "docs/production/shield.md", "docs/production/warehouse.md",
+    "docs/language/experts.md", "docs/language/preferences.md", "docs/language/search.md", "docs/language/tools.md",
+    "docs/production/offline_estimates.md", "docs/production/rollout.md", "docs/production/shield.md",
+    "docs/production/warehouse.md",
 }  # fmt: skip
 """Long pages that nobody reads first; `make test-all` runs them. The tests of what they show, of its examples and of
-its system are not slow."""
+its system are not slow, and a quick test reads their configs, commands and programs."""
 WITHOUT_CODE = (
     "docs/control/index.md",
     "docs/language/models.md",
@@ -119,6 +126,29 @@ def test_a_page_runs_from_top_to_bottom(
     runner = Runner(allowed=NOT_RUN, capture=capsys, names={"__name__": "page"})
     for block in blocks:
         runner.run(block)
+
+
+@pytest.mark.parametrize("page", sorted(LONGEST))
+def test_a_long_page_names_what_there_is(page: str, workplace: Path) -> None:
+    """Its configs have keys and values that there are, its commands are understood, its programs are Python."""
+    blocks = blocks_of(ROOT / page, page)
+    for block in blocks:
+        if block.title is not None:
+            path = workplace / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.body, encoding="utf-8")
+    for block in (one for one in blocks if one.language == "python"):
+        compile(block.body, f"<{block.place}>", "exec")
+    shown = [
+        shlex.split(one.line) for block in blocks if block.language == "console" for one in commands_of(block.body)
+    ]
+    for name, *words in (rest for program, *rest in shown if program == "hone"):
+        _call(next(one for one in COMMANDS if one.name == name), words)
+    for block in (one for one in blocks if one.language == "toml" and one.title is not None and not one.exit_code):
+        document = read_document(str(block.title))
+        if isinstance(recipe := document.values.get("recipe"), str):
+            document.values.setdefault("name", "page")
+            resolve(load_recipe(recipe).config, document)
 
 
 def test_what_is_not_run_stands_on_a_page() -> None:

@@ -63,11 +63,13 @@ def test_the_first_set_is_there() -> None:
 
 
 LONGEST = {
-    "asynchronous-actors", "best-of-n-vs-rl", "clip-higher", "direct-method-alone", "drift-with-and-without-recall",
-    "early-experience", "elo-without-deviation", "exploration", "flat-or-dispatched", "hindsight", "memory-by-hand",
-    "offline-shift", "options", "over-optimisation", "prm-vs-orm-search", "rank-of-lora", "retokenised-turns",
-    "routes-that-flip", "same-question-other-company", "sft-then-rl", "shield-and-its-price", "staleness",
-    "target-network", "trust-regions", "two-ranks",
+    "asynchronous-actors", "best-of-n-vs-rl", "clip-higher", "deadly-triad", "delayed-rewards", "direct-method-alone",
+    "dpo-reward-hacking", "drift-with-and-without-recall", "duplicates-without-keys", "early-experience",
+    "elo-without-deviation", "exploration", "fairness-under-borrowing", "flat-or-dispatched", "hindsight",
+    "loss-reduced-twice", "memory-by-hand", "mismatch", "offline-shift", "old-keys-new-weights", "options",
+    "over-optimisation", "prm-vs-orm-search", "rank-of-lora", "retokenised-turns", "routes-that-flip",
+    "same-question-other-company", "sft-then-rl", "shaping", "shield-and-its-price", "staleness", "target-network",
+    "trust-regions", "two-ranks",
 }  # fmt: skip
 """Experiments of a processor second and more in quick form; `benchmarks/lab_seeds.py` runs them, too."""
 
@@ -91,7 +93,13 @@ def test_a_verdict_holds_at_full_size(name: str, seed: int) -> None:
     check(load_experiment(name).run(seed))
 
 
-@pytest.mark.parametrize("name", ["baseline-variance", "cispo-vs-clip", "mismatch", "passk", "sampling"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONGEST else ())
+        for name in ("baseline-variance", "cispo-vs-clip", "mismatch", "passk", "sampling")
+    ],
+)
 def test_a_seed_says_everything(name: str) -> None:
     experiment = load_experiment(name)
     once, twice, other = (experiment.run(seed, quick=True) for seed in (3, 3, 4))

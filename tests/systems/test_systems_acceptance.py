@@ -18,8 +18,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 OF_TIME = re.compile(r"CPU|processor time|a second|in time|, us$|speed")
 NAMES = sorted(path.stem for path in (BENCHMARKS / "decision_systems").glob("*.py") if path.stem != "__init__")
 FIRST_LINES = {
-    "bandits": 12, "drift": 3, "estimate_verdicts": 3, "features": 5, "fleet": 7, "league": 7, "log": 4, "mixtures": 5,
-    "offline_estimates": 6, "players": 3, "recommendation": 4, "rollout": 10, "shield": 7, "warehouse": 11,
+    "bandits": 12, "drift": 3, "estimate_verdicts": 3, "features": 5, "fleet": 6, "league": 6, "log": 4, "mixtures": 5,
+    "offline_estimates": 6, "players": 2, "recommendation": 2, "rollout": 10, "shield": 7, "warehouse": 11,
 }  # fmt: skip
 """Lines of each system that take about two seconds together: those that the default tests run."""
 SLOW = ("gateway", "gateways", "retraining")

@@ -10,6 +10,7 @@ import transformers
 
 from hone.core.errors import DataError
 from hone.models.language.config import model_config_from_hf
+from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.packing import pack_rows
 
@@ -75,7 +76,10 @@ def their_logits(folder: Path) -> torch.Tensor:
 
 
 def our_logits(folder: Path) -> torch.Tensor:
-    model = load_model(folder)
+    return logits_of(load_model(folder))
+
+
+def logits_of(model: Decoder) -> torch.Tensor:
     with torch.no_grad():
         return model.logits(model.hidden(pack_rows([TEXT])))
 
@@ -89,11 +93,12 @@ CASES = [
 @pytest.mark.parametrize(("kind", "spelling"), CASES)
 def test_logits_are_those_of_transformers(folder, kind, spelling, tmp_path):
     with_rope(folder, spelled(kind, spelling))
-    expected = their_logits(folder)
-    torch.testing.assert_close(our_logits(folder), expected, rtol=0, atol=4e-5)
-    save_model(load_model(folder), tmp_path, tokenizer_from=None)
-    torch.testing.assert_close(their_logits(tmp_path), expected, rtol=0, atol=4e-5)
+    model, expected = load_model(folder), their_logits(folder)
+    torch.testing.assert_close(logits_of(model), expected, rtol=0, atol=4e-5)
+    save_model(model, tmp_path, tokenizer_from=None)
     torch.testing.assert_close(our_logits(tmp_path), expected, rtol=0, atol=4e-5)
+    if spelling == SPELLINGS[0]:  # written in one way, whatever way was read
+        torch.testing.assert_close(their_logits(tmp_path), expected, rtol=0, atol=4e-5)
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
