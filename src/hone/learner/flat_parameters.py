@@ -68,7 +68,14 @@ class FlatParameters:
         return {name: parameter.shape for name, parameter in zip(self.names, self.parameters, strict=True)}
 
     def zero_grad(self) -> None:
+        storage = self.gradient.untyped_storage()
+        if not storage.nbytes():  # of `drop_gradients`
+            storage.resize_(self.gradient.nbytes)
         self.gradient.zero_()
+
+    def drop_gradients(self) -> None:
+        """Give back the memory of the gradient, and of its views, none of which may be read before `zero_grad`."""
+        self.gradient.untyped_storage().resize_(0)
 
     def freeze(self, parameters: Collection[nn.Parameter]) -> None:
         """Keep the gradient of these parameters at 0 from now on: without weight decay they never move."""

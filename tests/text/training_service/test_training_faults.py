@@ -1,5 +1,6 @@
 """What the unmodified SDK makes of every kind of fault, which the service relies on, and a client that was silent."""
 
+import asyncio
 import gc
 import json
 import logging
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +20,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from training_parts import TestClient, TrainingService, WireClient, adapter_bytes, open_service, text_datum
 
 tinker = pytest.importorskip("tinker", reason="the SDK: pip install 'hone-rl[training-service]'")
+from tinker import _base_client as base_client  # noqa: E402
 from tinker import types  # noqa: E402
+from tinker.lib import api_future_impl as futures  # noqa: E402
+from tinker.lib import internal_client_holder as holder  # noqa: E402
+
+from hone.text.training_service.worker import TrainingWorker  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 IDS = [byte + 3 for byte in b"the cat sat"]
 ROW = types.Datum(model_input=types.ModelInput.from_ints(IDS[:-1]), loss_fn_inputs={"target_tokens": IDS[1:]})
 PROMPT, FEW = types.ModelInput.from_ints(IDS), types.SamplingParams(max_tokens=1, seed=1, stop=[])
+HEARTBEAT_S = 10
 Serve = Callable[..., tuple[TrainingService, TestClient]]
 
 
@@ -32,6 +40,7 @@ class FaultyApp:
     """The service's app, but the next answers of one path are others."""
 
     app: ASGIApp
+    training: TrainingWorker
     path: str = ""
     answers: list[tuple[int, object]] = field(default_factory=list)
 
@@ -41,6 +50,57 @@ class FaultyApp:
             await Response(json.dumps(body), status, media_type="application/json")(scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+
+@dataclass
+class Listening:
+    """An app behind a port of this machine, which refuses connections while it is stopped."""
+
+    app: ASGIApp
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        self._server = uvicorn.Server(uvicorn.Config(self.app, log_level="critical", lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+
+
+@dataclass
+class ScriptedTime:
+    """Time and sleep of the SDK's modules: nothing waits, and a server comes back once so many seconds were slept."""
+
+    server: Listening
+    back_s: float
+    now_s: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def time(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == HEARTBEAT_S:  # a loop of its own
+            await asyncio.sleep(seconds)
+            return
+        before, self.now_s = self.now_s, self.now_s + seconds
+        self.slept.append(seconds)
+        if before < self.back_s <= self.now_s:
+            await asyncio.to_thread(self.server.start)
+        await asyncio.sleep(0)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for module, name in ((holder, "asyncio"), (holder, "time"), (futures, "asyncio"), (base_client, "anyio")):
+            original = getattr(module, name)
+            patch.setattr(module, name, SimpleNamespace(**{**vars(original), "sleep": self.sleep, "time": self.time}))
 
 
 @dataclass
@@ -65,13 +125,11 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FaultyApp
     """The app, and its address."""
     service = open_service(tmp_path_factory.mktemp("faults"))
     service.start()
-    listener, app = socket.create_server(("127.0.0.1", 0)), FaultyApp(service.routes.app())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    yield app, f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    app = FaultyApp(service.routes.app(), service.trainer)
+    server = Listening(app)
+    server.start()
+    yield app, server.url
+    server.stop()
     service.close()
     gc.collect()  # connections that the SDK left open are collected here, and not in a later test
 
@@ -126,6 +184,7 @@ def test_an_answer_is_an_exception_at_once_and_the_client_goes_on(name: str, cli
     assert call(clients) is not None
 
 
+SIZE = {"status": "complete_metadata", "response_payload_size": 9}
 RETRIED: dict[str, tuple[str, list[tuple[int, object]]]] = {
     "create_model 409": ("create_model", [(409, {})]),
     "create_model 503": ("create_model", [(503, {})]),
@@ -136,6 +195,11 @@ RETRIED: dict[str, tuple[str, list[tuple[int, object]]]] = {
     "a pass behind too many calls": ("training", [(429, {})]),
     "a pass behind bad requests": ("training", [(400, {"detail": "x"})] * 2),
     "a sample that expired": ("sampling", [(410, {"detail": "x"})]),
+    "a pass whose size is told first": (
+        "training",
+        [(200, {"status": "complete_metadata", "response_payload_size": 9})],
+    ),
+    "a sample whose size is told first": ("sampling", [(200, {"status": "complete_metadata"})]),
 }
 
 
@@ -146,6 +210,51 @@ def test_an_answer_is_asked_for_again_and_nobody_notices(name: str, clients: Fau
     clients.app.answers = list(answers)
     assert CALLS[path](clients) is not None
     assert not clients.app.answers
+
+
+def client_of(server: Listening) -> Any:
+    service = tinker.ServiceClient(base_url=server.url, api_key="tml-any")
+    return service.create_lora_training_client(base_model="tiny", rank=2, seed=1).result()
+
+
+@pytest.fixture
+def away(clients: FaultyClients) -> Iterator[Listening]:
+    """The service behind a port of its own, which a test stops."""
+    server = Listening(clients.app)
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_a_poll_survives_any_gap_of_refused_connections(
+    clients: FaultyClients, away: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, clock = client_of(away), ScriptedTime(away, back_s=1200.0)
+    with clients.app.training.computing:
+        promise = training.forward([ROW], "cross_entropy")
+        while not clients.app.training.desk.waiting:
+            threading.Event().wait(0.001)
+        clock.install(monkeypatch)
+        away.stop()
+    assert promise.result().metrics["loss:sum"] > 0
+    assert clock.slept[:6] == [1, 2, 4, 8, 16, 30] and set(clock.slept[6:]) == {30} and clock.now_s >= 1200
+
+
+@pytest.mark.parametrize("back_s", [299.0, 900.0])
+def test_a_submit_survives_a_gap_of_five_minutes(
+    clients: FaultyClients, away: Listening, monkeypatch: pytest.MonkeyPatch, back_s: float
+) -> None:
+    training, clock = client_of(away), ScriptedTime(away, back_s)
+    clock.install(monkeypatch)
+    away.stop()
+    promise = training.forward([ROW], "cross_entropy")
+    if back_s < 300:
+        assert promise.result().metrics["loss:sum"] > 0 and clock.now_s >= 299
+        return
+    with pytest.raises(tinker.APIConnectionError):
+        promise.result()
+    assert 300 <= clock.now_s < 400, "five minutes, and the last call's own retries"
+    away.start()
 
 
 def test_a_refused_pass_of_the_service_leaves_the_client_usable(clients: FaultyClients) -> None:

@@ -177,13 +177,14 @@ class TrainedModel:
     parameters: FlatParameters = field(init=False)
     optimizer: Adam = field(init=False)
     pending: bool = False
-    """Whether there is a gradient that no step has taken."""
+    """Whether there is a gradient that no step has taken; without one it has no memory."""
 
     def __post_init__(self) -> None:
         named = self.rows.decoder.named_parameters() if self.adapter is None else self.adapter.factors()
         names, parameters = zip(*named, strict=True)
         self.parameters = FlatParameters(parameters, names)
         self.optimizer = Adam(self.parameters)
+        self.parameters.drop_gradients()
 
     @property
     def steps(self) -> int:
@@ -194,22 +195,32 @@ class TrainedModel:
         """Add the gradients of rows, one after another: the sum does not depend on the calls that brought them."""
         for one in results:
             assert one.gradient is not None
+            if not self.pending:
+                self.parameters.zero_grad()
             self.pending = True
             for total, part in zip(self.parameters.views, one.gradient, strict=True):
                 total.add_(part)
 
-    def gradient(self) -> Tensor:
-        """`[P]` a copy of the gradient since the last step."""
-        return self.parameters.gradient.clone()
+    def gradient(self) -> Tensor | None:
+        """`[P]` a copy of the gradient since the last step; None where there is none."""
+        return self.parameters.gradient.clone() if self.pending else None
 
-    def restore_gradient(self, gradient: Tensor, *, pending: bool) -> None:
+    def restore_gradient(self, gradient: Tensor | None) -> None:
         """Put back what `gradient` gave: a call that failed adds nothing."""
-        self.parameters.gradient.copy_(gradient)
-        self.pending = pending
+        if gradient is None:
+            self._drop_gradient()
+        else:
+            self.parameters.gradient.copy_(gradient)
+
+    def _drop_gradient(self) -> None:
+        self.parameters.drop_gradients()
+        self.pending = False
 
     def step(self, asked: AdamStep) -> dict[str, float]:
         """One step of AdamW along the gradient, which is 0 afterwards; without any it is a step along 0. Returns
         metrics. Raises DataError, and changes nothing, for a gradient that is not finite."""
+        if not self.pending:
+            self.parameters.zero_grad()
         norm = float(self.parameters.gradient_norm())
         if not math.isfinite(norm):
             raise DataError(
@@ -220,8 +231,7 @@ class TrainedModel:
         self.optimizer.betas, self.optimizer.eps = (asked.beta1, asked.beta2), asked.eps
         self.optimizer.weight_decay = asked.weight_decay
         self.optimizer.step(asked.learning_rate)
-        self.parameters.zero_grad()
-        self.pending = False
+        self._drop_gradient()
         return {"grad_norm:mean": norm, "step:max": float(self.steps)}
 
     def state(self) -> State:
@@ -241,5 +251,4 @@ class TrainedModel:
             self.adapter.restore(substate(state, "adapter"))
         if optimizer:
             self.optimizer.restore(substate(state, "optimizer"))
-        self.parameters.zero_grad()
-        self.pending = False
+        self._drop_gradient()

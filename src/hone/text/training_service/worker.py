@@ -69,8 +69,8 @@ class _Pass:
     data: Sequence[Datum]
     loss: str
     options: Mapping[str, float]
-    before: tuple[Tensor, bool] | None = None
-    """The gradient as it was, and whether it was pending."""
+    before: Tensor | None = None
+    """The gradient as it was; None where there was none."""
     results: list[RowResult] = field(default_factory=list[RowResult])
 
     def row(self, place: int) -> TrainedRow:
@@ -93,8 +93,8 @@ class _Pass:
 
     def undo(self) -> None:
         """Take back what the call added."""
-        if self.before is not None:
-            self.model.restore_gradient(self.before[0], pending=self.before[1])
+        if not self.forward_only:
+            self.model.restore_gradient(self.before)
 
     def outcome(self, core_s: float) -> RequestResult:
         tokens = sum(len(datum.tokens) for datum in self.data)
@@ -252,7 +252,7 @@ class TrainingWorker:
         if faults:
             raise DataError(*faults[:5])
         model = self._model(record.owner, before=record.seq)
-        before = None if call.forward_only else (model.gradient(), model.pending)
+        before = None if call.forward_only else model.gradient()
         return _Pass(record, one, model, call.forward_only, data, call.loss, options, before)
 
     def _compute(self, passes: Sequence[_Pass]) -> None:
