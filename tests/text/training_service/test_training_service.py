@@ -1,5 +1,6 @@
 """The service over plain HTTP: results, order, exactness, checkpoints, refusals, isolation."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from hone.models.language.packed_attention import PackedAttention
 from hone.models.packing import pack_rows, row_targets
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.training_service.ledger import CheckpointRecord
-from hone.text.training_service.rows import TrainedRow
+from hone.text.training_service.rows import RowResult, TrainedRow
 from hone.text.training_service.service_config import TenantConfig, key_digest
 
 Serve = Callable[..., tuple[TrainingService, TestClient]]
@@ -137,8 +138,15 @@ def test_rows_of_several_adapters_fill_a_pass_of_any_length_to_the_bit(
     for row, result in zip(asked, rows.compute(asked, gradients=True), strict=True):
         (alone,) = rows.compute([row], gradients=True)
         assert np.array_equal(result.logprobs, alone.logprobs) and result.logprobs.shape == row.targets.shape
-        assert len(result.gradient or []) == 2 * len(row.adapter.updates)
-        assert all(torch.equal(a, b) for a, b in zip(result.gradient or [], alone.gradient or [], strict=True))
+        assert torch.equal(factors_of(result), factors_of(alone))
+        assert len(factors_of(result)) == sum(factor.numel() for _, factor in row.adapter.factors())
+
+
+def factors_of(result: RowResult) -> torch.Tensor:
+    """`[P]` the gradient of an adapter's factors."""
+    assert result.gradient is not None
+    (whole,) = result.gradient
+    return whole
 
 
 def drawn_adapters(adapters: list[LoraAdapter]) -> list[LoraAdapter]:
@@ -178,8 +186,8 @@ def test_the_gradient_of_a_row_is_autograds(serve: Serve, reach: int | None) -> 
     logp = torch.log_softmax(logits[:, : rows.vocab_used], -1).gather(1, torch.from_numpy(ids[1:])[:, None])[:, 0]
     np.testing.assert_allclose(result.logprobs, logp.detach().numpy(), rtol=0, atol=1e-5)
     expected = torch.autograd.grad((logp * slopes).sum(), [factor for _, factor in adapter.factors()])
-    for own, exact in zip(result.gradient or [], expected, strict=True):
-        assert float((own - exact).norm()) <= 1e-5 * float(exact.norm())
+    for own, exact in zip(factors_of(result).split([one.numel() for one in expected]), expected, strict=True):
+        assert float((own - exact.flatten()).norm()) <= 1e-5 * float(exact.norm())
 
 
 @pytest.mark.parametrize("runner", ["torch", "native"])
@@ -347,6 +355,26 @@ def test_a_refused_pass_is_told_by_its_result_adds_nothing_and_the_client_goes_o
     assert client.step(model)["metrics"]["step:max"] == 1
 
 
+def test_who_waits_for_a_result_goes_once_the_service_stops(serve: Serve) -> None:
+    service, http = serve()
+    client = WireClient(http)
+    model, forever_s = client.model(), 1e6
+    with service.trainer.computing:
+        promise = client.send_pass(model, [text_datum(TEXTS[0])])
+
+        async def wait() -> None:
+            held = asyncio.create_task(service.desk.wait(promise["request_id"], forever_s))
+            await asyncio.sleep(0)
+            assert not held.done()
+            service.routes.drain()
+            await held
+            await service.desk.wait(promise["request_id"], forever_s)
+
+        asyncio.run(wait())
+        answer = client.post("retrieve_future", promise, status=408)
+        assert answer["type"] == "try_again" and answer["queue_state"] == "active"
+
+
 def test_a_repeated_submit_is_the_first_one_and_another_content_is_refused(client: WireClient) -> None:
     model = client.model()
     first = client.send_pass(model, [text_datum("abc")], number=1)
@@ -399,7 +427,10 @@ def test_no_key_no_scope_and_no_neighbour_gets_anything(serve: Serve) -> None:
     ]
     _, http = serve(tenants=tenants)
     a, b = WireClient(http, "key-a"), WireClient(http, "key-b")
-    WireClient(http, "wrong").post("create_session", {}, status=401)
+    refused = [WireClient(http, key).post("create_session", {}, status=401) for key in ("wrong", "")]
+    assert [one["error"]["message"].split(":")[0] for one in refused] == [
+        "no tenant of this service has the key that was sent", "no key was sent",
+    ]  # fmt: skip
     reader = WireClient(http, "key-r")
     reader.open()
     lacking = reader.post("create_model", {"session_id": reader.session}, status=403)

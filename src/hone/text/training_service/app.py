@@ -113,8 +113,10 @@ class TrainingRoutes:
         return Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
 
     def drain(self) -> None:
-        """Note that the server stops."""
+        """Note that the server stops: whoever waits for a result is asked to call again, which the next process
+        hears."""
         self._draining = True
+        self.desk.release()
 
     # -------------------------------------------------------------------------------------------- guards
 
@@ -149,7 +151,8 @@ class TrainingRoutes:
                 key = call.headers.get("x-api-key") or (bearer if kind.lower() == "bearer" else "")
                 caller = self.keys.caller(key)
                 if caller is None:
-                    raise ApiError(401, "this service wants a tenant's key: X-Api-Key", code="invalid_api_key")
+                    why = "no tenant of this service has the key that was sent" if key else "no key was sent"
+                    raise ApiError(401, f"{why}: X-Api-Key must be a tenant's key", code="invalid_api_key")
                 if scope is not None and scope not in caller.scopes:
                     has = ", ".join(sorted(caller.scopes))
                     raise ApiError(403, f"the key of {caller.tenant} lacks the scope {scope}; it has {has}")
@@ -356,8 +359,6 @@ class TrainingRoutes:
     def _submitted(self, record: RequestRecord, *, model: ModelRecord | None = None) -> Response:
         """Acknowledge a request of a model."""
         accepted = self.desk.submit(record, model)
-        if model is None:
-            self.desk.ledger.change(ModelRecord, record.owner, {"used_s": record.came_s})
         return JSONResponse({"request_id": accepted.id, "model_id": record.owner})
 
     # ------------------------------------------------------------------------------------------ samplers
@@ -418,18 +419,19 @@ class TrainingRoutes:
     async def _retrieve(self, call: Request, caller: Caller) -> Response:
         """The result of a request, held for a while until there is one; 408 asks the client to call again."""
         body = await self.bodies.prepared(call, lambda raw: json.loads(raw or b"{}"))
-        id = body["request_id"]
+        id = str(body["request_id"])
+        one = self.desk.waiting.get(id)
+        if one is not None and one.tenant == caller.tenant:
+            await self.desk.wait(id, self.config.limits.poll_s)
         record = await self.bodies.beside(0, lambda: self.desk.ledger.find(RequestRecord, id))
         if record is None or record.tenant != caller.tenant:
-            raise ApiError(410, f"there is no request {str(id)!r:.80}", code="gone")
-        if not await self.desk.wait(id, self.config.limits.poll_s):
+            raise ApiError(410, f"there is no request {id!r:.80}", code="gone")
+        if record.state == "queued":
             why = self.desk.why_waiting(id)
             return JSONResponse(
                 {"type": "try_again", "request_id": id, "queue_state": "active", "queue_state_reason": why},
                 status_code=408,
             )
-        record = await self.bodies.beside(0, lambda: self.desk.ledger.find(RequestRecord, id))
-        assert record is not None
         if record.result is None or record.media is None:
             raise ApiError(410, f"the result of {id} was dropped; results are kept for a while only", code="gone")
         if record.category is not None:

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from hone.core.clock import Clock
 from hone.core.errors import HoneError
@@ -15,6 +15,7 @@ from hone.text.training_service.ledger import Ledger, ModelRecord, RequestRecord
 from hone.text.training_service.turns import Turns, Waiting
 
 JSON: Final = "application/json"
+Listener: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 def json_outcome(content: dict[str, object]) -> RequestResult:
@@ -60,9 +61,8 @@ class RequestDesk:
     closing: bool = False
     waiting: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
     """Requests without an outcome, by id."""
-    _listeners: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = field(
-        default_factory=dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]]
-    )
+    _listeners: dict[str, list[Listener]] = field(default_factory=dict[str, list[Listener]])
+    _released: bool = False
 
     def restore(self) -> int:
         """Queue what the last process acknowledged and did not answer; returns how many."""
@@ -95,9 +95,7 @@ class RequestDesk:
         with self.wake:
             self.waiting.pop(record.id, None)
             listeners = self._listeners.pop(record.id, [])
-        for loop, event in listeners:
-            with suppress(RuntimeError):  # a loop that has closed meanwhile
-                loop.call_soon_threadsafe(event.set)
+        _tell(listeners)
 
     def attempt(self, record: RequestRecord, work: Callable[[], RequestResult]) -> None:
         """Finish a request with what `work` gives; whatever it raises is the request's outcome, and nobody else's."""
@@ -107,21 +105,28 @@ class RequestDesk:
             outcome = failed(error)
         self.finish(record, outcome)
 
-    async def wait(self, id: str, seconds: float) -> bool:
-        """Wait for a request's outcome; False if there is none by then."""
+    async def wait(self, id: str, seconds: float) -> None:
+        """Wait for a request's outcome, or until `release`."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         with self.wake:
-            if id not in self.waiting:
-                return True
+            if id not in self.waiting or self._released:
+                return
             self._listeners.setdefault(id, []).append((loop, event))
         try:
             async with asyncio.timeout(seconds):
                 await event.wait()
         except TimeoutError:
             with self.wake:
-                self._listeners[id] = [one for one in self._listeners.get(id, []) if one[1] is not event]
-            return id not in self.waiting
-        return True
+                if id in self._listeners:
+                    self._listeners[id] = [one for one in self._listeners[id] if one[1] is not event]
+
+    def release(self) -> None:
+        """Let whoever waits for an outcome go without it, from now on."""
+        with self.wake:
+            self._released = True
+            listeners = [one for some in self._listeners.values() for one in some]
+            self._listeners.clear()
+        _tell(listeners)
 
     def why_waiting(self, id: str) -> str:
         """A sentence on a request that waits."""
@@ -143,3 +148,9 @@ class RequestDesk:
         )  # fmt: skip
         self.waiting[record.id] = one
         self.turns.add(one, ordered=record.kind != "sample")
+
+
+def _tell(listeners: Iterable[Listener]) -> None:
+    for loop, event in listeners:
+        with suppress(RuntimeError):  # a loop that has closed meanwhile
+            loop.call_soon_threadsafe(event.set)

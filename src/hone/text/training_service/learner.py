@@ -198,8 +198,10 @@ class TrainedModel:
             if not self.pending:
                 self.parameters.zero_grad()
             self.pending = True
-            for total, part in zip(self.parameters.views, one.gradient, strict=True):
-                total.add_(part)
+            at, total = 0, self.parameters.gradient
+            for part in one.gradient:
+                total[at : at + part.numel()].add_(part.reshape(-1))
+                at += part.numel()
 
     def gradient(self) -> Tensor | None:
         """`[P]` a copy of the gradient since the last step; None where there is none."""

@@ -240,9 +240,11 @@ class Ledger:
     # ------------------------------------------------------------------------------------------- requests
 
     def accept(self, request: RequestRecord, model: ModelRecord | None = None) -> tuple[RequestRecord, bool]:
-        """Write a request, with the model that it makes; returns it and True. The earlier request with its owner and
-        number, and False, where there is one. Raises DataError if that asked for something else."""
+        """Write a request, with the model that it makes, or that it uses now; returns it and True. The earlier request
+        with its owner and number, and False, where there is one. Raises DataError if that asked for something else."""
         with self._transaction():
+            if model is None:
+                self._db.execute("update models set used_s = ? where id = ?", (request.came_s, request.owner))
             earlier = self._select(RequestRecord, "where owner = ? and seq = ?", request.owner, request.seq)
             if earlier:
                 if earlier[0].digest != request.digest:

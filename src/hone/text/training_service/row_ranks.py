@@ -88,10 +88,7 @@ class RowRanks:
             for place, row in enumerate(mine):
                 result, gradient = substate(answer, str(place)), None
                 if "gradient" in result:
-                    factors = [] if row.adapter is None else [factor for _, factor in row.adapter.factors()]
-                    flat = torch.from_numpy(array(result, "gradient").astype(np.float32, copy=False))
-                    pieces = flat.split([factor.numel() for factor in factors])
-                    gradient = [piece.view_as(factor) for piece, factor in zip(pieces, factors, strict=True)]
+                    gradient = [torch.from_numpy(array(result, "gradient").astype(np.float32, copy=False))]
                 logprobs = array(result, "logprobs").astype(np.float32).reshape(row.targets.shape)
                 results.append(RowResult(logprobs=logprobs, loss=number(result, "loss"), gradient=gradient))
         return results

@@ -6,7 +6,7 @@ adapter) is computed row by row, by compiled kernels where they can. For a sampl
 trainer's to the bit, and for rows that are longer than kernels reach, torch computes what that sampler does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
@@ -55,8 +55,8 @@ class RowResult:
     """Shaped as the row's targets, nats."""
     loss: float
     gradient: list[Tensor] | None
-    """Gradient of each factor of the row's adapter, in the order of `LoraAdapter.factors`, or of each of the decoder's
-    parameters; None if not asked for."""
+    """Parts that one after another are the gradient: one for all factors of the row's adapter, in the order of
+    `LoraAdapter.factors`, or one for each of the decoder's parameters. None if not asked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,35 +112,34 @@ class RowModel:
         return len(row.tokens) > self.reach
 
     def _compute(self, rows: Sequence[TrainedRow], *, gradients: bool) -> list[RowResult]:
-        slopes = [dict[int, Tensor]() for _ in rows]
+        pieces, slopes = list[_Piece](), dict[int, _Slopes]()
+        for row in rows:
+            line = sum(one.adapter is row.adapter for one in pieces)
+            pieces.append(_Piece(adapter=row.adapter, tokens=len(row.tokens), line=line))
+        for one in reversed(pieces) if gradients else ():  # the last one of an adapter knows how many there are
+            if one.adapter is not None and id(one.adapter) not in slopes:
+                slopes[id(one.adapter)] = _Slopes.of(one.adapter, one.line + 1)
         with torch.set_grad_enabled(gradients):
-            logprobs = self._logprobs(rows, slopes)
+            logprobs = self._logprobs(rows, pieces, slopes)
             losses = [row.loss(logp) for row, logp in zip(rows, logprobs, strict=True)]
-        pieces: list[list[Tensor] | None] = [None] * len(rows)
+        parts: list[list[Tensor] | None] = [None] * len(rows)
         if gradients and self.trained:
-            pieces = [list(torch.autograd.grad(losses[0], list(self.decoder.parameters())))]
+            parts = [list(torch.autograd.grad(losses[0], list(self.decoder.parameters())))]
         elif gradients:
             torch.autograd.backward(losses)
-            pieces = [
-                [] if row.adapter is None else [own[id(factor)] for _, factor in row.adapter.factors()]
-                for row, own in zip(rows, slopes, strict=True)
-            ]
+            parts = [[] if one.adapter is None else [slopes[id(one.adapter)].lines[one.line]] for one in pieces]
         return [
-            RowResult(logprobs=logp.detach().numpy().astype(np.float32), loss=float(loss.detach()), gradient=piece)
-            for logp, loss, piece in zip(logprobs, losses, pieces, strict=True)
+            RowResult(logprobs=logp.detach().numpy().astype(np.float32), loss=float(loss.detach()), gradient=part)
+            for logp, loss, part in zip(logprobs, losses, parts, strict=True)
         ]
 
-    def _logprobs(self, rows: Sequence[TrainedRow], slopes: Sequence[dict[int, Tensor]]) -> list[Tensor]:
-        """Log-probabilities of each row's targets. A backward pass adds gradients to `slopes`, by their factors' id."""
+    def _logprobs(
+        self, rows: Sequence[TrainedRow], pieces: Sequence["_Piece"], slopes: Mapping[int, "_Slopes"]
+    ) -> list[Tensor]:
+        """Log-probabilities of each row's targets. A backward pass adds gradients to `slopes`, by the adapter's id."""
         decoder, packed = self.decoder, pack_rows([row.tokens.astype(np.int32) for row in rows])
         lengths = [len(row.tokens) for row in rows]
-        linear = _RowProducts(
-            self,
-            [
-                _Piece(adapter=row.adapter, tokens=len(row.tokens), slopes=own)
-                for row, own in zip(rows, slopes, strict=True)
-            ],
-        )
+        linear = _RowProducts(self, pieces, slopes)
         if self._long(rows[0]):
             attend = _RowAttention(decoder, lengths)
             hidden = decoder.run(pad_to_tile(packed.tokens), pad_to_tile(packed.positions), attend, linear)
@@ -150,7 +149,7 @@ class RowModel:
             checkpoint(self._target_logprobs, *chunk, use_reentrant=False, preserve_rng_state=False)
             if recomputed and torch.is_grad_enabled()
             else self._target_logprobs(*chunk)
-            for chunk, recomputed in self._chunks(hidden[: sum(lengths)], rows, linear.pieces)
+            for chunk, recomputed in self._chunks(hidden[: sum(lengths)], rows, linear)
         ]
         each = torch.cat(parts).split(lengths)
         return [
@@ -159,13 +158,13 @@ class RowModel:
         ]
 
     def _chunks(
-        self, hidden: Tensor, rows: Sequence[TrainedRow], pieces: Sequence["_Piece"]
+        self, hidden: Tensor, rows: Sequence[TrainedRow], linear: "_RowProducts"
     ) -> Iterator[tuple[tuple[Tensor, Tensor, "_RowProducts"], bool]]:
         """Neighbouring tokens whose logits fit into memory, with their targets `[n, K]`, and whether there are several
         chunks. Where a row is cut does not depend on its neighbours."""
         size = max(TILE, _LOGITS // len(self.decoder.output_weight) // TILE * TILE)
         chunks, used = [list[_Piece]()], 0
-        for one in pieces:
+        for one in linear.pieces:
             for at in range(0, one.tokens, size):
                 part = replace(one, tokens=min(size, one.tokens - at))
                 if used + part.tokens > size:
@@ -180,7 +179,7 @@ class RowModel:
             place[:, : own.shape[1]] = own
         sizes = [sum(part.tokens for part in chunk) for chunk in chunks]
         for chunk, states, chosen in zip(chunks, hidden.split(sizes), targets.split(sizes), strict=True):
-            yield (states, chosen, _RowProducts(self, chunk)), len(chunks) > 1
+            yield (states, chosen, _RowProducts(self, chunk, linear.slopes)), len(chunks) > 1
 
     def _target_logprobs(self, hidden: Tensor, targets: Tensor, linear: "_RowProducts") -> Tensor:
         """`[n, K]`: the arithmetic of the engine by torch."""
@@ -196,12 +195,31 @@ class _Piece:
 
     adapter: LoraAdapter | None
     tokens: int
-    slopes: dict[int, Tensor]
-    """Gradients of the adapter's factors so far, by their identity: those of the row alone."""
+    line: int
+    """The row's number among those of its adapter."""
 
-    def add_slope(self, factor: Tensor, slope: Tensor) -> None:
-        known = self.slopes.get(id(factor))
-        self.slopes[id(factor)] = slope if known is None else known + slope
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slopes:
+    """Gradients of an adapter for each of its rows."""
+
+    lines: Tensor
+    """`[rows, P]`: all factors one after another."""
+    columns: Mapping[int, slice]
+    """Of each factor, by its identity."""
+
+    @classmethod
+    def of(cls, adapter: LoraAdapter, rows: int) -> "_Slopes":
+        """Zeros."""
+        columns, at = dict[int, slice](), 0
+        for _, factor in adapter.factors():
+            columns[id(factor)] = slice(at, at + factor.numel())
+            at += factor.numel()
+        return cls(lines=torch.zeros(rows, at), columns=columns)
+
+    def add(self, factor: Tensor, first: int, more: Tensor) -> None:
+        """Add the gradients `[pieces, *factor.shape]` of neighbouring rows, from number `first` on."""
+        self.lines[first : first + more.shape[0], self.columns[id(factor)]].view(more.shape).add_(more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,25 +229,42 @@ class _Beside:
     adapter: LoraAdapter
     place: slice
     """Their tokens."""
-    pieces: Sequence[_Piece]
+    runs: Sequence[Sequence[_Piece]]
+    """The pieces, neighbours of equal length together."""
+    slopes: _Slopes | None
+    """Of the adapter; None for a forward pass alone."""
 
-    def slopes(self, above: Tensor, below: Tensor) -> list[Tensor]:
-        """`above^T below` of each piece, for `[n, A]` and `[n, B]`: sums over its tokens alone.
+    def add_slopes(
+        self,
+        factors: Sequence[tuple[slice, nn.Parameter, nn.Parameter]],
+        to_low: Tensor,
+        x: Tensor,
+        above: Tensor,
+        low: Tensor,
+    ) -> None:
+        """Add the gradients of A, `to_low^T x`, and of B, `above^T low`, of the group's tokens to their rows'."""
+        assert self.slopes is not None
+        for run, to_a, to_b in zip(self.runs, self._products(to_low, x), self._products(above, low), strict=True):
+            parts = zip(factors, to_a.chunk(len(factors), 1), to_b.chunk(len(factors), 2), strict=True)
+            for (place, factor_a, factor_b), part_a, part_b in parts:
+                self.slopes.add(factor_a, run[0].line, part_a)
+                self.slopes.add(factor_b, run[0].line, part_b[:, place])
 
-        Neighbours of equal length share a call. Where tokens lie in memory must not choose how they are multiplied, so
-        each piece begins at a multiple of TILE rows, copied if need be; and a batch of one takes another road than one
-        of several.
+    def _products(self, above: Tensor, below: Tensor) -> Iterator[Tensor]:
+        """`above^T below` `[pieces, A, B]` of each run, for `[n, A]` and `[n, B]`: sums over a piece's tokens alone.
+
+        Where tokens lie in memory must not choose how they are multiplied, so each piece begins at a multiple of TILE
+        rows, copied if need be; and a batch of one takes another road than one of several.
         """
-        result, at = list[Tensor](), self.place.start
-        for tokens, run in groupby(self.pieces, lambda one: one.tokens):
-            count = len(list(run))
+        at = self.place.start
+        for run in self.runs:
+            count, tokens = len(run), run[0].tokens
             span = slice(at - self.place.start, at - self.place.start + tokens * count)
             left, right = (self._aligned(x[span].view(count, tokens, -1), at) for x in (above, below))
             if count == 1:
                 left, right = left.expand(2, -1, -1), right.expand(2, -1, -1)
-            result += torch.bmm(left.transpose(1, 2), right)[:count].unbind()
+            yield torch.bmm(left.transpose(1, 2), right)[:count]
             at += tokens * count
-        return result
 
     def _aligned(self, x: Tensor, at: int) -> Tensor:
         missing = -x.shape[1] % TILE
@@ -245,6 +280,8 @@ class _RowProducts:
     model: RowModel
     pieces: Sequence[_Piece]
     """What lies behind them is padding."""
+    slopes: Mapping[int, _Slopes]
+    """By the adapter's id; empty for a forward pass alone."""
     groups: list[_Beside] = field(default_factory=list[_Beside])
     anchor: Tensor = field(default_factory=lambda: torch.zeros(0, requires_grad=True))
     """Asks autograd for gradients of factors also where the input needs none."""
@@ -255,7 +292,9 @@ class _RowProducts:
             pieces = list(run)
             place = slice(at, at + sum(one.tokens for one in pieces))
             if pieces[0].adapter is not None:
-                self.groups.append(_Beside(adapter=pieces[0].adapter, place=place, pieces=pieces))
+                runs = [list(same) for _, same in groupby(pieces, lambda one: one.tokens)]
+                slopes = self.slopes.get(id(pieces[0].adapter))
+                self.groups.append(_Beside(adapter=pieces[0].adapter, place=place, runs=runs, slopes=slopes))
             at = place.stop
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -300,12 +339,7 @@ class _RowProductFunction(torch.autograd.Function):
             to_low = product(pad_to_tile(above), b.t(), None).mul_(group.adapter.settings.scale)
             if to_x is not None:
                 to_x[group.place].add_(product(to_low, a.t(), None)[: len(own)])
-            of_a, of_b = group.slopes(to_low[: len(own)], own), group.slopes(above, low[: len(own)])
-            for piece, to_a, to_b in zip(group.pieces, of_a, of_b, strict=True):
-                parts = zip(factors, to_a.chunk(len(factors)), to_b.chunk(len(factors), 1), strict=True)
-                for (place, factor_a, factor_b), part_a, part_b in parts:
-                    piece.add_slope(factor_a, part_a)
-                    piece.add_slope(factor_b, part_b[place])
+            group.add_slopes(factors, to_low[: len(own)], own, above, low[: len(own)])
         return to_x, None, None, None, None
 
 
