@@ -199,7 +199,8 @@ def cookbook_rows(book: Cookbook, only: str) -> Iterator[Row]:
     rate_rl = 2e-2 if book.quick else 2e-3
     asked: dict[str, dict[str, object]] = {
         "rl.train": {}, "rl.train, KL penalty": {"kl": True}, "rl.train, ppo, 2 substeps": {"loss_fn": "ppo",
-        "num_substeps": 2}, "rl.train, asynchronous, ppo": {"ahead": "ppo"},
+        "num_substeps": 2}, "rl.train, dro": {"loss_fn": "dro", "loss_fn_config": {"beta": 0.05}},
+        "rl.train, asynchronous, ppo": {"ahead": "ppo"},
     }  # fmt: skip
     for name, more in asked.items():
         if only not in name:

@@ -16,56 +16,39 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx2
 import numpy as np
 import torch
-import uvicorn
 from cookbook_rows import ALIAS, Cookbook, chat_base, cookbook_rows
-from queue_rows import BAR_POINTS, WEIGHTS, cpu_s, queue_rows
+from queue_rows import cpu_s, queue_rows
+from service_parts import PREFIX, new_session, open_store, row_message, served, tenants_of, tiny_base
+from service_shares import live_shares, shares_of_service
 from starlette.testclient import TestClient
 from tables import Row, tell
 from tinker.proto import tinker_public_pb2 as wire
 
-from hone.core.clock import SystemClock
 from hone.core.generation import Request, SamplingParams
 from hone.engine.open_engine import EngineSize, open_engine
 from hone.engine.protocol import RunnerKind, UnmergedAdapter
-from hone.models.language.config import ModelConfig
-from hone.models.language.init import new_model
 from hone.models.language.lora import LoraAdapter
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
 from hone.models.packing import pack_rows
-from hone.run.http.server import TimedConnection
 from hone.text.evaluate.engine_actor import tokenizer_rules
 from hone.text.training_service.learner import AdamStep, AdapterShape, ServedBase, open_base
 from hone.text.training_service.ledger import ModelRecord, RequestRecord
 from hone.text.training_service.messages import PROTOBUF
 from hone.text.training_service.rows import RowResult, TrainedRow
-from hone.text.training_service.run_training_service import TrainingService, open_training_service
-from hone.text.training_service.service_config import ServedBaseConfig, TenantConfig, TrainingServiceConfig, key_digest
+from hone.text.training_service.run_training_service import TrainingService
+from hone.text.training_service.service_config import ServedBaseConfig, TrainingServiceConfig
 
-PREFIX = "/api/v1"
 KILLS = 30
 TOGETHER = 8
 QUICK = ("together", "memory", "cookbook")
-
-
-def tiny_base(folder: Path, width: int = 64, layers: int = 2) -> Path:
-    """A model folder with random weights, one token a byte."""
-    tokenizer = byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)
-    config = ModelConfig(
-        family="qwen3", vocab_size=tokenizer.size, hidden_size=width, intermediate_size=2 * width, layers=layers,
-        heads=4, kv_heads=2, head_dim=16, max_positions=512, tie_embeddings=True,
-    )  # fmt: skip
-    TokenPolicy(new_model(config, seed=3), tokenizer).save_merged(folder)
-    return folder
 
 
 def opened_base(folder: Path) -> tuple[ServedBase, TokenPolicy]:
@@ -151,6 +134,14 @@ def sampling_together(policy: TokenPolicy, base: ServedBase, tokens: int, runner
     ratio = float(np.median(ratios))
     yield Row(row=f"sampling, 8 adapters together, {tokens} tokens each, {runner}", value=ratio,
               unit="x one after another", bar=">= 2.5", met=ratio >= 2.5)  # fmt: skip
+
+
+def together(folder: Path, tokens: int) -> Iterator[Row]:
+    """Several adapters in the same passes."""
+    base, policy = opened_base(folder)
+    yield from sampling_together(policy, base, tokens, "native")  # the bitwise arithmetic stays
+    yield from sampling_together(policy, base, tokens, "torch")
+    yield from training_together(base, tokens)
 
 
 def memory(base: ServedBase) -> Iterator[Row]:
@@ -306,94 +297,31 @@ def weighted_rows(
 # -------------------------------------------------------------------------------------------------------------- shares
 
 
-def tenants_of(weights: Sequence[float]) -> list[TenantConfig]:
-    return [
-        TenantConfig(name=f"t{place}", token_sha256=key_digest(f"t{place}"), weight=weight)
-        for place, weight in enumerate(weights)
-    ]
-
-
-def row_message(model: str, seq: int, tokens: int, rows: int = 1) -> bytes:
-    data = []
-    for number in range(rows):
-        ids = np.random.default_rng([seq, number]).integers(5, 100, tokens + 1)
-        chunk = wire.Chunk(encoded_text=wire.EncodedTextChunk(tokens=ids[:-1].astype(np.int32).tobytes()))
-        targets = wire.Tensor(dense=ids[1:].tobytes(), dtype=wire.DTYPE_INT64, shape=[tokens])
-        data.append(wire.Datum(model_input=[chunk], loss_fn_inputs={"target_tokens": targets}))
-    message = wire.ForwardBackwardRequest(model_id=model, seq_id=seq, data=data, loss_fn="cross_entropy")
-    return message.SerializeToString()
-
-
 def overhead(folder: Path, base: Path) -> Iterator[Row]:
     """A forward pass of one token through HTTP, its client and its server in this process, beyond the pass itself."""
     service = open_store(folder, base)
-    service.start()
-    http = TestClient(service.routes.app())
-    session = http.post(f"{PREFIX}/create_session", json={}).json()["session_id"]
-    body = {"session_id": session, "model_seq_id": 0, "base_model": "base", "lora_config": {"rank": 4, "seed": 1}}
-    model = http.post(f"{PREFIX}/create_model", json=body).json()["model_id"]
+    with served(service) as url, httpx2.Client(base_url=url, timeout=60) as http:
+        model = new_session(http)
 
-    def call(seq: int) -> None:
-        sent = wire.ForwardBackwardRequest.FromString(row_message(model, seq, 1))
-        sent.forward_only = True
-        promise = http.post(f"{PREFIX}/forward_backward", content=sent.SerializeToString()).json()
-        assert http.post(f"{PREFIX}/retrieve_future", json=promise).status_code == 200
+        def call(seq: int) -> None:
+            sent = wire.ForwardBackwardRequest.FromString(row_message(model, seq, 1))
+            sent.forward_only = True
+            promise = http.post("/forward_backward", content=sent.SerializeToString()).json()
+            assert http.post("/retrieve_future", json=promise).status_code == 200
 
-    for seq in range(1, 21):
-        call(seq)
-    spent = [cpu_s(lambda seq=seq: call(seq)) for seq in range(21, 321)]
-    with service.trainer.computing:
-        trained = service.trainer._model(model)
-    row = TrainedRow(adapter=trained.adapter, tokens=np.array([5]), targets=np.array([6]), loss=lambda lp: -lp.sum())
-    alone = [cpu_s(lambda: trained.rows.compute([row], gradients=False)) for _ in range(300)]
-    service.close()
+        for seq in range(1, 21):
+            call(seq)
+        spent = [cpu_s(lambda seq=seq: call(seq)) for seq in range(21, 321)]
+        with service.trainer.computing:
+            trained = service.trainer._model(model)
+        row = TrainedRow(
+            adapter=trained.adapter, tokens=np.array([5]), targets=np.array([6]), loss=lambda lp: -lp.sum()
+        )
+        alone = [cpu_s(lambda: trained.rows.compute([row], gradients=False)) for _ in range(300)]
     for part, bar in ((50, 5.0), (95, 15.0)):
         more = 1e3 * (np.percentile(spent, part) - np.percentile(alone, part))
         yield Row(row=f"a call of one token beyond its pass, p{part}", value=float(more), unit="CPU ms",
                   bar=f"<= {bar:g}", met=bool(more <= bar))  # fmt: skip
-
-
-def shares_of_service(folder: Path, base: Path) -> Iterator[Row]:
-    """Eight tenants that always have work: shares of core-seconds while all of them wait, and the part of the training
-    thread's time that was theirs. Half of them send rows one by one, the others eight at once, of other lengths."""
-    service = open_store(folder, base, tenants_of(WEIGHTS))
-    http, calls, sizes = TestClient(service.routes.app()), 240, (16, 24, 40, 64)
-
-    def post(tenant: int, path: str, body: bytes | dict[str, object]) -> dict[str, str]:
-        sent = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return http.post(f"{PREFIX}/{path}", headers={"x-api-key": f"t{tenant}"}, **sent).json()
-
-    for tenant in range(len(WEIGHTS)):
-        session = post(tenant, "create_session", {})["session_id"]
-        body = {"session_id": session, "model_seq_id": 0, "base_model": "base", "lora_config": {"rank": 4, "seed": 1}}
-        model = post(tenant, "create_model", body)["model_id"]
-        rows = 8 if tenant % 2 else 1
-        for seq in range(1, calls // rows * int(max(2.0, WEIGHTS[tenant])) // 2 + 1):
-            post(tenant, "forward_backward", row_message(model, seq, sizes[tenant % 4], rows))
-    turns, spent_at = service.desk.turns, 0.0
-    service.start()
-    clock = time.pthread_getcpuclockid(service.trainer.thread._thread.ident)
-    began = time.clock_gettime(clock)
-    while True:
-        time.sleep(0.02)
-        with service.desk.wake:
-            waiting, spent = turns.counts(), dict(turns.spent_s)
-            busy = time.clock_gettime(clock) - began
-        if len(waiting) < len(WEIGHTS):
-            break
-        work, spent_at = {name: spent.get(name, 0.0) * weight for name, weight in turns.weights.items()}, busy
-    used = sum(work.values())
-    off = max(abs(work[f"t{place}"] / used - weight / sum(WEIGHTS)) for place, weight in enumerate(WEIGHTS))
-    yield Row(row="service: 8 tenants 1:1:2:4, largest difference", value=100 * off, unit="points",
-              bar=f"<= {BAR_POINTS}", met=100 * off <= BAR_POINTS)  # fmt: skip
-    share = used / spent_at
-    billed = sum(amount for (_, what), amount in service.desk.ledger.usage().items() if what == "core_s")
-    whole = time.clock_gettime(clock) - began
-    yield Row(row="service: work of tenants in the training thread's time", value=share, unit="of CPU s",
-              bar=">= 0.97", met=share >= 0.97)  # fmt: skip
-    yield Row(row="service: core-seconds on bills in the training thread's time", value=billed / whole,
-              unit="of CPU s", bar="0.97 to 1.03", met=0.97 <= billed / whole <= 1.03)  # fmt: skip
-    service.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- hostile
@@ -429,45 +357,32 @@ def hostile(folder: Path, base: Path) -> Iterator[Row]:
     """A calm tenant's calls alone, and beside a client that sends broken requests as fast as it can: CPU seconds of the
     service from a call to its result."""
     service = open_store(folder, base, tenants_of((1.0, 1.0)))
-    service.start()
-    listener = socket.create_server(("127.0.0.1", 0))
-    options = uvicorn.Config(service.routes.app(), log_level="critical", lifespan="off", http=TimedConnection)
-    server = uvicorn.Server(options)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    host, port = listener.getsockname()
-    http = httpx2.Client(base_url=f"http://{host}:{port}{PREFIX}", headers={"x-api-key": "t0"}, timeout=60)
-    session = http.post("/create_session", json={}).json()["session_id"]
-    body = {"session_id": session, "model_seq_id": 0, "base_model": "base", "lora_config": {"rank": 4, "seed": 1}}
-    model = http.post("/create_model", json=body).json()["model_id"]
-    number = 0
+    with served(service) as url, httpx2.Client(base_url=url, headers={"x-api-key": "t0"}, timeout=60) as http:
+        model, number = new_session(http), 0
 
-    def latencies(count: int) -> list[float]:
-        nonlocal number
-        result = []
-        for _ in range(count):
-            number += 1
-            message, began = row_message(model, number, 32, rows=4), time.process_time()
-            promise = http.post("/forward_backward", content=message, headers={"content-type": PROTOBUF}).json()
-            while http.post("/retrieve_future", json=promise).status_code == 408:
-                continue
-            result.append(time.process_time() - began)
-        return result
+        def latencies(count: int) -> list[float]:
+            nonlocal number
+            result = []
+            for _ in range(count):
+                number += 1
+                message, began = row_message(model, number, 32, rows=4), time.process_time()
+                promise = http.post("/forward_backward", content=message, headers={"content-type": PROTOBUF}).json()
+                while http.post("/retrieve_future", json=promise).status_code == 408:
+                    continue
+                result.append(time.process_time() - began)
+            return result
 
-    latencies(20)
-    calm = latencies(300)
-    attacker = subprocess.Popen([sys.executable, "-c", HOSTILE, host, str(port), "t1"])
-    time.sleep(1.0)
-    beside = latencies(300)
-    attacker.kill()
-    attacker.wait()
+        latencies(20)
+        calm = latencies(300)
+        address = [str(http.base_url.host), str(http.base_url.port)]
+        attacker = subprocess.Popen([sys.executable, "-c", HOSTILE, *address, "t1"])
+        time.sleep(1.0)
+        beside = latencies(300)
+        attacker.kill()
+        attacker.wait()
     ratio = float(np.percentile(beside, 99) / np.percentile(calm, 99))
     yield Row(row="p99 of a calm tenant's call beside a hostile client", value=ratio,
               unit="x alone, CPU s of the service", bar="<= 2", met=ratio <= 2)  # fmt: skip
-    http.close()
-    server.should_exit = True
-    thread.join()
-    service.close()
 
 
 # --------------------------------------------------------------------------------------------------------------- kills
@@ -578,12 +493,6 @@ def kills(folder: Path, base: Path) -> Iterator[Row]:
     yield Row(row="adapter and optimizer as without a kill", value=float(equal), unit="equal bits", bar="1", met=equal)
 
 
-def open_store(folder: Path, base: Path, tenants: Sequence[TenantConfig] = ()) -> TrainingService:
-    served = ServedBaseConfig(path=str(base), names=["base"], context=256)
-    config = TrainingServiceConfig(folder="store", model=served, tenants=list(tenants))
-    return open_training_service(config, beside=folder, clock=SystemClock())
-
-
 def undisturbed(service: TrainingService) -> list[bytes]:
     """Results of the same calls in this process."""
     service.start()
@@ -632,7 +541,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few rows, on the tiny base")
     parser.add_argument("--loops", default="", help="only loops of the cookbook whose name contains this")
     parser.add_argument("--tokens", type=int, default=32)
-    names = ("together", "memory", "alone", "queue", "shares", "overhead", "hostile", "kills", "cookbook")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of the live clients")
+    names = ("together", "memory", "alone", "queue", "shares", "live", "overhead", "hostile", "kills", "cookbook")
     parser.add_argument("--only", nargs="*", choices=names)
     options = parser.parse_args()
     options.base = None if options.quick else options.base
@@ -648,29 +558,21 @@ def main() -> None:
 
 def rows_of(name: str, place: Path, folder: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Rows of one measurement. Those of bookkeeping take the tiny base, whatever `--base` says."""
-    match name:
-        case "together":
-            base, policy = opened_base(folder)
-            yield from sampling_together(policy, base, options.tokens, "native")  # the bitwise arithmetic stays
-            yield from sampling_together(policy, base, options.tokens, "torch")
-            yield from training_together(base, options.tokens)
-        case "memory":
-            yield from memory(opened_base(folder)[0])
-        case "alone":
-            yield from against_train(opened_base(folder)[0], folder, options.tokens)
-        case "queue":
-            yield from queue_rows(place)
-        case "shares":
-            yield from shares_of_service(place, tiny_base(place / "middle", width=256, layers=4))
-        case "overhead":
-            yield from overhead(place, tiny_base(place / "small", layers=1))
-        case "hostile":
-            yield from hostile(place, tiny_base(place / "small"))
-        case "kills":
-            yield from kills(place, tiny_base(place / "small"))
-        case _:
-            if options.cookbook:
-                yield from cookbook(place, options.base, options.cookbook, options.loops)
+    measurements: dict[str, Callable[[], Iterator[Row]]] = {
+        "together": lambda: together(folder, options.tokens),
+        "memory": lambda: memory(opened_base(folder)[0]),
+        "alone": lambda: against_train(opened_base(folder)[0], folder, options.tokens),
+        "queue": lambda: queue_rows(place),
+        "shares": lambda: shares_of_service(place, tiny_base(place / "middle", width=256, layers=4)),
+        "live": lambda: live_shares(place, tiny_base(place / "middle", width=128), 60 * options.minutes),
+        "overhead": lambda: overhead(place, tiny_base(place / "small", layers=1)),
+        "hostile": lambda: hostile(place, tiny_base(place / "small")),
+        "kills": lambda: kills(place, tiny_base(place / "small")),
+    }
+    if name in measurements:
+        yield from measurements[name]()
+    elif options.cookbook:
+        yield from cookbook(place, options.base, options.cookbook, options.loops)
 
 
 if __name__ == "__main__":
