@@ -286,7 +286,7 @@ class NativeEngine:
         if allowed is not None:
             allowed = _flat(allowed, np.uint8, count * ((self._vocab + 7) // 8), "allowed")
         optional = (asked, allowed, kept, top_tokens, top_logp, routes, slots)
-        behind = [None if array is None else array.ctypes.data for array in optional]
+        behind = [None if array is None else array.__array_interface__["data"][0] for array in optional]
         question = _NativePass(
             tokens, pages[0], pages[1], count, width, *pointers[:-3], *behind[:2], *pointers[-3:], *behind[2:]
         )

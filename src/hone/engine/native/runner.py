@@ -161,6 +161,8 @@ class NativeRunner:
         """Unmerged adapters by the names in `ForwardBatch.adapters`; see `takes_adapters`."""
         self._slots: dict[str, tuple[int, UnmergedAdapter]] = {}
         """Those that are packed, and where."""
+        self._last_slots: tuple[tuple[str, ...], NDArray[np.int32]] = (), np.zeros(0, np.int32)
+        """Adapters of the last pass that had any, and their slots."""
 
     @property
     def takes_adapters(self) -> bool:
@@ -204,15 +206,19 @@ class NativeRunner:
             self._native.close()
             self._native = None
             self._slots.clear()
+            self._last_slots = (), np.zeros(0, np.int32)
 
     def run(self, work: ForwardBatch) -> SamplerOutput:
         """Raises ValueError for a pass that does not hold together."""
         native = self._opened()
         if work.adapters is None:
             return native.run(work)
-        self._pack_adapters(native, {name for name in work.adapters if name})
-        slots = [self._slots[name][0] if name else -1 for name in work.adapters]
-        return native.run(work, np.array(slots, np.int32))
+        names, slots = self._last_slots
+        if names != work.adapters or any(self.adapters.get(one) is not own for one, (_, own) in self._slots.items()):
+            self._pack_adapters(native, {name for name in work.adapters if name})
+            slots = np.array([self._slots[name][0] if name else -1 for name in work.adapters], np.int32)
+            self._last_slots = work.adapters, slots
+        return native.run(work, slots)
 
     def _pack_adapters(self, native: NativeEngine, names: set[str]) -> None:
         """Pack those that are named first, or again, and free what was removed."""
