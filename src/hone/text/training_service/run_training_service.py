@@ -25,6 +25,7 @@ from hone.config.resolve import load
 from hone.core.clock import Clock, SystemClock
 from hone.core.config import is_loopback
 from hone.core.errors import ConfigError, ResourceError
+from hone.native.build import return_freed_memory
 from hone.run.http.listening import listening, signals_end_quietly
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.queue.use import write_service_use
@@ -144,13 +145,15 @@ class TrainingService:
             write_service_use(self.use, self.trainer.folder, self.desk.ledger.usage())
 
     def sweep(self) -> None:
-        """Remove checkpoints whose time is over, and results that nobody fetches any more."""
+        """Remove checkpoints whose time is over, and results that nobody fetches any more; give memory back that
+        nothing uses, such as that of gradients."""
         ledger, now = self.desk.ledger, self.desk.clock.now_s()
         for saved in ledger.records(CheckpointRecord, {}):
             if saved.expires_s is not None and saved.expires_s <= now:
                 ledger.delete(CheckpointRecord, saved.path)
                 remove_checkpoint(saved)
         ledger.forget_results(now - self.config.limits.keep_results_s)
+        return_freed_memory()
 
 
 def read_service_file(path: Path) -> TrainingServiceConfig:
