@@ -7,6 +7,7 @@ week is worth something, and last year's is not. Use is written in whole microse
 so do the core-seconds, tokens, bytes and steps that its worker reports.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -17,7 +18,7 @@ from hone.core.clock import Clock
 from hone.core.errors import DataError, HoneError
 from hone.run.queue.database import QueueDatabase
 from hone.run.queue.use import ClaimUse
-from hone.run.store.durable import from_json, to_json
+from hone.run.store.durable import to_json
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 Wish: TypeAlias = Literal["", "yield", "cancel"]
@@ -397,6 +398,6 @@ def _read_job(row: Sequence[Any]) -> QueuedRun:
     id, tenant, name, command, *rest = row
     priority, state, token, worker, attempts, why = rest
     return QueuedRun(
-        id=id, tenant=tenant, name=name, command=tuple(cast("list[str]", from_json(command.encode(), name))),
+        id=id, tenant=tenant, name=name, command=tuple(cast("list[str]", json.loads(command))),
         priority=priority, state=state, token=token, worker=worker, attempts=attempts, why=why,
     )  # fmt: skip
