@@ -41,6 +41,7 @@ from hone.text.training_service.learner import AdapterShape, ServedBase
 from hone.text.training_service.ledger import (
     ModelRecord,
     RequestRecord,
+    RequestResult,
     SamplerRecord,
     SessionRecord,
 )
@@ -420,25 +421,28 @@ class TrainingRoutes:
         """The result of a request, held for a while until there is one; 408 asks the client to call again."""
         body = await self.bodies.prepared(call, lambda raw: json.loads(raw or b"{}"))
         id = str(body["request_id"])
-        one = self.desk.waiting.get(id)
+        one, outcome = self.desk.waiting.get(id), None
         if one is not None and one.tenant == caller.tenant:
-            await self.desk.wait(id, self.config.limits.poll_s)
-        record = await self.bodies.beside(0, lambda: self.desk.ledger.find(RequestRecord, id))
-        if record is None or record.tenant != caller.tenant:
-            raise ApiError(410, f"there is no request {id!r:.80}", code="gone")
-        if record.state == "queued":
-            why = self.desk.why_waiting(id)
-            return JSONResponse(
-                {"type": "try_again", "request_id": id, "queue_state": "active", "queue_state_reason": why},
-                status_code=408,
-            )
-        if record.result is None or record.media is None:
-            raise ApiError(410, f"the result of {id} was dropped; results are kept for a while only", code="gone")
-        if record.category is not None:
-            return JSONResponse({"error": record.result.decode(), "category": record.category})
-        if body.get("allow_metadata_only") and record.media != JSON and len(record.result) > self.bodies.most_bytes:
-            return JSONResponse({"status": "complete_metadata", "response_payload_size": len(record.result)})
-        return Response(record.result, media_type=record.media)
+            outcome = await self.desk.wait(id, self.config.limits.poll_s)
+        if outcome is None:
+            record = await self.bodies.beside(0, lambda: self.desk.ledger.find(RequestRecord, id))
+            if record is None or record.tenant != caller.tenant:
+                raise ApiError(410, f"there is no request {id!r:.80}", code="gone")
+            if record.state == "queued":
+                why = self.desk.why_waiting(id)
+                return JSONResponse(
+                    {"type": "try_again", "request_id": id, "queue_state": "active", "queue_state_reason": why},
+                    status_code=408,
+                )
+            if record.result is None or record.media is None:
+                raise ApiError(410, f"the result of {id} was dropped; results are kept for a while only", code="gone")
+            outcome = RequestResult(result=record.result, media=record.media, category=record.category)
+        if outcome.category is not None:
+            return JSONResponse({"error": outcome.result.decode(), "category": outcome.category})
+        size = len(outcome.result)
+        if body.get("allow_metadata_only") and outcome.media != JSON and size > self.bodies.most_bytes:
+            return JSONResponse({"status": "complete_metadata", "response_payload_size": size})
+        return Response(outcome.result, media_type=outcome.media)
 
     # ------------------------------------------------------------------------------------------- service
 

@@ -15,7 +15,7 @@ from hone.text.training_service.ledger import Ledger, ModelRecord, RequestRecord
 from hone.text.training_service.turns import Turns, Waiting
 
 JSON: Final = "application/json"
-Listener: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Event]
+Listener: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[RequestResult | None]]
 
 
 def json_outcome(content: dict[str, object]) -> RequestResult:
@@ -95,7 +95,7 @@ class RequestDesk:
         with self.wake:
             self.waiting.pop(record.id, None)
             listeners = self._listeners.pop(record.id, [])
-        _tell(listeners)
+        _tell(listeners, outcome)
 
     def attempt(self, record: RequestRecord, work: Callable[[], RequestResult]) -> None:
         """Finish a request with what `work` gives; whatever it raises is the request's outcome, and nobody else's."""
@@ -105,20 +105,22 @@ class RequestDesk:
             outcome = failed(error)
         self.finish(record, outcome)
 
-    async def wait(self, id: str, seconds: float) -> None:
-        """Wait for a request's outcome, or until `release`."""
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
+    async def wait(self, id: str, seconds: float) -> RequestResult | None:
+        """Wait for a request's outcome, or until `release`; None where it did not come, or had come before."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[RequestResult | None] = loop.create_future()
         with self.wake:
             if id not in self.waiting or self._released:
-                return
-            self._listeners.setdefault(id, []).append((loop, event))
+                return None
+            self._listeners.setdefault(id, []).append((loop, outcome))
         try:
             async with asyncio.timeout(seconds):
-                await event.wait()
+                return await outcome
         except TimeoutError:
             with self.wake:
                 if id in self._listeners:
-                    self._listeners[id] = [one for one in self._listeners[id] if one[1] is not event]
+                    self._listeners[id] = [one for one in self._listeners[id] if one[1] is not outcome]
+            return None
 
     def release(self) -> None:
         """Let whoever waits for an outcome go without it, from now on."""
@@ -126,7 +128,7 @@ class RequestDesk:
             self._released = True
             listeners = [one for some in self._listeners.values() for one in some]
             self._listeners.clear()
-        _tell(listeners)
+        _tell(listeners, None)
 
     def why_waiting(self, id: str) -> str:
         """A sentence on a request that waits."""
@@ -150,7 +152,11 @@ class RequestDesk:
         self.turns.add(one, ordered=record.kind != "sample")
 
 
-def _tell(listeners: Iterable[Listener]) -> None:
-    for loop, event in listeners:
+def _tell(listeners: Iterable[Listener], outcome: RequestResult | None) -> None:
+    def take(waits: asyncio.Future[RequestResult | None]) -> None:
+        if not waits.done():  # whoever waited may have gone
+            waits.set_result(outcome)
+
+    for loop, waits in listeners:
         with suppress(RuntimeError):  # a loop that has closed meanwhile
-            loop.call_soon_threadsafe(event.set)
+            loop.call_soon_threadsafe(take, waits)
