@@ -550,7 +550,9 @@ def main() -> None:
     names = ("together", "memory", "alone", "queue", "shares", "live", "overhead", "hostile", "kills", "cookbook")
     parser.add_argument("--only", nargs="*", choices=names)
     options = parser.parse_args()
-    options.base = None if options.quick else options.base
+    options.base = None if options.quick or options.base is None else options.base.absolute()
+    options.cookbook = options.cookbook and str(Path(options.cookbook).absolute())  # programs run in another folder
+    options.loops = options.loops or ("sl_loop" if options.quick else "")
     only = options.only or (QUICK if options.quick else names)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
