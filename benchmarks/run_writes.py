@@ -1,22 +1,28 @@
-"""Processor time that a run spends on its events, histograms, rollouts, traces and alarms, as a share of its steps.
+"""What a run spends on its folder: lines, alarms, events, histograms, rollouts and traces, as a share of its steps.
 
-The parts are timed by themselves, within the run, in processor seconds of the process, so that other work on the
-machine does not count. `--every N` sets `run.rollouts_every`; `--every 0` leaves rollouts out.
+    python benchmarks/run_writes.py FOLDER [--every N] [--steps N] [--only NAME]    rewrites its tables in RESULTS.md
+    python benchmarks/run_writes.py FOLDER --quick                                  prints only
 
-    python benchmarks/run_writes.py FOLDER [--every N] [--steps N]
+Twice measured, in processor seconds of the process, so that other work on the machine does not count: the parts by
+themselves, within the run; and blocks of steps that write in turns with blocks that write nothing, of the same run.
+`--every N` sets `run.rollouts_every`; `--every 0` leaves rollouts out.
 """
 
 import argparse
 import os
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from digest_runs import REWARDS
+from tables import Row, grow, tell
 
 import hone.api
+from hone.run.machine import MachineReader
 from hone.run.reporter import RunReporter
 from hone.run.store.events import EventLog
 from hone.run.store.rollouts import AnswerRollouts, write_rollouts
@@ -24,6 +30,9 @@ from hone.text.update_trace import UpdateTrace
 
 SPENT: dict[str, float] = defaultdict(float)
 _DEPTH = [0]
+_ON = [True]
+BLOCKS = 40
+"""Blocks of a run that writes in turns."""
 
 
 def timed(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,37 +72,89 @@ def runs(steps: int) -> dict[str, dict[str, Any]]:
     return {"grpo": grpo, "ppo": ppo, "thompson": bandit | {"run": quiet | {"log_every": 20}}}
 
 
+def patch() -> None:
+    """Time the parts, and let them do nothing in blocks without writing."""
+
+    def if_on(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - of any method
+            return work(self, *arguments, **options) if _ON[0] else None
+
+        return call
+
+    def leave_out(reporter: RunReporter) -> None:
+        reporter._lines.clear()
+
+    write = RunReporter.append_lines
+    RunReporter._write_rollouts = if_on(timed("rollouts", RunReporter._write_rollouts))  # type: ignore[method-assign]
+    RunReporter.append_lines = timed("lines, histograms, alarms", lambda self: (write if _ON[0] else leave_out)(self))  # type: ignore[method-assign]
+    MachineReader.read = timed("machine", MachineReader.read)  # type: ignore[method-assign]
+    EventLog.append = timed("events", EventLog.append)  # type: ignore[method-assign]
+    UpdateTrace.see = if_on(timed("trace", UpdateTrace.see))  # type: ignore[method-assign]
+    UpdateTrace.see_clipped = if_on(timed("trace", UpdateTrace.see_clipped))  # type: ignore[method-assign]
+    # At its first table pyarrow looks for pandas, which takes 0.2 s, once in a process.
+    write_rollouts(Path("warm.parquet"), AnswerRollouts(rows=[]))
+
+
+def measure(name: str, settings: dict[str, Any], every: int | None) -> Iterator[Row]:
+    """Rows of a run: it writes all the time, and then in turns."""
+    if name != "thompson" and every is not None:
+        settings["run"] = settings["run"] | {"rollouts_every": every}
+    whole: list[float] = []
+
+    def look(_: object) -> None:
+        whole.append(time.process_time())
+        if len(whole) == 1:
+            SPENT.clear()
+
+    _ON[0] = True
+    hone.api.train(settings | {"name": f"{name}_parts_{os.getpid()}"}, on_step=look)
+    total = whole[-1] - whole[0]
+    share = sum(SPENT.values()) / total
+    what = f"{name}, a step of {1e3 * total / (len(whole) - 1):.3g} CPU ms"
+    yield Row(row=f"{what}: writing", value=100 * share, unit="%", bar="<= 2", met=share <= 0.02)
+    for part, spent in sorted(SPENT.items(), key=lambda one: -one[1]):
+        yield Row(row=f"{what}: {part}", value=100 * spent / total, unit="%")
+    block = settings["steps"] // BLOCKS
+    marks: list[float] = []
+
+    def turn(event: Any) -> None:  # noqa: ANN401 - the callback's event
+        if event.step % block == 0:
+            marks.append(time.process_time())
+            _ON[0] = not _ON[0]
+
+    _ON[0] = True
+    hone.api.train(settings | {"name": f"{name}_turns_{os.getpid()}"}, on_step=turn)
+    _ON[0] = True
+    taken = [after - before for before, after in pairwise(marks)][:-1]  # the last one also ends the run
+    pairs = [(on, off) for off, on in zip(taken[::2], taken[1::2], strict=False)]
+    shares = [100 * (on - off) / on for on, off in pairs]
+    middle = statistics.median(shares)
+    error = 1.25 * 1.96 * statistics.stdev(shares) / len(shares) ** 0.5
+    yield Row(
+        row=f"{what}: blocks that write less blocks beside them that do not, median", value=middle, unit="%",
+        low=middle - error, high=middle + error, seeds=len(shares),
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--every", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--every", type=int)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--only", choices=["grpo", "ppo", "thompson"])
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(options.folder)
     Path("rewards.py").write_text(REWARDS, encoding="utf-8")
     rows = [f'{{"prompt": "{a}+{b}=", "answer": "{a + b}"}}\n' for a in range(10) for b in range(8)]
     Path("sums.jsonl").write_text("".join(rows), encoding="utf-8")
-    RunReporter._write_rollouts = timed("rollouts, histograms", RunReporter._write_rollouts)  # type: ignore[method-assign]
-    RunReporter._raise_alarms = timed("alarms", RunReporter._raise_alarms)  # type: ignore[method-assign]
-    EventLog.append = timed("events", EventLog.append)  # type: ignore[method-assign]
-    UpdateTrace.see = timed("trace", UpdateTrace.see)  # type: ignore[method-assign]
-    UpdateTrace.see_clipped = timed("trace", UpdateTrace.see_clipped)  # type: ignore[method-assign]
-    # At its first table pyarrow looks for pandas, which takes 0.2 s, once in a process.
-    write_rollouts(Path("warm.parquet"), AnswerRollouts(rows=[]))
-    for name, settings in runs(options.steps).items():
-        SPENT.clear()
-        whole: list[float] = []
-        if name != "thompson":  # its own default is a file in 1,000 steps
-            settings["run"] = settings["run"] | {"rollouts_every": options.every}
-        hone.api.train(
-            settings | {"name": f"{name}_{options.every}"},
-            on_step=lambda _, whole=whole: whole.append(time.process_time()),
-        )
-        total = whole[-1] - whole[0]
-        parts = ", ".join(f"{part} {spent / total:.2%}" for part, spent in SPENT.items())
-        step_ms, share = total / (len(whole) - 1) * 1e3, sum(SPENT.values()) / total
-        print(f"{name}: {step_ms:.2f} ms of processor time a step, {share:.2%} of it: {parts}")
+    patch()
+    steps = 80 if options.quick else options.steps
+    for name, settings in runs(steps).items():
+        if options.only in (None, name):
+            made = measure(name, settings, options.every)
+            tell(grow(f"What {name} writes", "benchmarks/run_writes.py", made, threads=1, quick=options.quick))
 
 
 if __name__ == "__main__":

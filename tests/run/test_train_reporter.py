@@ -19,14 +19,17 @@ from hone.core.state import State, substate
 from hone.credit.returns import reward_as_advantage
 from hone.estimators.means import Estimate
 from hone.models.language.tokenizers import character_tokenizer
+from hone.run.alarms import AlarmWatch
 from hone.run.callbacks import StopRequest, stop_on_signals
 from hone.run.job import EvaluationResult, RunSettings, StepRecord, TrainingJob
 from hone.run.loop import Recipe
-from hone.run.reporter import MetricsWindow, RunReporter, Stopwatch
+from hone.run.reporter import RunReporter, Stopwatch
 from hone.run.run import evaluation_lines
+from hone.run.store.events import read_events
 from hone.run.store.folder import RunFolder, create_run
 from hone.run.store.manifest import RunMetadata
-from hone.run.store.metrics import open_metrics, read_metrics
+from hone.run.store.metrics import MetricsWindow, open_metrics, read_metrics, tail_metrics
+from hone.run.store.rollouts import rollouts_are_due
 from hone.text.samples import answer_table
 from hone.text.tasks.world import supervised_episodes
 
@@ -197,6 +200,68 @@ def test_a_stop_is_heard_at_the_end_of_a_step_and_saved(folder: RunFolder) -> No
     assert folder.checkpoints().steps() == [2]
     reporter(3, EPISODES, CREDITS, {})
     assert folder.checkpoints().steps() == [2, 3], "a run that is done is done, not interrupted"
+
+
+def lines_of(folder: RunFolder) -> list[int]:
+    return [step for step, _ in tail_metrics(folder.metrics_path, 0)[0]]
+
+
+def test_lines_of_short_steps_are_written_together_and_those_of_long_ones_at_once(folder: RunFolder) -> None:
+    """The first line at once, then those of 0.8 seconds: a line is due where the next one would come too late."""
+    reporter = reporter_of(folder, settings=RunSettings(checkpoint_every=0), steps=50)
+    seen: list[int] = []
+    for step in range(1, 9):
+        reporter.clock.advance(0.2 if step < 7 else 0.8)
+        reporter(step, EPISODES, CREDITS, {})
+        seen.append(len(lines_of(folder)))
+    assert seen == [1, 1, 1, 4, 4, 4, 7, 8]
+
+
+def test_lines_are_written_before_an_evaluation_a_checkpoint_and_an_end(folder: RunFolder) -> None:
+    settings = RunSettings(checkpoint_every=5)
+    reporter = reporter_of(folder, settings=settings, steps=9, scores=[0.1, 0.2, 0.3], every=4)
+    seen: list[int] = []
+    for step in range(1, 9):
+        reporter(step, EPISODES, CREDITS, {})
+        seen.append(len(lines_of(folder)))
+    assert seen == [1, 1, 1, 3, 5, 5, 5, 7]
+    reporter.append_lines()
+    assert lines_of(folder) == [*range(1, 9)]
+
+
+def test_alarms_of_lines_that_waited_are_those_of_each(folder: RunFolder) -> None:
+    reporter = reporter_of(folder, settings=RunSettings(checkpoint_every=0), steps=40)
+    rows = [{"reward/missing": 0.5 if 5 <= step < 20 else 0.0} for step in range(1, 31)]
+    for step, row in enumerate(rows, start=1):
+        reporter(step, EPISODES, CREDITS, row)
+    reporter.append_lines()
+    events = [(one.step, one.data) for one in read_events(folder.path).events if one.kind == "alarm"]
+    alone = AlarmWatch({}, 1)
+    assert events == [
+        (step, change.data())
+        for step, line in tail_metrics(folder.metrics_path, 0)[0]
+        for change in alone.see(step, line)
+    ]
+    assert len(events) == 3, "raised, red, ended"
+
+
+def due_steps(steps: int, size: int, every: int | None) -> list[int]:
+    """Steps of files of a run whose steps have `size` decisions each."""
+    found, decisions = list[int](), 0
+    for step in range(1, steps + 1):
+        decisions += size
+        if rollouts_are_due(step, steps, every, decisions):
+            found.append(step)
+            decisions = 0
+    return found
+
+
+def test_small_steps_leave_rollouts_less_often() -> None:
+    assert due_steps(50, 1000, None) == [1, 20, 30, 40, 50]
+    assert due_steps(50, 100_000, None) == [1, 10, 20, 30, 40, 50]
+    assert due_steps(64, 320, None) == [1, 40, 64]
+    assert due_steps(5, 1, 2) == [1, 2, 4, 5]
+    assert due_steps(5, 1, 0) == []
 
 
 def test_a_window_put_away_and_taken_up_is_the_same_window() -> None:

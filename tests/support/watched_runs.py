@@ -2,13 +2,19 @@
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from log_records import decision, outcome
 from manual_clock import ManualClock
 
 from hone.core.config import ConfigSetting
 from hone.core.strict_json import Json
+from hone.decide.gateway.opening import read_service_file, service_folder
+from hone.decide.log.opening import open_decision_log
+from hone.run.queue.database import open_queue_database
+from hone.run.queue.job_queue import RunQueue
 from hone.run.store.animation import EpisodeRecording, animated_png, write_episode
 from hone.run.store.evaluations import AnswerRow, EvaluationScore, write_answers, write_evaluations
 from hone.run.store.events import EventLog
@@ -227,10 +233,11 @@ def _write_results(path: Path, done: int, steps: int, seed: int, *, good: bool) 
                 for right in [bool(random.random() < skill)]
             ],
         )
-    write_evaluations(
-        path,
-        [EvaluationScore(stage=f"step {done}", metric="score", mean=0.75 if good else 0.35, low=0.6, high=0.85, n=40)],
+    mean = 0.75 if good else 0.35
+    score = EvaluationScore(
+        stage=f"step {done}", metric="score", mean=mean, low=mean - 0.15, high=round(mean + 0.1, 2), n=40
     )
+    write_evaluations(path, [score])
     plans = [("pass", 1, 0.5), ("pass", 4, 0.8), ("majority", 4, 0.6)]
     SEARCH.write(
         path,
@@ -276,7 +283,7 @@ def write_text_run(
         path, clock = folder.path, watched_clock()
         events = EventLog(path / "events.jsonl", clock)
         events.append(0, "start", f"{steps} steps of grpo begin", {"steps": steps, "recipe": "grpo", "seed": seed})
-        histograms = HistogramLog(path=path / "histograms.jsonl", clock=clock)
+        histograms = HistogramLog(path=path / "histograms.jsonl")
         with folder.metrics_path.open("w", encoding="utf-8") as file:
             for step in range(1, done + 1):
                 clock.advance(2.0)
@@ -291,6 +298,7 @@ def write_text_run(
                         "ratio": np.exp(0.1 * random.standard_normal(64)),
                     },
                 )
+        histograms.write()
         for step in range(max(1, steps // 6), done + 1, max(1, steps // 6)):
             skill = text_metrics(step, steps, seed, good=good)["reward/mean"]
             write_rollouts(path / "rollouts" / f"step_{step:08d}.parquet", text_rollouts(step, seed, skill=skill))
@@ -419,3 +427,40 @@ def write_lab(root: Path) -> None:
         "panels": [],
     }
     (place / "finding.json").write_text(json.dumps(finding), encoding="utf-8")
+
+
+def write_service(file: Path) -> Path:
+    """A service file of three actions; its log is in the folder beside it once it is written."""
+    file.write_text('[service]\nname = "shop"\nactions = ["red", "green", "blue"]\n[policy]\nkind = "uniform"\n')
+    return file
+
+
+def write_decisions(service: Path) -> Path:
+    """The log of a service's 30 decisions, of which 20 have an outcome; returns its file."""
+    folder = service_folder(service, read_service_file(service).config)
+    folder.mkdir(parents=True)
+    with closing(open_decision_log(folder / "decisions.db")) as log:
+        log.append([decision(seq) for seq in range(30)])
+        log.append([outcome(seq) for seq in range(20)])
+    return folder / "decisions.db"
+
+
+def write_queue(file: Path) -> str:
+    """A queue in which red ran 30 s, gave way, and ran 10 s more; blue runs since 20 s, and has another job."""
+    clock = ManualClock()
+    queue = RunQueue(open_queue_database(str(file)), clock, lease_s=1e6)
+    queue.set_tenant("blue", weight=3.0, slots=1)
+    queue.submit("red", "r", ["x.toml"])
+    job = queue.claim("one")
+    clock.advance(30.0)
+    queue.finish(job.id, job.token, "queued", "gave way at a checkpoint")
+    again = queue.claim("one")
+    clock.advance(10.0)
+    queue.finish(again.id, again.token, "done")
+    queue.submit("blue", "b", ["x.toml"])
+    queue.submit("blue", "c", ["x.toml"])
+    running = queue.claim("two")
+    clock.advance(20.0)
+    queue.heartbeat(running.id, running.token)
+    queue.close()
+    return str(file)

@@ -3,6 +3,7 @@
 Pictures are kept in $HONE_PICTURES, if that is set. Without Playwright or Chromium the tests are skipped, with words.
 """
 
+import json
 import os
 import shutil
 import threading
@@ -14,8 +15,19 @@ from typing import Any
 
 import pytest
 import uvicorn
-from watched_runs import ATTACK, append_line, watched_clock, write_control_run, write_lab, write_text_run
+from watched_runs import (
+    ATTACK,
+    append_line,
+    watched_clock,
+    write_control_run,
+    write_decisions,
+    write_lab,
+    write_queue,
+    write_service,
+    write_text_run,
+)
 
+import hone.api
 from hone.run.http.listening import listening
 from hone.web.app import WatchParts, make_app
 from hone.web.guard import AccessRules
@@ -28,40 +40,39 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 OLD_RUN = Path(__file__).parents[1] / "fixtures" / "runs_0_1" / "runs" / "grpo"
 PAGES = {
-    "runs": "#/runs",
-    "run": "#/run/sums-1",
-    "alarm": "#/run/collapsed",
-    "old": "#/run/old",
-    "rollouts": "#/rollouts/sums-1?step=30&row=4",
-    "group": "#/rollouts/sums-1?step=30&row=4&view=group",
-    "over time": "#/rollouts/sums-1?step=30&row=0&view=time",
-    "conversation": "#/rollouts/sums-1?step=30&row=16&view=text",
-    "compare": "#/compare?runs=sums-1,sums-2,collapsed",
-    "evaluation": "#/evaluation/collapsed",
-    "world": "#/world/cartpole",
-    "lanes": "#/lanes/sums-1?step=30",
-    "system": "#/system/sums-1",
-    "data": "#/data/sums-1",
-    "lab": "#/lab",
+    "runs": ("#/runs", "collapsed"),
+    "run": ("#/run/sums-1", "reward/mean"),
+    "alarm": ("#/run/collapsed", "entropy collapse"),
+    "old": ("#/run/old", "this run wrote no events"),
+    "rollouts": ("#/rollouts/sums-1?step=30&row=4", "point at a token"),
+    "group": ("#/rollouts/sums-1?step=30&row=4&view=group", "advantage 0, 3 tokens"),
+    "over time": ("#/rollouts/sums-1?step=30&row=0&view=time", "step 60"),
+    "conversation": ("#/rollouts/sums-1?step=30&row=16&view=text", "a call"),
+    "compare": ("#/compare?runs=sums-1,sums-2,collapsed", "IQM"),
+    "compare nothing": ("#/compare", "Choose two runs or more"),
+    "evaluation": ("#/evaluation/collapsed", "exact sign test"),
+    "world": ("#/world/cartpole", "Robustness"),
+    "lanes": ("#/lanes/sums-1?step=30", "The longest answer took"),
+    "system": ("#/system/sums-1", "planned"),
+    "data": ("#/data/pairs", "end, trained"),
+    "no data": ("#/data/sums-1", "cannot be shown"),
+    "preferences": ("#/preferences/pairs?step=2", "margin"),
+    "chat": ("#/chat/pairs", "as hone sample --prompt does"),
+    "lab": ("#/lab", "margin"),
+    "decisions": ("#/decisions", "mean reward"),
+    "queue": ("#/queue", "Shares against entitlements"),
 }
-SEEN = {
-    "runs": "collapsed",
-    "run": "reward/mean",
-    "alarm": "entropy collapse",
-    "old": "reward/mean",
-    "rollouts": "reference",
-    "group": "advantage",
-    "over time": "step 60",
-    "conversation": "a call",
-    "compare": "IQM",
-    "evaluation": "exact sign test",
-    "world": "Robustness",
-    "lanes": "The longest answer took",
-    "system": "planned",
-    "data": "cannot be shown",
-    "lab": "margin",
-}
-"""Words that stand on each page once it is drawn."""
+"""Address of each page, and words that stand on it once it is drawn, and on no page that another one replaces."""
+PAIRS: dict[str, Any] = {
+    "recipe": "dpo", "name": "pairs", "steps": 3, "batch": 4,
+    "model": {"compute": "float32", "new": {
+        "hidden_size": 16, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 16, "intermediate_size": 32,
+        "max_positions": 64, "alphabet": "0123456789+=",
+    }},
+    "learner": {"lr": 1e-2}, "samples": {"prompts": 0}, "user_code": {"workers": 1},
+    "run": {"threads": 1, "certify": False, "rollouts_every": 1},
+}  # fmt: skip
+"""A real run, of which the page shows the data and the checkpoints."""
 
 
 @dataclass
@@ -72,6 +83,14 @@ class Tour:
     root: Path
     port: int
     complaints: list[str] = field(default_factory=list)
+    tabs: dict[str, Any] = field(default_factory=dict)
+    """Tabs that stay open, by colour scheme."""
+
+    def tab(self, scheme: str) -> Any:
+        """The tab of a colour scheme."""
+        if scheme not in self.tabs:
+            self.tabs[scheme] = self.open(scheme)
+        return self.tabs[scheme]
 
     def open(self, scheme: str = "light", **options: object) -> Any:
         """A tab; whatever it complains about is kept."""
@@ -86,10 +105,19 @@ class Tour:
 
     def go(self, page: Any, name: str) -> None:
         """Show a page, and wait until it is drawn."""
-        page.evaluate("(hash) => { location.hash = hash; }", PAGES.get(name, name))
-        if name in SEEN:
-            page.get_by_text(SEEN[name]).first.wait_for(timeout=90_000)
+        place, words = PAGES.get(name, (name, ""))
+        page.evaluate("(hash) => { location.hash = hash; }", place)
+        if words:
+            page.get_by_text(words).first.wait_for()
         page.wait_for_timeout(300)
+
+
+def train_pairs(root: Path, beside: Path) -> None:
+    """Train on pairs in a file beside the runs."""
+    lines = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": f"{n}{n}"} for n in range(8)]
+    data = beside / "pairs.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    hone.api.train(PAIRS | {"task": {"source": str(data)}}, runs=root)
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +137,19 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tour]:
     write_control_run(root, "cartpole")
     write_lab(root)
     shutil.copytree(OLD_RUN, root / "old")
+    beside = tmp_path_factory.mktemp("beside")
+    train_pairs(root, beside)
+    write_decisions(service := write_service(beside / "service.toml"))
     listing = RunListing(root, tmp_path_factory.mktemp("cache"), watched_clock())
+    parts = WatchParts(
+        listing=listing, clock=watched_clock(), service=service, queue=write_queue(beside / "queue.db"), chat=True
+    )
     with listening("127.0.0.1", 0) as listener, playwright.sync_playwright() as driver:
         port = listener.getsockname()[1]
-        rules = AccessRules(token=TOKEN, hosts=(f"127.0.0.1:{port}",))
-        app = make_app(WatchParts(listing=listing, clock=watched_clock()), rules)
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1))
+        rules = AccessRules(token=TOKEN, hosts=(f"127.0.0.1:{port}",), may_write=True)
+        server = uvicorn.Server(
+            uvicorn.Config(make_app(parts, rules), lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         browser = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
@@ -140,18 +175,19 @@ def until(ready: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_drawn_under_the_strict_policy_without_a_complaint(tour: Tour, scheme: str) -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_drawn_under_the_strict_policy_without_a_complaint(tour: Tour, scheme: str, name: str) -> None:
     tour.complaints.clear()
-    page = tour.open(scheme)
-    for name in PAGES:
-        tour.go(page, name)
-        assert page.locator(".fault").count() == 0, name
-        assert page.locator("body").evaluate("(body) => document.documentElement.scrollWidth <= innerWidth"), name
-        if folder := os.environ.get("HONE_PICTURES"):
-            page.screenshot(path=f"{folder}/{name.replace(' ', '_')}_{scheme}.png", full_page=True)
-    background = page.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor")
+    page = tour.tab(scheme)
+    tour.go(page, name)
+    body = page.locator("body")
+    fits = "(body) => document.documentElement.scrollWidth <= innerWidth"
+    until(lambda: body.evaluate(fits), "the page is wider than the window")
+    if folder := os.environ.get("HONE_PICTURES"):
+        page.screenshot(path=f"{folder}/{name.replace(' ', '_')}_{scheme}.png", full_page=True)
+    assert page.locator(".fault").count() == 0
+    background = body.evaluate("(body) => getComputedStyle(body).backgroundColor")
     assert (background == "rgb(20, 23, 27)") == (scheme == "dark")
-    page.context.close()
     assert tour.complaints == []
 
 
@@ -164,7 +200,7 @@ def test_an_address_that_changes_before_the_page_listens_is_followed(tour: Tour,
     )
     page.goto(f"http://127.0.0.1:{tour.port}/#/runs")
     page.reload()
-    page.get_by_text(SEEN["lab"]).first.wait_for()
+    page.get_by_text(PAGES["lab"][1]).first.wait_for()
 
 
 def test_a_completion_of_markup_is_text(tour: Tour, page: Any) -> None:

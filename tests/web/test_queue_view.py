@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import ManualClock
 from starlette.testclient import TestClient
+from watched_runs import write_queue
 
 from hone.core.errors import DataError
-from hone.run.queue.database import open_queue_database
-from hone.run.queue.job_queue import RunQueue, TenantShare, UsedSpan
+from hone.run.queue.job_queue import TenantShare, UsedSpan
 from hone.web.app import WatchParts, make_app
 from hone.web.guard import AccessRules
 from hone.web.queue_view import lanes_of, queue_view, share_curves
@@ -19,24 +19,7 @@ from hone.web.runs import RunListing
 
 @pytest.fixture
 def address(tmp_path: Path) -> str:
-    """Red ran 30 s, gave way, and ran 10 s more; blue runs since 20 s, and has another job."""
-    clock, file = ManualClock(), str(tmp_path / "queue.db")
-    queue = RunQueue(open_queue_database(file), clock, lease_s=1e6)
-    queue.set_tenant("blue", weight=3.0, slots=1)
-    queue.submit("red", "r", ["x.toml"])
-    job = queue.claim("one")
-    clock.advance(30.0)
-    queue.finish(job.id, job.token, "queued", "gave way at a checkpoint")
-    again = queue.claim("one")
-    clock.advance(10.0)
-    queue.finish(again.id, again.token, "done")
-    queue.submit("blue", "b", ["x.toml"])
-    queue.submit("blue", "c", ["x.toml"])
-    running = queue.claim("two")
-    clock.advance(20.0)
-    queue.heartbeat(running.id, running.token)
-    queue.close()
-    return file
+    return write_queue(tmp_path / "queue.db")
 
 
 def test_values_by_hand(address: str) -> None:

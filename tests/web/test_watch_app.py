@@ -13,11 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import uvicorn
-from log_records import decision, outcome
 from starlette.testclient import TestClient
-from watched_runs import ATTACK, append_line, watched_clock, write_control_run, write_lab, write_text_run
+from watched_runs import (
+    ATTACK,
+    append_line,
+    watched_clock,
+    write_control_run,
+    write_decisions,
+    write_lab,
+    write_service,
+    write_text_run,
+)
 
-from hone.decide.gateway.opening import read_service_file, service_folder
+from hone.decide.gateway.opening import read_service_file
 from hone.decide.joins.columns import log_columns
 from hone.decide.joins.join import build_view
 from hone.decide.log.opening import open_decision_log
@@ -512,8 +520,7 @@ def test_a_chat_asks_checkpoints_and_needs_the_pages_own_header(talking: TestCli
 
 
 def test_decisions_are_the_summary_of_the_log_and_the_versions_of_the_registry(root: Path, tmp_path: Path) -> None:
-    file = tmp_path / "service.toml"
-    file.write_text('[service]\nname = "shop"\nactions = ["red", "green", "blue"]\n[policy]\nkind = "uniform"\n')
+    file = write_service(tmp_path / "service.toml")
     listing = RunListing(root, tmp_path / "cache", watched_clock())
     alone = make_app(WatchParts(listing=listing, clock=watched_clock()), RULES)
     with TestClient(alone, base_url=f"http://{HOST}", cookies={RULES.cookie: TOKEN}) as client:
@@ -521,13 +528,9 @@ def test_decisions_are_the_summary_of_the_log_and_the_versions_of_the_registry(r
     parts = WatchParts(listing=listing, clock=watched_clock(), service=file)
     with TestClient(make_app(parts, RULES), base_url=f"http://{HOST}", cookies={RULES.cookie: TOKEN}) as client:
         assert "no log yet" in client.get("/api/decisions").json()["error"]
-        folder = service_folder(file, read_service_file(file).config)
-        folder.mkdir(parents=True)
-        with closing(open_decision_log(folder / "decisions.db")) as log:
-            log.append([decision(seq) for seq in range(30)])
-            log.append([outcome(seq) for seq in range(20)])
+        written = write_decisions(file)
         found = client.get("/api/decisions").json()
-        with closing(open_decision_log(folder / "decisions.db")) as log:
+        with closing(open_decision_log(written)) as log:
             config = read_service_file(file).config
             view = build_view(log_columns(log), as_of_s=watched_clock().now_s(), join=config.join, tenant="shop")
     (tenant,) = found["tenants"]

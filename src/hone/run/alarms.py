@@ -73,11 +73,13 @@ def _entropy_collapse(run: RunHistory, limit: float) -> str | None:
 
 def _dead_groups(run: RunHistory, limit: float) -> str | None:
     share, score = "reward/zero_variance_groups", "reward/mean"
-    if not run.known(share, score) or run.has_risen(score):
+    if not run.known(share, score):
         return None
     own, mean = run.series[share], run.series[score]
     if min(own.recent(2 * RECENT), own.recent()) <= limit or run.seen < run.start_lines + RECENT:
         return None  # many a run begins slowly
+    if run.has_risen(score):
+        return None
     high = mean.best - mean.recent() <= 0.05 * abs(mean.best) and mean.recent() > 0
     kind = "at its highest: they may all be solved" if high else "below what it was at its best: they fail"
     kind = kind if mean.recent() else "0: no answer is right"

@@ -42,9 +42,16 @@ from hone.run.store.evaluations import (
 )
 from hone.run.store.folder import RunFolder
 from hone.run.store.histograms import HISTOGRAMS, HistogramLog
-from hone.run.store.metrics import MetricsWriter
+from hone.run.store.metrics import MetricsWindow, MetricsWriter
 from hone.run.store.records import LEARNING
-from hone.run.store.rollouts import rollout_bytes, rollout_files, rollout_path, thin, write_rollouts
+from hone.run.store.rollouts import (
+    rollout_bytes,
+    rollout_files,
+    rollout_path,
+    rollouts_are_due,
+    thin,
+    write_rollouts,
+)
 from hone.run.store.survivorship import SURVIVORSHIP
 
 if TYPE_CHECKING:
@@ -357,37 +364,8 @@ def _is_text(metrics: Metrics) -> bool:
 
 DISK_RETRY_S = 5.0
 """Between two tries at a full disk."""
-
-
-@dataclass
-class MetricsWindow:
-    """Means of metrics over the steps since the last line: the largest where a name ends in `_max`, totals for times.
-    Saved with a checkpoint, so that a resume changes nothing."""
-
-    sums: dict[str, float] = field(default_factory=dict[str, float])
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-
-    def add(self, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            if name.endswith("_max") and name in self.sums:
-                self.sums[name] = max(self.sums[name], value)
-                continue
-            self.sums[name] = self.sums.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def means(self) -> Metrics:
-        means = {
-            name: total if name.startswith("time/") else total / self.counts[name] for name, total in self.sums.items()
-        }
-        self.sums, self.counts = {}, {}
-        return means
-
-    def state(self) -> State:
-        return {"sums": dict(self.sums), "counts": dict(self.counts)}
-
-    def restore(self, state: State) -> None:
-        self.sums = {name: _number(value) for name, value in substate(state, "sums").items()}
-        self.counts = {name: int(_number(value)) for name, value in substate(state, "counts").items()}
+WRITE_EVERY_S = 0.8
+"""Lines of a run whose lines come more often are written together: one by one they cost several times the time."""
 
 
 def explained_variance(values: Values, credits: Credits) -> Metrics:
@@ -433,11 +411,16 @@ class RunReporter:
     """Best score of the evaluations so far; None before the first."""
     rollouts_bytes: int | None = None
     """Bytes of the files of rollouts; None: not counted yet."""
+    decisions: int = 0
+    """Decisions since the last file of rollouts."""
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         self._began_s = self.clock.monotonic_s()
-        self.histograms = HistogramLog(path=self.folder.path / HISTOGRAMS, clock=self.clock)
+        self.histograms = HistogramLog(path=self.folder.path / HISTOGRAMS)
+        self._lines: list[tuple[int, Metrics]] = []
+        self._unjudged: list[tuple[int, Metrics]] = []
+        self._line_s, self._written_s, self._line_every_s = -math.inf, -math.inf, math.inf
         self._stopped_by = ""
         self._callback_fault: UserCodeError | None = None
 
@@ -468,15 +451,16 @@ class RunReporter:
             line = self.window.means() | {"time/at_s": self.clock.now_s()}
             if self.machine is not None:
                 line |= self.machine.read()
-            self._timed_write(lambda: self.metrics.append(step, line))
+            self._lines.append((step, line))
+            self._line_every_s, self._line_s = now_s - self._line_s, now_s
             self.progress.update(step, line)
-            self._raise_alarms(step, line)
         self._write_rollouts(step, episodes, credits)
         self.last_step = step
         if (write_episodes := self.job.write_episodes) is not None:
             self._timed_write(lambda: write_episodes(self.folder.path, step, episodes))
-        if self.tracking is not None:
-            self.tracking.complete(step)
+        # Now, if by the time of the next line it would be too late; where writes are counted, at every line.
+        if self._lines and (EVENTS.record >= 0 or now_s - self._written_s + self._line_every_s >= WRITE_EVERY_S):
+            self._timed_write(self.append_lines)
         self._call(
             "on_step",
             self.callbacks.on_step,
@@ -486,6 +470,20 @@ class RunReporter:
         if step == self.steps or (every and step % every == 0) or (best and self.settings.keep_best):
             self.save(step)
         self._stop_as_asked(step)
+
+    def append_lines(self) -> None:
+        """Write the lines that wait with their histograms, judge them, and let trackers have them. Raises
+        ResourceError, and then keeps what is not written."""
+        self.metrics.append_lines(self._lines)
+        self._unjudged += self._lines
+        self._lines = []
+        self.histograms.write()
+        while self._unjudged:
+            step, line = self._unjudged.pop(0)
+            self._raise_alarms(step, line)
+            if self.tracking is not None:
+                self.tracking.complete(step)
+        self._written_s = self.clock.monotonic_s()
 
     def _raise_alarms(self, step: int, line: Metrics) -> None:
         """Write down the alarms that a line of metrics raises or ends, and their cause if it changes; show new ones."""
@@ -514,9 +512,10 @@ class RunReporter:
                 "advantage": credits.advantage,
             }
             columns |= {} if trace is None else {"ratio": trace.ratio, "entropy": trace.entropy}
-            self._timed_write(lambda: self.histograms.append(step, columns))
-        every = self.settings.rollouts_every
-        if every > 0 and (step == 1 or self._is_due(step, every)):
+            self.histograms.append(step, columns)
+        self.decisions += episodes.decisions
+        if rollouts_are_due(step, self.steps, self.settings.rollouts_every, self.decisions):
+            self.decisions = 0
             values = self.stopwatch.values
             record = StepRecord(step=step, episodes=episodes, credits=credits, values=values, trace=trace)
             self._timed_write(lambda: write_rollouts(rollout_path(self.folder.path, step), rollouts(record)))
@@ -589,7 +588,7 @@ class RunReporter:
         """A whole checkpoint of this step, once."""
         if self.saved_step == step:
             return
-        self._timed_write(self.histograms.write)
+        self._timed_write(self.append_lines)
         self.metrics.sync()
         recipe = self.job.recipe
         state: State = {
@@ -602,6 +601,7 @@ class RunReporter:
                 "score": self.selection_score,
                 "learning": self.learning.state(),
                 "best_evaluation": self.best_evaluation,
+                "decisions": self.decisions,
             },
         }
         if (counts := self.job.survivorship) is not None:
@@ -641,6 +641,7 @@ class RunReporter:
         self.window.restore(substate(state, "window"))
         self.selection_score = _number_or_none(state.get("score"))
         self.best_evaluation = _number_or_none(state.get("best_evaluation"))
+        self.decisions = int(_number_or_none(state.get("decisions")) or 0)  # a checkpoint from before hone 0.3 has none
         if "learning" in state:  # a checkpoint from before hone 0.2 has none
             self.learning.restore(substate(state, "learning"))
 
@@ -652,6 +653,7 @@ class RunReporter:
         return True
 
     def _evaluate(self, step: int, evaluate: Callable[[], EvaluationResult]) -> Metrics:
+        self._timed_write(self.append_lines)  # nobody waits for them until a long evaluation ends
         verdict = self.stopwatch.time("evaluate", evaluate)
         estimate = verdict.estimate
         if verdict.answers:
@@ -694,10 +696,8 @@ class RunReporter:
 
 
 def _number_or_none(value: object) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _number(value: object) -> float:
+    if value is None:
+        return None
     if not isinstance(value, int | float):
         raise DataError(f"the saved report state holds {value!r} where a number should be")
     return float(value)

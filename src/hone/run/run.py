@@ -370,8 +370,6 @@ def _train(
         progress.close()
         if (cause := reporter.alarms.diagnosis) is not None:
             progress.note(f"{cause.sentence}. To try: {cause.advice}")
-        with contextlib.suppress(ResourceError):  # the failure of the run itself is what counts
-            reporter.histograms.write()
         metrics.close()
         for note in reporter.tracking.close(ending) if reporter.tracking is not None else []:
             folder.log(note, level="WARNING")
@@ -390,7 +388,11 @@ def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int, seed
     """Run the training loop; returns how it ended. A step that fails loses nothing that is done."""
     job, folder = reporter.job, reporter.folder
     try:
-        train(timed(job.recipe, watch), steps=reporter.steps, callback=reporter, first_step=first_step)
+        try:
+            train(timed(job.recipe, watch), steps=reporter.steps, callback=reporter, first_step=first_step)
+        finally:
+            with contextlib.suppress(ResourceError):  # the failure of the run itself is what counts
+                reporter.append_lines()
         reporter.report_learning()
         folder.events.append(reporter.steps, "finish", f"finished step {reporter.steps}")
     except StoppedByCallback as stopped:
@@ -444,7 +446,7 @@ def _open_records(
     if order.resume:
         changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
         folder.events.cut_after(done)
-        HistogramLog(path=folder.path / HISTOGRAMS, clock=folder.events.clock).cut_after(done)
+        HistogramLog(path=folder.path / HISTOGRAMS).cut_after(done)
         remove_after(folder.path, done)
         lines = [f"from step {done + 1} on: {change}" for change in changes]
         notes = [*notes, *lines, *ranks_note(changes, order.config)]

@@ -76,4 +76,4 @@ class UpdateTrace:
 
 
 def _floats(values: Tensor) -> NDArray[np.float32]:
-    return values.to(torch.float32).cpu().numpy()
+    return values.to("cpu", torch.float32).numpy()

@@ -14,7 +14,7 @@ values are one bucket: `low == high`, and the first of the counts is their numbe
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.clock import Clock
 from hone.core.errors import DataError
 from hone.core.strict_json import Json
 from hone.run.store.durable import from_json, to_json, writing
@@ -30,9 +29,6 @@ from hone.run.store.metrics import repair_last_line, truncate_after
 
 HISTOGRAMS: Final = "histograms.jsonl"
 BUCKETS: Final = 32
-EVERY_S: Final = 1.0
-MOST_WAITING: Final = 256
-"""Seconds between two writes, and lines that wait for one, at most."""
 NAMES: Final = ("reward", "length", "advantage", "ratio", "entropy")
 
 
@@ -70,41 +66,60 @@ def histogram(values: NDArray[np.generic]) -> Histogram | None:
     return Histogram(low, high, np.bincount(places, minlength=BUCKETS))
 
 
+def histograms(columns: Sequence[NDArray[np.generic]]) -> list[Histogram | None]:
+    """Histogram of each of many columns `[n]`, as `histogram` makes it, in a few passes over all of them together."""
+    sizes = np.array([len(column) for column in columns])
+    filled = np.flatnonzero(sizes)
+    made: list[Histogram | None] = [None] * len(columns)
+    if not len(filled):
+        return made
+    sizes = sizes[filled]
+    known = np.concatenate([columns[place] for place in filled.tolist()], dtype=np.float64)
+    starts = np.cumsum(sizes) - sizes
+    low, high = np.minimum.reduceat(known, starts), np.maximum.reduceat(known, starts)
+    with np.errstate(invalid="ignore", over="ignore"):
+        width = (high - low) / BUCKETS
+        known -= np.repeat(low, sizes)
+        known /= np.repeat(np.where(width > 0, width, 1.0), sizes)  # a column of one value is in the first bucket
+        known[~np.isfinite(known)] = 0.0
+    bucket = np.minimum(known.astype(np.int64), BUCKETS - 1) + np.repeat(BUCKETS * np.arange(len(filled)), sizes)
+    counts = np.bincount(bucket, minlength=BUCKETS * len(filled)).reshape(-1, BUCKETS)
+    for row, place in enumerate(filled.tolist()):
+        plain = math.isfinite(width[row]) and (width[row] > 0 or low[row] == high[row])
+        made[place] = Histogram(float(low[row]), float(high[row]), counts[row]) if plain else histogram(columns[place])
+    return made
+
+
 @dataclass(slots=True, kw_only=True)
 class HistogramLog:
-    """The histograms of a run that is under way, written once a second at most: a line by itself costs twice the
-    time."""
+    """The histograms of a run that is under way: lines wait until they are written together, because a line by itself
+    costs several times the time."""
 
     path: Path
-    clock: Clock
     _waiting: list[tuple[int, Mapping[str, NDArray[np.generic]]]] = field(
         default_factory=list[tuple[int, Mapping[str, NDArray[np.generic]]]]
     )
-    _written_s: float = -math.inf
 
     def append(self, step: int, values: Mapping[str, NDArray[np.generic]]) -> None:
-        """Add a line with the histogram of each of `values` `[n]`, of which it keeps copies. Raises ResourceError."""
+        """Add a line with the histogram of each of `values` `[n]`, of which it keeps copies."""
         self._waiting.append((step, {name: column.copy() for name, column in values.items()}))
-        if self.clock.monotonic_s() - self._written_s >= EVERY_S or len(self._waiting) >= MOST_WAITING:
-            self.write()
 
     def write(self) -> None:
         """Write the lines that wait. Raises ResourceError, and then keeps them."""
         if not self._waiting:
             return
-        lines: list[bytes] = []
-        for step, values in self._waiting:
-            line: dict[str, Json] = {"step": step}
-            for name, column in values.items():
-                if (made := histogram(column)) is not None:
-                    line[name] = [made.low, made.high, made.counts.tolist()]
-            lines.append(to_json(line))
-        data = b"".join(lines)
+        lines: list[dict[str, Json]] = [{"step": step} for step, _ in self._waiting]
+        for name in dict.fromkeys(name for _, values in self._waiting for name in values):
+            places = [place for place, (_, values) in enumerate(self._waiting) if name in values]
+            made = histograms([self._waiting[place][1][name] for place in places])
+            for place, one in zip(places, made, strict=True):
+                if one is not None:
+                    lines[place][name] = [one.low, one.high, one.counts.tolist()]
+        data = b"".join(map(to_json, lines))
         with writing(self.path, len(data)), self.path.open("ab") as file:
             file.write(data)
             file.flush()
         self._waiting.clear()
-        self._written_s = self.clock.monotonic_s()
 
     def cut_after(self, step: int) -> None:
         """Take the lines of later steps than `step` away, and an incomplete last one. Raises ResourceError."""

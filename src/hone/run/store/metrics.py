@@ -1,8 +1,8 @@
 """Metrics of a run, `metrics.jsonl`: one line per step, appended and flushed.
 
-Belongs here: the format of the file. A line is strict JSON: `step`, the metrics in the order given, and for a NaN or
-infinite value null, with its name in `non_finite`. Keys that start with `time/` depend on the clock; without them, two
-runs can be compared byte for byte.
+Belongs here: the format of the file, and the means over the steps of a line. A line is strict JSON: `step`, the metrics
+in the order given, and for a NaN or infinite value null, with its name in `non_finite`. Keys that start with `time/`
+depend on the clock; without them, two runs can be compared byte for byte.
 """
 
 import json
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError, nearest_name
+from hone.core.state import State, substate
 from hone.core.strict_json import Json
 from hone.run.store.durable import from_json, raise_write_error, replace_file, sync_path, write_all, writing
 
@@ -55,7 +56,7 @@ _MAX_STEP = 1 << 62
 
 @dataclass(slots=True, kw_only=True)
 class MetricsWriter:
-    """Writer of one line per step, made by `open_metrics`; `append` flushes each line to the operating system."""
+    """Writer of one line per step, made by `open_metrics`; what `append` writes has reached the operating system."""
 
     path: Path
     descriptor: int
@@ -63,20 +64,30 @@ class MetricsWriter:
     _closed: bool = field(default=False, init=False)
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the line of `step`. Raises ValueError for a step that does not increase or a reserved name.
+        """Write the line of `step`, as `append_lines` does."""
+        self.append_lines([(step, metrics)])
 
-        Raises ResourceError for a disk error; the file then ends with the last complete line.
+    def append_lines(self, lines: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Write lines `(step, metrics)` together. Raises ValueError for a step that does not increase or a reserved
+        name.
+
+        Raises ResourceError for a disk error; the file then ends with the last line before them.
         """
-        if step <= self.last_step:
-            raise ValueError(f"metrics of step {step} after those of step {self.last_step}")
-        data = metrics_line(step, metrics).encode()
+        if not lines:
+            return
+        last_step = self.last_step
+        for step, _ in lines:
+            if step <= last_step:
+                raise ValueError(f"metrics of step {step} after those of step {last_step}")
+            last_step = step
+        data = "".join(metrics_line(step, metrics) for step, metrics in lines).encode()
         whole_bytes = os.fstat(self.descriptor).st_size
         try:
             write_all(self.descriptor, data)
         except OSError as error:
             os.ftruncate(self.descriptor, whole_bytes)
             raise_write_error(self.path, error, len(data))
-        self.last_step = step
+        self.last_step = last_step
 
     def sync(self) -> None:
         """Fsync the file; call it before a checkpoint, so that no checkpoint is newer than its metrics."""
@@ -88,6 +99,48 @@ class MetricsWriter:
             self._closed = True
             self.sync()
             os.close(self.descriptor)
+
+
+@dataclass
+class MetricsWindow:
+    """Means of metrics over the steps since the last line: the largest where a name ends in `_max`, totals for times.
+    Saved with a checkpoint, so that a resume changes nothing."""
+
+    sums: dict[str, float] = field(default_factory=dict[str, float])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take in a step."""
+        for name, value in metrics.items():
+            if name.endswith("_max") and name in self.sums:
+                self.sums[name] = max(self.sums[name], value)
+                continue
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def means(self) -> dict[str, float]:
+        """Means of the steps so far; the window is empty then."""
+        means = {
+            name: total if name.startswith(CLOCK_PREFIX) else total / self.counts[name]
+            for name, total in self.sums.items()
+        }
+        self.sums, self.counts = {}, {}
+        return means
+
+    def state(self) -> State:
+        """State for a checkpoint."""
+        return {"sums": dict(self.sums), "counts": dict(self.counts)}
+
+    def restore(self, state: State) -> None:
+        """Continue from a checkpoint. Raises DataError for a damaged state."""
+        self.sums = {name: _number(value) for name, value in substate(state, "sums").items()}
+        self.counts = {name: int(_number(value)) for name, value in substate(state, "counts").items()}
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise DataError(f"the saved report state holds {value!r} where a number should be")
+    return float(value)
 
 
 class OpenedMetrics(NamedTuple):

@@ -1,7 +1,7 @@
 // Charts of a run: uPlot over buckets from the server, with a shared cursor, a brush, bands, marks of events and dots on
 // spikes that a pale band would hide.
 
-import { colour, duration, figure, html, ink, number, useEffect, useLayoutEffect, useRef } from "/static/base.js";
+import { PALETTE, colour, duration, figure, html, ink, number, useEffect, useLayoutEffect, useRef } from "/static/base.js";
 
 // --------------------------------------------------------------------------------------------------------------- data
 
@@ -372,7 +372,7 @@ export function Lines({ lines, xLabel, height = 260, cursor, yLabel = "" }) {
     return () => { sized.disconnect(); made.destroy(); };
   }, [key, height, matchMedia("(prefers-color-scheme: dark)").matches]);
   return html`<div>
-    ${lines.length > 1 ? html`<div class="legend">${lines.map((one, index) => (one.name ? html`<span><i class=${`c${index % 8}`}></i>${one.name}</span>` : null))}</div>` : null}
+    ${lines.length > 1 ? html`<div class="legend">${lines.map((one, index) => (one.name ? html`<span><i class=${index < PALETTE ? `c${index}` : `dashed k${index % PALETTE}`}></i>${one.name}</span>` : null))}</div>` : null}
     <div class="lines" ref=${place} role="img" aria-label=${lines.map((one) => one.name).join(", ")}></div>
   </div>`;
 }

@@ -19,7 +19,7 @@ export function QueuePage() {
   return html`<div class="title"><h1>Queue</h1></div>
     <div class="grid2">
       <${Card} style="flush" title="Shares against entitlements"><${Table} rows=${data.tenants} empty="no tenant yet" columns=${[
-        { title: "tenant", cell: (one) => html`<${Dot} place=${place.get(one.name)} /> <b>${one.name}</b>` },
+        { title: "tenant", style: "line", cell: (one) => html`<${Dot} place=${place.get(one.name)} /> <b>${one.name}</b>` },
         { title: "weight", number: true, cell: (one) => number(one.weight) },
         { title: "entitled", number: true, cell: (one) => share(one.entitled) },
         { title: "used", number: true, cell: (one) => share(one.used) },
