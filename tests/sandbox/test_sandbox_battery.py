@@ -11,9 +11,10 @@ import pytest
 
 from hone.cli.commands import doctor_sandbox
 from hone.cli.main import main
+from hone.core.clock import listening
 from hone.process import linux as landlock
 from hone.process.linux import may_map_users
-from hone.sandbox import rungs
+from hone.sandbox import battery, rungs
 from hone.sandbox.battery import HOSTILE, ORDINARY, BatteryOutcome
 from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox, SandboxReport
@@ -70,6 +71,16 @@ def test_the_doctor_tells_what_was_held(
     monkeypatch.setattr(CodeSandbox, "probe", lambda _: SandboxReport(rung="", reasons=("landlock: no",), missing=()))
     assert main(["doctor", "sandbox"]) == 5
     assert "To run them as you, without any protection" in capsys.readouterr().out
+
+
+def test_the_battery_tells_how_many_programs_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, int, int | None]] = []
+    done = BatteryOutcome(name="", hostile=True, good=True, explanation="")
+    monkeypatch.setattr(battery, "_attack", lambda *_: done)
+    monkeypatch.setattr(battery, "_ordinary", lambda *_: done)
+    with listening(lambda work: heard.append((work.title, work.done, work.total))):
+        assert len(battery.run_battery()) == 27
+    assert [*dict.fromkeys(heard)] == [("programs tried", count, 27) for count in range(28)]
 
 
 def processes_of(user: str) -> list[str]:

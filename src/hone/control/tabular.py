@@ -79,7 +79,7 @@ class TabularAlgorithm(Config):
 class TableRunConfig(ControlRunConfig):
     """Values of numbered states, learnt in a table."""
 
-    run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
+    run = new_default(RunSettings(threads=1, log_every=20))
     rollout_steps: int = Field(default=8, ge=1)
     """Steps of each environment per iteration; 1 learns after every step, as the textbooks do."""
     algorithm: TabularAlgorithm = TabularAlgorithm()
@@ -129,7 +129,7 @@ class TabularRunConfig(TableRunConfig):
 class GymTableRunConfig(ControlRunConfig):
     """A table in Gymnasium environments, with features or options of its own."""
 
-    run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
+    run = new_default(RunSettings(threads=1, log_every=20))
     env: GymConfig
     """The environments, with numbered actions."""
     rollout_steps: int = Field(default=4, ge=1)

@@ -8,6 +8,8 @@ import pytest
 
 from hone.cli.commands import doctor_loss as loss
 from hone.cli.main import main
+from hone.core.clock import listening
+from hone.recipes.certify import certify as really_certify
 from hone.run.job import RunConfig
 from hone.run.store.records import GradientCertificate, GradientCheck
 
@@ -49,6 +51,21 @@ def test_a_config_and_then_its_run(somewhere: Path, capsys: pytest.CaptureFixtur
     assert "checked on a smaller copy" in (somewhere / "runs" / "ppo" / "report.html").read_text(encoding="utf-8")
     assert main(["doctor", "loss", "ppo", "steps=2"]) == 2
     assert "runs/ppo is a run" in capsys.readouterr().err
+
+
+def test_it_tells_how_many_splits_were_compared(somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, int, int | None]] = []
+
+    def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | None:
+        with listening(lambda work: heard.append((work.title, work.done, work.total))):
+            return really_certify(config, config_hash=config_hash)
+
+    monkeypatch.setattr(loss, "certify", certify)
+    assert main(["doctor", "loss", "ppo.toml"]) == 0
+    splits = [(done, total) for title, done, total in heard if title == "splits of the batch compared"]
+    counts = [*dict.fromkeys(done for done, _ in splits)]
+    assert counts == [*range(len(counts))] and len(counts) > 3
+    assert {total for _, total in splits} in ({None}, {counts[-1]})
 
 
 def test_a_gradient_that_depends_on_the_cut(

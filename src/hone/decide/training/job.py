@@ -79,7 +79,7 @@ class DecisionLogConfig(Config):
 class BanditRunConfig(RunConfig):
     """A bandit that learns from arms, or from a log of decisions."""
 
-    run = new_default(RunSettings(threads=1, log_every=20, rollouts_every=1000))
+    run = new_default(RunSettings(threads=1, log_every=20))
     arms: BanditArms | None = None
     """Simulated arms; leave out where `log` is given."""
     log: DecisionLogConfig | None = None
