@@ -2,6 +2,7 @@
 
     python benchmarks/followed_run.py            five pairs of each run; rewrites its table in RESULTS.md
     python benchmarks/followed_run.py --quick    one short pair of each; prints only
+    python benchmarks/followed_run.py --only ppo --trackers tensorboard wandb --pairs 3    a part of it
 
 A pair is the same run alone and followed, each in a process of its own, side by side: what else the machine does meets
 both. Compared are processor seconds of the run's process, all of its threads included, from the step by which every
@@ -159,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=[*RUNS])
+    parser.add_argument("--trackers", nargs=2, help="only with these two")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--train", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -167,7 +169,7 @@ def main() -> None:
         return
 
     def rows(work: Path) -> Iterator[Row]:
-        for trackers in TRACKERS:
+        for trackers in TRACKERS if asked.trackers is None else [tuple(asked.trackers)]:
             missing = [name for name in trackers if importlib.util.find_spec(name) is None]
             if missing:
                 print(f"{', '.join(missing)} is not installed: its rows are left out", file=sys.stderr)
@@ -180,8 +182,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         tell(
             grow(
-                "A followed run", "benchmarks/followed_run.py", rows(Path(name)), threads=1,
-                quick=asked.quick,
+                "A followed run" + (f", {asked.only}" if asked.only else ""), "benchmarks/followed_run.py",
+                rows(Path(name)), threads=1, quick=asked.quick,
             )
         )  # fmt: skip
 

@@ -558,3 +558,4 @@ def test_names_on_the_colours_of_lanes_can_be_read(scheme: str) -> None:
         text = special[1] if f".c{place}" in special[0].split(", ") else known["on"]
         low, high = sorted((luminance(text), luminance(known[f"p{place}"])))
         assert (high + 0.05) / (low + 0.05) >= 4.5, (scheme, place)
+    assert ".spans .end { background: var(--p3); color: var(--on);" in style, "the end token, in the same colours"
