@@ -114,7 +114,8 @@ def test_a_failure_of_the_first_step_is_repeated(here: Path, capsys: pytest.Capt
     assert hone("debug", "tiny") == 0
     shown = capsys.readouterr().out
     assert "repeated from the first step: the same failure comes back" in shown
-    assert "it is raised at" in shown
+    raised = "it is raised at " + str(here / "bad.py") + ":2, in bad: raise OSError('no disk')"
+    assert raised in shown, "the line of the user's code, which runs in another process"
 
 
 def test_a_run_without_a_failure_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

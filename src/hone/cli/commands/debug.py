@@ -6,12 +6,14 @@ newest checkpoint to the failing step, in a folder of its own. The run itself is
 """
 
 import pdb
+import re
 import shutil
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from hone.cli.commands.show import find_run
 from hone.cli.commands.train import opened_runs, planned_runs, train_one
@@ -20,7 +22,7 @@ from hone.cli.terminal.progress import RunProgress
 from hone.cli.terminal.screen import TerminalScreen, is_plain, standard_screen
 from hone.config.toml import ConfigDocument
 from hone.core.clock import SystemClock
-from hone.core.errors import HoneError
+from hone.core.errors import HoneError, UserCodeError
 from hone.core.strict_json import Json
 from hone.run.capsule import FailureRecord, read_batch, read_capsule
 from hone.run.resume import ResumeConsent
@@ -94,8 +96,16 @@ def _repeat(folder: Path, record: FailureRecord, screen: TerminalScreen, *, use_
     same = type(fault).__name__ == record.error and messages[:1] == record.messages[:1]
     lines = [f"repeated {began}: {'the same failure' if same else 'another failure'} comes back"]
     lines += [] if same else [f"{type(fault).__name__}: {message}" for message in messages]
-    frame = traceback.extract_tb(fault.__traceback__)[-1]
-    return [*lines, f"it is raised at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"]
+    if isinstance(fault, UserCodeError) and (raised := _LINE_OF_WORKER.findall("\n".join(messages))):
+        file, number, name, line = raised[-1]
+    else:
+        frame = traceback.extract_tb(fault.__traceback__)[-1]
+        file, number, name, line = frame.filename, frame.lineno, frame.name, frame.line
+    return [*lines, f"it is raised at {file}:{number}, in {name}: {line}"]
+
+
+_LINE_OF_WORKER: Final = re.compile(r'File "(.+)", line (\d+), in (.+)\n\s+(.+)')
+"""A frame of the traceback that a worker process sends: user code is raised there, and told of here."""
 
 
 def document_of_run(folder: Path) -> ConfigDocument:
