@@ -118,6 +118,8 @@ BAD: list[tuple[str, str | bytes | None, list[str], list[str]]] = [
     ("faults of every stage", '[[stage]]\nrecipe = "toy"\n[[stage]]\nrecipe = "toy"\nsteps = 0\nlrr = 1\n', [],
      ["stage.0.steps in run.toml:1 is missing", "stage.1.steps in run.toml:5 must be >= 1, got 0",
       "unknown key stage.1.lrr in run.toml:6; did you mean stage.1.lr?"]),
+    ("a stage's key", '[[stage]]\nrecipe = "thompson"\nsteps = 2\n', ["steps=5"],
+     ["unknown key steps in command line: it is a stage's: stage.0.steps, or shared.steps for all"]),
 ]  # fmt: skip
 
 

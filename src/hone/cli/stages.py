@@ -33,11 +33,14 @@ def pipeline_name(document: ConfigDocument) -> str:
 
 def apply_shared(document: ConfigDocument) -> list[str]:
     """Copy each `[shared]` key to the stages whose recipe has it and that do not set it; returns the errors."""
-    faults = [
-        f"unknown key {key} in {document.source_of((key,))}{did_you_mean(key, TOP_LEVEL_KEYS)}"
-        for key in document.values
-        if key not in TOP_LEVEL_KEYS
-    ]
+    faults: list[str] = []
+    for key in document.values.keys() - {*TOP_LEVEL_KEYS}:
+        places = [f"{STAGE}.{index}.{key}" for index, known in _stages(document) if key in known]
+        hint = did_you_mean(key, TOP_LEVEL_KEYS)
+        if places:
+            hint = f": it is a stage's: {' or '.join(places)}, or {SHARED}.{key} for all"
+        faults.append(f"unknown key {key} in {document.source_of((key,))}{hint}")
+    faults.sort()
     shared = document.values.get(SHARED, {})
     if not isinstance(shared, dict):
         return [*faults, f"{SHARED} in {document.source_of((SHARED,))} must be a table"]
