@@ -237,12 +237,7 @@ def describe_run(
     copies = {name: shape.parameters * size for name, size in per_parameter.items() if size} | dict(others or {})
     if adapter is not None:
         copies |= adapter_copies(adapter[0], 0 if bits else adapter[1], weights)
-    rows, writes = step_rows(recipe, settings), recipe.writes
-    drawn = min(settings.count("samples.prompts", least=0, default=0), lengths.prompts)  # to measure the distance
-    drawn_lengths = lengths if lengths.drawn is None else replace(lengths, whole=lengths.drawn)
-    evaluates = recipe.predicts_tokens and settings.given("evaluation")
-    exam = lengths if lengths.held_out is None else lengths.held_out
-    examined = min(settings.count("evaluation.max_concurrent", default=_EVALUATED_TOGETHER), exam.prompts)
+    rows, (drawing, evaluation) = step_rows(recipe, settings), _passing_engines(recipe, settings, shape, lengths)
     activations = settings.choice("model.activations", ("keep", "round_again", "recompute", "offload"))
     return RunDimensions(
         shape=shape,
@@ -251,7 +246,7 @@ def describe_run(
             texts_together=recipe.factor,
             step_tokens=rows * whole,
             text_tokens=whole,
-            chosen_tokens=whole - lengths.prompt if writes else 0,
+            chosen_tokens=whole - lengths.prompt if recipe.writes else 0,
             weights=weights,
             code_bits=bits,
             update_rank=rank * len(adapted) if bits else 0,
@@ -268,9 +263,9 @@ def describe_run(
             widens=on_cpu and processor.widens,
             halves_head=on_cpu and processor.halves,
         ),
-        generation=_generation(recipe, settings, shape, lengths) if writes and not _answers_apart(settings) else None,
-        drawing=_engine(settings, shape, drawn_lengths, "auto", concurrent=drawn) if drawn else None,
-        evaluation=_engine(settings, shape, exam, "auto", concurrent=examined) if evaluates else None,
+        generation=_generation(recipe, settings, shape, lengths),
+        drawing=drawing,
+        evaluation=evaluation,
         trained_parameters=None if adapter is None else adapter[0],
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
@@ -316,8 +311,10 @@ def _copies(recipe: PlannedRecipe, settings: PlannedSettings, *, loads_reference
 def _generation(
     recipe: PlannedRecipe, settings: PlannedSettings, shape: PlannedDecoder, lengths: TextLengths
 ) -> GenerationSettings | None:
-    """The embedded engine; None where a server writes."""
+    """The embedded engine; None where nothing is written, or not here."""
     runner = settings.words("rollout.runner") if settings.given("rollout.runner") else "auto"
+    if not recipe.writes or _answers_apart(settings):
+        return None
     if not isinstance(runner, str) or settings.given("rollout.runner.kind"):
         return None
     answers = settings.count("rollout.prompts_per_step") * (
@@ -327,6 +324,21 @@ def _generation(
     concurrent = min(settings.count("rollout.max_concurrent"), answers * (stale + 1))
     engine = _engine(settings, shape, lengths, runner, concurrent=concurrent, is_stale=stale > 0)
     return replace(engine, sleeps=settings.flag("rollout.sleep"), may_sleep=not stale)
+
+
+def _passing_engines(
+    recipe: PlannedRecipe, settings: PlannedSettings, shape: PlannedDecoder, lengths: TextLengths
+) -> tuple[GenerationSettings | None, GenerationSettings | None]:
+    """Engines that are made between the steps: one to measure the distance from the start, and the evaluation's."""
+    drawing = evaluation = None
+    if drawn := min(settings.count("samples.prompts", least=0, default=0), lengths.prompts):
+        asked = lengths if lengths.drawn is None else replace(lengths, whole=lengths.drawn)
+        drawing = _engine(settings, shape, asked, "auto", concurrent=drawn)
+    if recipe.predicts_tokens and settings.given("evaluation"):
+        asked = lengths if lengths.held_out is None else lengths.held_out
+        most = settings.count("evaluation.max_concurrent", default=_EVALUATED_TOGETHER)
+        evaluation = _engine(settings, shape, asked, "auto", concurrent=min(most, asked.prompts))
+    return drawing, evaluation
 
 
 def _engine(

@@ -42,7 +42,7 @@ from hone.run.store.evaluations import (
 )
 from hone.run.store.folder import RunFolder
 from hone.run.store.histograms import HISTOGRAMS, HistogramLog
-from hone.run.store.metrics import MetricsWindow, MetricsWriter
+from hone.run.store.metrics import MetricsWindow, MetricsWriter, explained_variance
 from hone.run.store.records import LEARNING
 from hone.run.store.rollouts import (
     rollout_bytes,
@@ -366,18 +366,6 @@ DISK_RETRY_S = 5.0
 """Between two tries at a full disk."""
 WRITE_EVERY_S = 0.8
 """Lines of a run whose lines come more often are written together: one by one they cost several times the time."""
-
-
-def explained_variance(values: Values, credits: Credits) -> Metrics:
-    """`value/explained_variance`: 1 - Var(target - value) / Var(target) over a step's decisions, with values from
-    before the critic's update; {} without a critic, or with equal targets."""
-    if credits.target is None or len(values.value) != len(credits.target):
-        return {}
-    spread = float(np.var(credits.target, dtype=np.float64))
-    if not spread > 0:
-        return {}
-    rest = np.subtract(credits.target, values.value, dtype=np.float64)
-    return {"value/explained_variance": 1.0 - float(np.var(rest)) / spread}
 
 
 @dataclass
