@@ -1,6 +1,7 @@
 """Figures of `hone watch`: a run of a million lines, the cursor over twenty charts, a thousand runs, 100,000 answers.
 
-    python benchmarks/watch.py            in full, some minutes and 3 GB of disk; rewrites its table in RESULTS.md
+    python benchmarks/watch.py            in full, some minutes and 3 GB of disk; rewrites its tables in RESULTS.md
+    python benchmarks/watch.py --only answers
     python benchmarks/watch.py --quick    a tenth of everything; prints only
     python benchmarks/watch.py --picture docs/howto/watch.png
 
@@ -290,35 +291,50 @@ def memory(page: Any, server: Server, root: Path, seconds: float) -> Iterator[Ro
     yield bar("the server for it", (server.cpu_s() - cpu) / seconds, "CPU s a second")
 
 
-def rows(sizes: Sizes, work: Path) -> Iterator[Row]:
-    """Every row; inputs are made on the way."""
+def long_rows(sizes: Sizes, work: Path) -> Iterator[Row]:
+    """Rows of the long run, of one that goes on, and of five tabs on both."""
     root, cache = work / "runs", work / "cache"
     root.mkdir()
     long = write_long_run(root, sizes.lines)
     yield from reading(long, cache / "hone" / "watch", sizes.lines)
     write_text_run(root, "live", steps=200, done=100)
-    small = work / "many"
-    small.mkdir()
-    template = write_text_run(small, "run-0", steps=60)
-    for number in range(1, sizes.runs):
-        shutil.copytree(
-            template, small / f"run-{number}", ignore=shutil.ignore_patterns("rollouts", "checkpoints", "report.html")
-        )
-    listing = RunListing(small, cache / "hone" / "watch", SystemClock())
-    yield bar(f"{sizes.runs:,} runs, listed for the first time", cpu_s(listing.rows), "CPU s")
-    again = RunListing(small, cache / "hone" / "watch", SystemClock())
-    yield bar("the same after a restart", cpu_s(again.rows), "CPU s", 1)
-    write_many_answers(long, sizes.answers)
-    yield from answers(long, sizes.answers)
     with Server(root, cache) as server, browsing(server) as page:
         if page is not None:
             yield from first_chart(page, server)
             yield from cursor(page)
             yield from live(page, root)
             yield from memory(page, server, root, sizes.watch_s)
-    with Server(small, cache) as server, browsing(server) as page:
+
+
+def list_rows(sizes: Sizes, work: Path) -> Iterator[Row]:
+    """Rows of the list of many runs."""
+    many, cache = work / "many", work / "cache_of_many"
+    many.mkdir()
+    template = write_text_run(many, "run-0", steps=60)
+    for number in range(1, sizes.runs):
+        shutil.copytree(
+            template, many / f"run-{number}", ignore=shutil.ignore_patterns("rollouts", "checkpoints", "report.html")
+        )
+        config = many / f"run-{number}" / "config.json"
+        settings = config.read_text(encoding="utf-8")  # equal ones would be seeds of one run, and one row
+        config.write_text(settings.replace("0.0001", f"{1e-4 * (1 + number):.7f}"), encoding="utf-8")
+    listing = RunListing(many, cache / "hone" / "watch", SystemClock())
+    yield bar(f"{sizes.runs:,} runs, listed for the first time", cpu_s(listing.rows), "CPU s")
+    again = RunListing(many, cache / "hone" / "watch", SystemClock())
+    yield bar("the same after a restart", cpu_s(again.rows), "CPU s", 1)
+    with Server(many, cache) as server, browsing(server) as page:
         if page is not None:
             yield from many_runs(page, server, sizes.runs)
+
+
+def answer_rows(sizes: Sizes, work: Path) -> Iterator[Row]:
+    """Rows of a file of many answers."""
+    (run := work / "answers").mkdir()
+    write_many_answers(run, sizes.answers)
+    yield from answers(run, sizes.answers)
+
+
+PARTS = {"long": long_rows, "list": list_rows, "answers": answer_rows}
 
 
 def take_picture(target: Path, work: Path) -> None:
@@ -339,6 +355,7 @@ def take_picture(target: Path, work: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=[*PARTS])
     parser.add_argument("--picture", metavar="FILE", type=Path)
     asked = parser.parse_args()
     quick = asked.quick
@@ -346,12 +363,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             take_picture(asked.picture, Path(name))
         return
-    with tempfile.TemporaryDirectory() as name:
-        tell(
-            grow(
-                "hone watch", "benchmarks/watch.py", rows(QUICK if quick else FULL, Path(name)), threads=1, quick=quick
-            )
-        )
+    for part, made in PARTS.items():
+        if asked.only in (None, part):
+            with tempfile.TemporaryDirectory() as name:
+                rows = made(QUICK if quick else FULL, Path(name))
+                tell(grow(f"hone watch, {part}", "benchmarks/watch.py", rows, threads=1, quick=quick))
 
 
 if __name__ == "__main__":
