@@ -36,3 +36,15 @@ class Credits:
     """`[N]` factor of the next observation's value in a bootstrapped target; 0 at termination."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Counts for the step's metrics: zero-variance groups, missing scores."""
+
+
+def explained_variance(values: Values, credits: Credits) -> Metrics:
+    """`value/explained_variance`: 1 - Var(target - value) / Var(target) over a step's decisions, with values from
+    before the critic's update; {} without a critic, or with equal targets."""
+    if credits.target is None or len(values.value) != len(credits.target):
+        return {}
+    spread = float(np.var(credits.target, dtype=np.float64))
+    if not spread > 0:
+        return {}
+    rest = np.subtract(credits.target, values.value, dtype=np.float64)
+    return {"value/explained_variance": 1.0 - float(np.var(rest)) / spread}

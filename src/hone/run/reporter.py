@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.clock import Clock
-from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values, explained_variance
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, integer, number, substate
@@ -42,7 +42,7 @@ from hone.run.store.evaluations import (
 )
 from hone.run.store.folder import RunFolder
 from hone.run.store.histograms import HISTOGRAMS, HistogramLog
-from hone.run.store.metrics import MetricsWindow, MetricsWriter, explained_variance
+from hone.run.store.metrics import MetricsWindow, MetricsWriter
 from hone.run.store.records import LEARNING
 from hone.run.store.rollouts import (
     rollout_bytes,

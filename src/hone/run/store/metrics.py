@@ -22,7 +22,6 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.credit import Credits, Metrics, Values
 from hone.core.errors import DataError, nearest_name
 from hone.core.state import State, substate
 from hone.core.strict_json import Json
@@ -100,18 +99,6 @@ class MetricsWriter:
             self._closed = True
             self.sync()
             os.close(self.descriptor)
-
-
-def explained_variance(values: Values, credits: Credits) -> Metrics:
-    """`value/explained_variance`: 1 - Var(target - value) / Var(target) over a step's decisions, with values from
-    before the critic's update; {} without a critic, or with equal targets."""
-    if credits.target is None or len(values.value) != len(credits.target):
-        return {}
-    spread = float(np.var(credits.target, dtype=np.float64))
-    if not spread > 0:
-        return {}
-    rest = np.subtract(credits.target, values.value, dtype=np.float64)
-    return {"value/explained_variance": 1.0 - float(np.var(rest)) / spread}
 
 
 @dataclass
