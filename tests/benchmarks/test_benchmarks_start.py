@@ -19,7 +19,7 @@ PEERS = {
 """Benchmarks that run nothing without a peer's environment, which `python benchmarks/peers.py NAME` makes."""
 NOT_MEASURED = {
     "peers", "replay_peer", "run_digests", "engine_native", "serve_load", "bandits_peer",
-    "drift_alarms", "gateway_client", "golden_off_policy", "alarms", "run_writes", "record_demo", "openskill_peer",
+    "drift_alarms", "gateway_client", "golden_off_policy", "alarms", "record_demo", "openskill_peer",
 }  # fmt: skip
 """Programs without a quick form: they make an environment or golden figures, serve a benchmark, or are short."""
 
