@@ -26,7 +26,7 @@ def shares_of_service(folder: Path, base: Path) -> Iterator[Row]:
     """Eight tenants that always have work: shares of core-seconds while all of them wait, and the part of the training
     thread's time that was theirs. Half of them send rows one by one, the others eight at once, of other lengths."""
     service = open_store(folder, base, tenants_of(WEIGHTS))
-    http, calls, sizes = TestClient(service.routes.app()), 240, (16, 24, 40, 64)
+    http, calls = TestClient(service.routes.app()), 240
 
     def post(tenant: int, path: str, body: bytes | dict[str, object]) -> dict[str, str]:
         sent = {"content": body} if isinstance(body, bytes) else {"json": body}
@@ -38,7 +38,7 @@ def shares_of_service(folder: Path, base: Path) -> Iterator[Row]:
         model = post(tenant, "create_model", body)["model_id"]
         rows = 8 if tenant % 2 else 1
         for seq in range(1, calls // rows * int(max(2.0, WEIGHTS[tenant])) // 2 + 1):
-            post(tenant, "forward_backward", row_message(model, seq, sizes[tenant % 4], rows))
+            post(tenant, "forward_backward", row_message(model, seq, SIZES[tenant % len(SIZES)], rows))
     turns, spent_at = service.desk.turns, 0.0
     service.start()
     clock = time.pthread_getcpuclockid(service.trainer.thread._thread.ident)

@@ -629,7 +629,7 @@ class RunReporter:
         self.window.restore(substate(state, "window"))
         self.selection_score = _number_or_none(state.get("score"))
         self.best_evaluation = _number_or_none(state.get("best_evaluation"))
-        self.decisions = int(_number_or_none(state.get("decisions")) or 0)  # a checkpoint from before hone 0.3 has none
+        self.decisions = int(_number_or_none(state.get("decisions")) or 0)  # an earlier version saved none
         if "learning" in state:  # a checkpoint from before hone 0.2 has none
             self.learning.restore(substate(state, "learning"))
 

@@ -206,7 +206,7 @@ class _Slopes:
     lines: Tensor
     """`[rows, P]`: all factors one after another."""
     columns: Mapping[int, slice]
-    """Of each factor, by its identity."""
+    """Columns of each factor, by the factor's id."""
 
     @classmethod
     def of(cls, adapter: LoraAdapter, rows: int) -> "_Slopes":
@@ -232,7 +232,7 @@ class _Beside:
     runs: Sequence[Sequence[_Piece]]
     """The pieces, neighbours of equal length together."""
     slopes: _Slopes | None
-    """Of the adapter; None for a forward pass alone."""
+    """Gradients of the adapter; None in a forward pass alone."""
 
     def add_slopes(
         self,
