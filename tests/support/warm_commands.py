@@ -80,11 +80,13 @@ class StartedCommand:
         return text, None
 
 
-def start_warm(arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> StartedCommand:
-    """`hone ARGUMENTS` in `folder`, with standard output and error in one stream."""
+def start_warm(
+    arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], program: str = "hone"
+) -> StartedCommand:
+    """`hone ARGUMENTS` in `folder`, or those of another `program`, with standard output and error in one stream."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = start(["hone", *arguments], folder=folder, environment=environment, output=theirs.fileno())
+        process = start([program, *arguments], folder=folder, environment=environment, output=theirs.fileno())
         process.stdout = ours.makefile("r", encoding="utf-8", errors="replace")
     return process
 
