@@ -115,6 +115,7 @@ def pairs_of(recipe: str, steps: int, pairs: int, trackers: Sequence[str], work:
     """Rows of one recipe."""
     from watch import Server, browsing, show  # noqa: PLC0415 - a trained process needs none of it
 
+    settings_of(recipe, steps)  # makes the model and its questions, which both runs would make at once
     alone: list[dict[str, float]] = []
     followed: list[dict[str, float]] = []
     served: list[float] = []

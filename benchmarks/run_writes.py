@@ -68,7 +68,7 @@ def runs(steps: int) -> dict[str, dict[str, Any]]:
     env = {"id": "CartPole-v1", "num_envs": 8}
     ppo = {"recipe": "ppo", "steps": steps, "env": env, "rollout_steps": 128, "run": quiet}
     arms = {"kind": "bernoulli", "rates": [0.2, 0.8]}
-    bandit = {"recipe": "thompson", "steps": 20 * steps, "arms": arms, "run": quiet}
+    bandit = {"recipe": "thompson", "steps": 100 * steps, "arms": arms, "run": quiet}
     return {"grpo": grpo, "ppo": ppo, "thompson": bandit | {"run": quiet | {"log_every": 20}}}
 
 

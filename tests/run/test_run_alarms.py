@@ -197,6 +197,13 @@ def test_entropy_that_falls_with_success_is_no_collapse() -> None:
     assert replay_alarms(driver, steps=60) == [], "control: a density's entropy has no zero"
 
 
+def test_a_critic_of_a_run_that_learnt_is_no_alarm() -> None:
+    """Where every episode lasts 500 steps the returns hardly vary, and any critic explains less than a constant."""
+    begun, ill = {"reward/mean": 20.0, "value/explained_variance": 0.4}, {"value/explained_variance": -0.5}
+    assert judged(begun, {"reward/mean": 500.0} | ill, lines=60) == []
+    assert [name for name, *_ in judged(begun, {"reward/mean": 20.0} | ill, lines=60)] == ["value"]
+
+
 def test_solved_groups_of_a_run_that_learnt_are_no_alarm() -> None:
     share = "reward/zero_variance_groups"
     assert judged({share: 0.1}, {share: 0.9, "reward/mean": 0.97, "reward/std": 0.1}) == []

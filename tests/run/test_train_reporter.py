@@ -257,9 +257,9 @@ def due_steps(steps: int, size: int, every: int | None) -> list[int]:
 
 
 def test_small_steps_leave_rollouts_less_often() -> None:
-    assert due_steps(50, 1000, None) == [1, 20, 30, 40, 50]
+    assert due_steps(50, 4000, None) == [1, 20, 30, 40, 50]
     assert due_steps(50, 100_000, None) == [1, 10, 20, 30, 40, 50]
-    assert due_steps(64, 320, None) == [1, 40, 64]
+    assert due_steps(64, 1280, None) == [1, 40, 64]
     assert due_steps(5, 1, 2) == [1, 2, 4, 5]
     assert due_steps(5, 1, 0) == []
 

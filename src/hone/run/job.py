@@ -64,7 +64,7 @@ class RunSettings(Config):
     """Steps per line of metrics.jsonl (figures are means over them)."""
     rollouts_every: int | None = Field(default=None, ge=0)
     """Steps between files of rollouts, which hold answers with their tokens, or episodes; 0 writes none. Unset: the
-    first step of every 10 by which 10,000 decisions (tokens, actions) were made since the last file."""
+    first step of every 10 by which 40,000 decisions (tokens, actions) were made since the last file."""
     rollouts_keep_mb: float = Field(default=500.0, gt=0)
     """Space in megabytes for files of rollouts; beyond it every second one is removed, from the oldest on."""
     checkpoint_every: int = Field(default=50, ge=0)

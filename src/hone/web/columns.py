@@ -58,13 +58,18 @@ class BlockSummary:
             return
         rows = np.asarray(column[done * BLOCK : whole * BLOCK]).reshape(-1, BLOCK)
         known = np.isfinite(rows)
-        count = known.sum(axis=1).astype(np.float64)
-        some = count > 0
-        least = np.where(some, np.where(known, rows, np.inf).min(axis=1), np.nan)
-        greatest = np.where(some, np.where(known, rows, -np.inf).max(axis=1), np.nan)
+        if known.all():  # the usual column, without copies of it
+            least, greatest, total = rows.min(axis=1), rows.max(axis=1), rows.sum(axis=1)
+            count = np.full(len(rows), float(BLOCK))
+        else:
+            count = known.sum(axis=1).astype(np.float64)
+            some = count > 0
+            least = np.where(some, np.where(known, rows, np.inf).min(axis=1), np.nan)
+            greatest = np.where(some, np.where(known, rows, -np.inf).max(axis=1), np.nan)
+            total = np.where(known, rows, 0.0).sum(axis=1)
         self.least = np.concatenate([self.least, least])
         self.greatest = np.concatenate([self.greatest, greatest])
-        self.total = np.concatenate([self.total, np.where(known, rows, 0.0).sum(axis=1)])
+        self.total = np.concatenate([self.total, total])
         self.count = np.concatenate([self.count, count])
 
 

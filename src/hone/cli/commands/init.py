@@ -94,7 +94,7 @@ _CONTROL: Final = """steps = {steps}
 
 [env]
 id = {data}
-"""
+{env}"""
 _BANDIT: Final = """steps = 2_000
 
 [arms]
@@ -110,8 +110,8 @@ def config_text(kind: str, method: str, subject: str) -> str:
     if kind == "bandit":
         return f'{head}recipe = "{method}"\n{_BANDIT.format(rates=", ".join(map(str, _rates(subject))))}'
     if kind == "control":
-        steps = {"ppo": 100, "dqn": 2000, "sac": 5000}[method]
-        return f'{head}recipe = "{method}"\n{_CONTROL.format(steps=steps, data=data)}'
+        steps, env = {"ppo": (390, "num_envs = 8\n"), "dqn": (2000, ""), "sac": (5000, "")}[method]
+        return f'{head}recipe = "{method}"\n{_CONTROL.format(steps=steps, data=data, env=env)}'
     if method == "sft":
         return f'{head}recipe = "sft"\n{_IMITATION.format(data=data, lr="3e-3")}{_MODEL.format(stage="")}'
     if method == "dpo":

@@ -84,7 +84,7 @@ GROUP_ROWS: Final = 250
 """Rows of a row group: what is read for one answer."""
 MAX_OBSERVATION: Final = 64
 """Largest observation, in numbers, that is written."""
-DUE_STEPS, DUE_DECISIONS = 10, 10_000
+DUE_STEPS, DUE_DECISIONS = 10, 40_000
 """Steps, and decisions, between two files where `run.rollouts_every` is unset: a file takes as long as some thousand
 decisions of a small policy."""
 _KIND: Final = b"hone.rollouts"
@@ -511,7 +511,7 @@ def _clean(text: str) -> str:
 
 def rollouts_are_due(step: int, steps: int, every: int | None, decisions: int) -> bool:
     """Whether a run of `steps` writes the rollouts of a step: the first, the last, and each `every`; None: the first of
-    every 10 by which 10,000 `decisions` were made since the last file. 0: none."""
+    every 10 by which 40,000 `decisions` were made since the last file. 0: none."""
     if every == 0:
         return False
     if step in (1, steps):

@@ -45,16 +45,18 @@ def share_pass(offers: Sequence[RowOffer], most_tokens: int, token_s: float) -> 
 
     The row of the tenant with the least work goes next, its own rows of this pass counted at `token_s` a token, until
     the pass is full. So a tenant of twice the weight has twice the tokens in it. Where one has no more rows, others
-    fill the pass up to the work of a full pass ahead of it. The first row is taken whatever its size.
+    fill the pass up to their share of a full pass ahead of it: whoever is ahead waits for the others, by so much no
+    longer than a pass. The first row is taken whatever its size.
     """
     spent = {one.tenant: one.spent_s for one in offers}
     left = {place: list(one.tokens) for place, one in enumerate(offers)}
-    chosen, room, lead_s = list[int](), most_tokens, most_tokens * token_s
+    weights = {one.tenant: one.weight for one in offers}
+    chosen, room, lead_s = list[int](), most_tokens, most_tokens * token_s / sum(weights.values())
     while waiting := [place for place, rows in left.items() if rows]:
         place = min(waiting, key=lambda one: (spent[offers[one].tenant], one))
         one, size = offers[place], left[place].pop(0)
         ahead = spent[one.tenant] - min(spent.values())
-        if chosen and (size > room or ahead > lead_s / one.weight):
+        if chosen and (size > room or ahead > lead_s):
             break
         chosen.append(place)
         room -= size

@@ -7,17 +7,18 @@ export { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState };
 // ------------------------------------------------------------------------------------------------------------ numbers
 
 const MINUS = "\u2212";
+const WHOLE = new Intl.NumberFormat("en-US");
 
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : `${MINUS}∞`;
   const size = Math.abs(value);
   let text;
-  if (value === Math.trunc(value) && size < 1e6) text = value.toLocaleString("en-US");
+  if (value === Math.trunc(value) && size < 1e6) text = WHOLE.format(value);
   else if (size >= 1e6 || size < 1e-3) {
     const [digits, exponent] = value.toExponential(2).split("e");
     text = `${digits.replace(/\.?0+$/, "")}e${Number(exponent)}`;
-  } else if (size >= 1000) text = Math.round(value).toLocaleString("en-US");
+  } else if (size >= 1000) text = WHOLE.format(Math.round(value));
   else text = value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3);
   return text.replace("-", MINUS);
 }

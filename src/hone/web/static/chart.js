@@ -1,7 +1,7 @@
 // Charts of a run: uPlot over buckets from the server, with a shared cursor, a brush, bands, marks of events and dots on
 // spikes that a pale band would hide.
 
-import { PALETTE, colour, duration, figure, html, ink, number, useEffect, useLayoutEffect, useRef } from "/static/base.js";
+import { PALETTE, colour, duration, figure, html, ink, number, useEffect, useLayoutEffect, useMemo, useRef } from "/static/base.js";
 
 // --------------------------------------------------------------------------------------------------------------- data
 
@@ -263,6 +263,11 @@ function make(node, chart, shown, options) {
   );
 }
 
+/** Draw a chart anew where its place has another size than the chart. */
+function fit(plot, width, height) {
+  if (plot.width !== width || plot.height !== height) plot.setSize({ width, height });
+}
+
 /** What a reader who cannot see the chart is told: name, value, trend. */
 export function spoken(chart, data) {
   const known = data.metrics[chart.main] ? list(data.metrics[chart.main].mean).filter((one) => one !== null) : [];
@@ -281,7 +286,8 @@ export function Chart({ chart, data, axis, weight, log, events, onZoom, chosen, 
   const read = useRef(null);
   const plot = useRef(null);
   const options = useRef({});
-  const shown = data ? columns(chart, data, axis, weight) : null;
+  const drawn = useRef(null);
+  const shown = useMemo(() => (data ? columns(chart, data, axis, weight) : null), [JSON.stringify(chart), data, axis, weight]);
   const known = shown ? shown.series.filter((one) => !one.hidden && !one.faint) : [];
   const write = (at) => {
     if (!read.current) return;
@@ -304,17 +310,22 @@ export function Chart({ chart, data, axis, weight, log, events, onZoom, chosen, 
     if (!place.current || !shown || tabled) return undefined;
     const made = make(place.current, chart, shown, options);
     plot.current = made;
+    drawn.current = { shown, events };
     made.root.ownerChart = chart.main;
     place.current.plot = made;
     write(null);
-    const sized = new ResizeObserver(() => place.current && made.setSize({ width: place.current.clientWidth, height: place.current.clientHeight }));
+    const sized = new ResizeObserver(() => place.current && fit(made, place.current.clientWidth, place.current.clientHeight));
     sized.observe(place.current);
     return () => { sized.disconnect(); made.destroy(); plot.current = null; };
   }, [chart.main, shown !== null, shown ? shown.series.length : 0, axis, log, tabled, Boolean(weight), matchMedia("(prefers-color-scheme: dark)").matches]);
 
   useEffect(() => {
-    if (plot.current && shown) plot.current.setData([shown.x, ...shown.series.map((one) => one.values)]);
-  }, [data, weight, events]);
+    const before = drawn.current;
+    if (!plot.current || !shown || (before.shown === shown && before.events === events)) return;
+    if (before.shown === shown) plot.current.redraw(false);
+    else plot.current.setData([shown.x, ...shown.series.map((one) => one.values)]);
+    drawn.current = { shown, events };
+  }, [shown, events]);
 
   const total = shown && shown.floor ? known[known.length - 1] : known[0];
   const last = total && total.values.length ? [...total.values].reverse().find((one) => one !== null && !Number.isNaN(one)) : undefined;
@@ -367,7 +378,7 @@ export function Lines({ lines, xLabel, height = 260, cursor, yLabel = "" }) {
       plugins: cursor ? [{ hooks: { setCursor: [(plot) => cursor(plot.cursor.idx)] } }] : [],
     }, data, place.current);
     place.current.plot = made;
-    const sized = new ResizeObserver(() => place.current && made.setSize({ width: place.current.clientWidth, height }));
+    const sized = new ResizeObserver(() => place.current && fit(made, place.current.clientWidth, height));
     sized.observe(place.current);
     return () => { sized.disconnect(); made.destroy(); };
   }, [key, height, matchMedia("(prefers-color-scheme: dark)").matches]);

@@ -190,7 +190,7 @@ function Curves({ run, page, live, query }) {
       const place = Array.prototype.findIndex.call(steps, (step) => step >= one.step);
       return { kind: one.kind, x: axis === "steps" ? one.step : own[place < 0 ? own.length - 1 : place] };
     });
-  }, [series, page.events, axis]);
+  }, [series, JSON.stringify(page.events), axis]);
 
   return html`
     <div class="bar" style=${{ marginTop: "18px" }}>
