@@ -1,12 +1,18 @@
 """States of runs, alarms by their events, families of charts, and the lines that need no browser."""
 
+import fcntl
 import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from watched_runs import append_line, watched_clock, write_text_run
 
+import hone.web.columns as watched_columns
+import hone.web.runs as watched_runs_module
 from hone.cli.main import main
 from hone.core.errors import ConfigError
 from hone.run.alarms import RULES, AlarmName, read_alarms, read_diagnosis
@@ -17,7 +23,7 @@ from hone.web.app import OpenRuns
 from hone.web.columns import RunColumns
 from hone.web.families import FAMILIES, chart_families, describe, family_of
 from hone.web.rollouts import RolloutReader
-from hone.web.runs import HeldLocks, RunListing, StateFacts, alarm_states, run_state
+from hone.web.runs import HeldLocks, RunListing, RunRow, StateFacts, alarm_states, read_row, run_state
 from hone.web.serve import DEMO, WatchPlace, find_row, run_lines, unpack_demo
 from hone.web.views import run_view
 
@@ -80,6 +86,38 @@ def test_alarms_are_those_of_hone_show_and_those_that_ended(tmp_path: Path) -> N
     ]
     (run / "metrics.jsonl").unlink()
     assert alarm_states(run, []) == ([], None)
+
+
+def test_a_run_that_is_opened_while_its_row_is_read_takes_the_cache_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of a long run has one reader at a time; who finds it taken holds all columns in memory."""
+    write_text_run(tmp_path / "runs", "long", done=10)
+    monkeypatch.setattr(watched_columns, "CACHED_BYTES", 1)
+    listing = RunListing(tmp_path / "runs", tmp_path / "cache", watched_clock())
+    runs, in_row, go_on = OpenRuns(listing), threading.Event(), threading.Event()
+
+    def slow_row(folder: Path, columns: RunColumns, run_id: str) -> RunRow:
+        row = read_row(folder, columns, run_id)
+        in_row.set()
+        assert go_on.wait(300)
+        return row
+
+    monkeypatch.setattr(watched_runs_module, "read_row", slow_row)
+    with ThreadPoolExecutor() as pool:
+        rows = pool.submit(listing.rows)
+        assert in_row.wait(300)
+        opened = pool.submit(runs.get, "long")
+        while "long" not in listing.in_use:
+            time.sleep(0.01)
+        go_on.set()
+        assert rows.result()[0].step == opened.result().columns.rows == 10
+    (folder,) = (tmp_path / "cache").glob("*/")
+    with (folder / "lock").open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    runs.close()
+    with (folder / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_row_is_read_again_when_its_files_change_and_kept_over_a_restart(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ class OpenRuns:
                 self.listing.in_use.pop(gone, None)
                 dropped.columns.close()
             opened = self._runs[run_id]
-        opened.look(_FIRST_CHUNKS)
+        with self.listing.gates.setdefault(run_id, threading.Lock()):
+            opened.look(_FIRST_CHUNKS)
         return opened
 
     def close(self) -> None:

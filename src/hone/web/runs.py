@@ -328,6 +328,9 @@ class RunListing:
         default_factory=dict[str, tuple[RunColumns, threading.Lock]]
     )
     """Columns of runs that a page has open: they are read once, by whoever comes first."""
+    gates: dict[str, threading.Lock] = field(default_factory=dict[str, threading.Lock])
+    """Held while a run is opened or its row is read: two that read a long run at once would both hold all of it, since
+    one alone has its cache."""
     _loaded: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -374,14 +377,15 @@ class RunListing:
         return rows
 
     def _read(self, run_id: str, folder: Path) -> RunRow:
-        if run_id in self.in_use:
-            columns, lock = self.in_use[run_id]
-            with lock:
-                return read_row(folder, columns, run_id)
-        columns = RunColumns(folder / "metrics.jsonl", self.cache)
-        row = read_row(folder, columns, run_id)
-        columns.close()
-        return row
+        with self.gates.setdefault(run_id, threading.Lock()):
+            if run_id in self.in_use:
+                columns, lock = self.in_use[run_id]
+                with lock:
+                    return read_row(folder, columns, run_id)
+            columns = RunColumns(folder / "metrics.jsonl", self.cache)
+            row = read_row(folder, columns, run_id)
+            columns.close()
+            return row
 
     def row(self, run_id: str, columns: RunColumns) -> RunRow:
         """The row of one run, from columns that are open. Raises DataError for an unknown id."""

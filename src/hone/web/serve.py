@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import itertools
 import math
 import secrets
 import threading
@@ -16,6 +17,7 @@ from urllib.parse import urlencode
 import uvicorn
 
 from hone.core.errors import ConfigError, DataError, ResourceError, did_you_mean
+from hone.native.build import return_freed_memory
 from hone.run.http.listening import listening, signals_end_quietly
 from hone.run.http.server import RunningServer, ServerEvents, TimedConnection
 from hone.run.report.html import format_duration, format_number
@@ -33,6 +35,8 @@ DEMO: Final = (Path(__file__).with_name("demo.zip"), Path(__file__).with_name("f
 own ways. `benchmarks/record_demo.py` trains and packs them."""
 _LEAST_TOKEN: Final = 16
 _OLD_CACHE_S: Final = 30 * 86400.0
+_TRIM_S: Final = 30
+"""Seconds between two times at which freed memory goes back to the system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,14 @@ def serve(parts: WatchParts, place: WatchPlace, tell: Callable[[str], None]) -> 
         )  # fmt: skip
         threading.Thread(target=load_figures, daemon=True).start()  # the first page need not wait for its libraries
         gc.freeze()
-        RunningServer(config, ServerEvents(stop=lambda: None, reload=lambda: None), signals).run(sockets=[listener])
+        seconds = itertools.count(1)
+
+        def tick() -> None:
+            if next(seconds) % _TRIM_S == 0:  # each thread keeps what its parts of long columns took
+                return_freed_memory()
+
+        events = ServerEvents(stop=lambda: None, reload=lambda: None, tick=tick)
+        RunningServer(config, events, signals).run(sockets=[listener])
 
 
 # ---------------------------------------------------------------------------------------------------- without a browser
