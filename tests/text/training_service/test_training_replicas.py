@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -142,10 +143,13 @@ def test_replicas_on_ray_have_the_bits_of_one_process_also_when_one_is_killed(se
     fleet = service.sampler.engine
     assert isinstance(fleet, FleetEngine) and isinstance(fleet.transport, RayTransport)
     first = next(iter(fleet.book.replicas))
+    asked, end = {"samples": 3, "params": {"max_tokens": 6, "seed": 7}}, time.monotonic() + 300
+    while first not in fleet.transport._hellos:  # on a busy machine the other one answers all before it has joined
+        assert time.monotonic() < end
+        client.sample(f"{client.session}:sample:0", [40, 41, 42, 43], **asked)
     hello = fleet.transport._hellos[first]
     assert start_ticks(hello.pid) == hello.start_ticks is not None
     os.kill(hello.pid, signal.SIGKILL)
-    asked = {"samples": 3, "params": {"max_tokens": 6, "seed": 7}}
     for _ in range(2):  # the first time that replica is asked: of two without work it is the first
         assert client.sample(f"{client.session}:sample:0", [40, 41, 42, 43], **asked).SerializeToString() == alone[0]
     assert len(fleet.report.losses) == 1 and f"process {hello.pid}" in fleet.report.losses[0]

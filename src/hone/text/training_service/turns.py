@@ -45,8 +45,8 @@ def share_pass(offers: Sequence[RowOffer], most_tokens: int, token_s: float) -> 
 
     The row of the tenant with the least work goes next, its own rows of this pass counted at `token_s` a token, until
     the pass is full. So a tenant of twice the weight has twice the tokens in it. Where one has no more rows, others
-    fill the pass up to their share of a full pass ahead of it: whoever is ahead waits for the others, by so much no
-    longer than a pass. The first row is taken whatever its size.
+    fill the pass up to their share of a full pass ahead of it, for which they then wait one pass at most. The first row
+    is taken whatever its size.
     """
     spent = {one.tenant: one.spent_s for one in offers}
     left = {place: list(one.tokens) for place, one in enumerate(offers)}
