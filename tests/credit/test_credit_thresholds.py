@@ -113,6 +113,8 @@ def test_groups_that_are_too_small_are_told_only_where_two_scores_do_not_suffice
     batch = answers([1.0, 0.0, 1.0], [0, 0, 1])
     assert "reward/groups_too_small" not in passk.pkpo(batch, NO_VALUES, k=2).metrics
     assert passk.pkpo(batch, NO_VALUES, k=3).metrics["reward/groups_too_small"] == 1.0
+    three = answers([1.0, 0.0, 1.0, 0.0], [0, 0, 0, 1])
+    assert passk.pkpo(three, NO_VALUES, k=3).metrics["reward/groups_too_small"] == 0.5, "three scores suffice for three"
 
 
 def test_standardised_components_take_the_population_deviation_where_asked() -> None:

@@ -41,6 +41,8 @@ def test_admissible_actions_are_each_row_s_own() -> None:
     assert found.tolist() == [[True, True, False], [False, False, True]]
     square = torch.tensor([[0.5, 0.5], [0.01, 0.99]], dtype=torch.float64).log()
     assert constraint.bcq_admissible_actions(square, threshold=0.4).tolist() == [[True, True], [False, True]]
+    illegal = column(-1.0, -float("inf"), -2.0)[None]
+    assert constraint.bcq_admissible_actions(illegal, threshold=0.0).tolist() == [[True, False, True]]
 
 
 def test_distributions_are_each_row_s_own() -> None:
