@@ -144,7 +144,7 @@ def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: s
     assert process.returncode == code, said
     assert "Go on with --resume" in said
     done = steps_logged(run)
-    assert wanted <= done
+    assert wanted <= done < 3000, "the signal came too late to test anything"
     assert f"stopped after step {done} of 3000" in said
     assert files_of(run, done)
     steps = f"steps={done + 8}"

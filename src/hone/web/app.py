@@ -95,7 +95,7 @@ class OpenRuns:
                 self.listing.in_use.pop(gone, None)
                 dropped.columns.close()
             opened = self._runs[run_id]
-        with self.listing.gates.setdefault(run_id, threading.Lock()):
+        with self.listing.gates[run_id]:
             opened.look(_FIRST_CHUNKS)
         return opened
 

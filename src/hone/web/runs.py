@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -328,7 +329,7 @@ class RunListing:
         default_factory=dict[str, tuple[RunColumns, threading.Lock]]
     )
     """Columns of runs that a page has open: they are read once, by whoever comes first."""
-    gates: dict[str, threading.Lock] = field(default_factory=dict[str, threading.Lock])
+    gates: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
     """Held while a run is opened or its row is read: two that read a long run at once would both hold all of it, since
     one alone has its cache."""
     _loaded: bool = False
@@ -377,7 +378,7 @@ class RunListing:
         return rows
 
     def _read(self, run_id: str, folder: Path) -> RunRow:
-        with self.gates.setdefault(run_id, threading.Lock()):
+        with self.gates[run_id]:
             if run_id in self.in_use:
                 columns, lock = self.in_use[run_id]
                 with lock:

@@ -314,13 +314,9 @@ def require_space(folder: Path, need_bytes: int) -> None:
         )
 
 
-_STRICT: Final = json.JSONEncoder(allow_nan=False)
-
-
 def to_json(value: Json, *, indent: int | None = None) -> bytes:
     """Format strict JSON (no NaN) with a final newline; floats use repr, so that reading restores the same bits."""
-    text = _STRICT.encode(value) if indent is None else json.dumps(value, indent=indent, allow_nan=False)
-    return (text + "\n").encode()
+    return (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode()
 
 
 def from_json(data: bytes, where: str) -> Json:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError, nearest_name
 from hone.core.state import State, substate
 from hone.core.strict_json import Json
-from hone.run.store.durable import from_json, raise_write_error, replace_file, sync_path, to_json, write_all, writing
+from hone.run.store.durable import from_json, raise_write_error, replace_file, sync_path, write_all, writing
 
 CLOCK_PREFIX = "time/"
 MACHINE_PREFIX = "machine/"
@@ -190,7 +190,7 @@ def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
             non_finite.append(name)
     if non_finite:
         line[NON_FINITE] = non_finite
-    return to_json(line).decode()
+    return json.dumps(line, allow_nan=False) + "\n"
 
 
 def repair_last_line(path: Path) -> str | None:
