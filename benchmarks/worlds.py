@@ -76,6 +76,21 @@ def scores(recipe: str, env: dict[str, Any], seeds: Sequence[int], *, steps: int
     return [run_metrics(recipe, env, seed, steps=steps, **settings)["eval/score"] for seed in seeds]
 
 
+def best_scores(
+    recipe: str, env: dict[str, Any], seeds: Sequence[int], *, steps: int, every: int, **settings: object
+) -> list[float]:
+    """Mean returns of the mode of the policy that each seed's run keeps as its best, over 100 episodes that did not
+    choose it. A run evaluates its policy every `every` steps, in 20 episodes."""
+
+    def of(seed: int) -> float:
+        tables = {"evaluation": {"episodes": 20, "every": every}, **settings, "recipe": recipe, "name": "x"}
+        with tempfile.TemporaryDirectory() as runs:
+            run = hone.api.train({**tables, "seed": seed, "steps": steps, "env": env}, runs=runs, yes=True)
+            return hone.api.evaluate(run.best_policy, problems=100, seed=seed + 1_000_000)["eval/score"]
+
+    return [of(seed) for seed in seeds]
+
+
 def line_of(row: str, values: Sequence[float], bar: float, *, most: bool = False, **more: object) -> Line:
     """A row whose worst seed has to reach the bar: at least it, or at `most` it."""
     worst = max(values) if most else min(values)

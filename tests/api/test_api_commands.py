@@ -1,14 +1,17 @@
 """`hone.api`: seeds and comparisons from Python are what the commands make."""
 
 import json
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import pytest
 from short_runs import SHORT
 
-from hone.api import compare, train, train_seeds
+from hone.api import TrainingResult, compare, train, train_seeds
 from hone.cli.main import main
 from hone.core.errors import ConfigError, DataError
+from hone.run.store.evaluations import best_step, step_scores
 from hone.run.store.metrics import without_clock_metrics
 
 
@@ -68,3 +71,19 @@ def test_a_resume_keeps_a_default_of_its_start_and_warns_at_the_caller() -> None
         train("short.toml", ["steps=2"], resume=True)
     assert caught[0].filename == __file__
     assert json.loads((folder / "config.json").read_text())["learner.max_grad_norm"]["value"] == 0.125
+
+
+def test_the_best_policy_is_that_of_the_highest_evaluation_and_the_latest_of_equal_ones() -> None:
+    scores = iter([3.0, 5.0, 5.0, 4.0])
+    run = train("short.toml", ["steps=4", "evaluation.every=1", "evaluation.episodes=2", "run.keep_last=1"])
+    evaluations = [replace(one, mean=next(scores)) for one in run.evaluations]
+    assert best_step(step_scores(evaluations)) == 3
+    assert best_step(step_scores([*evaluations, replace(evaluations[0], stage="step 5", mean=nan)])) == 3
+
+    best = best_step(step_scores(run.evaluations))
+    assert run.best_policy == run.folder / "checkpoints" / f"step_{best:08d}" / "policy"
+    with pytest.raises(DataError, match="has no evaluation of a step"):
+        _ = TrainingResult(folder=run.folder).best_policy
+    lost = TrainingResult(folder=run.folder, evaluations=[replace(run.evaluations[0], stage="step 9", mean=1e9)])
+    with pytest.raises(DataError, match=r"best of 1 evaluations is that of step 9 .* run.keep_best = 1"):
+        _ = lost.best_policy

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.run.store.comparison import Comparison, ScoreInterval
-from hone.run.store.evaluations import EvaluationScore, PipelineResult, read_evaluations
+from hone.run.store.evaluations import EvaluationScore, PipelineResult, best_step, read_evaluations, step_scores
 from hone.run.store.folder import RunFolder, open_run
 from hone.run.store.metrics import read_metrics
 from hone.run.store.rollouts import read_samples, rollout_files, rollout_kind
@@ -43,6 +43,21 @@ class TrainingResult(PipelineResult):
         """Folder of the newest checkpoint's policy; of a language model, transformers and vLLM load it. Raises
         DataError without a whole checkpoint."""
         return self._run().checkpoints().newest_intact().policy_folder
+
+    @property
+    def best_policy(self) -> Path:
+        """Folder of the policy with the highest evaluation score, the latest of equal ones. Raises DataError without an
+        evaluation, and where its checkpoint was not kept (`run.keep_best = 1` keeps it)."""
+        run, scores = self._run(), step_scores(self.evaluations)
+        if not scores:
+            raise DataError(f"{self.folder} has no evaluation of a step, by which its best policy would be chosen")
+        step = best_step(scores)
+        if step not in run.checkpoints().steps():
+            raise DataError(
+                f"{self.folder}: the best of {len(scores)} evaluations is that of step {step} ({scores[step]:.5g}), "
+                "whose checkpoint was not kept; train with run.keep_best = 1"
+            )
+        return run.checkpoints().at(step).policy_folder
 
     def metrics(self) -> "pandas.DataFrame":
         """Metrics by step, one column each, NaN where a step has none. Raises ConfigError without pandas."""

@@ -4,7 +4,6 @@ Belongs here: the life of a run. Does not: what a step is (`loop.py`), what is w
 """
 
 import contextlib
-import math
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +63,7 @@ from hone.run.resume import (
 )
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.durable import CHAOS_VARIABLE, EVENTS
-from hone.run.store.evaluations import read_evaluations
+from hone.run.store.evaluations import best_step, read_evaluations, step_scores
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.run.store.histograms import HISTOGRAMS, HistogramLog
 from hone.run.store.manifest import RunMetadata, config_hash
@@ -123,11 +122,10 @@ def evaluation_lines(folder: RunFolder) -> list[str]:
         folder.log(f"no best evaluation: {fault}", level="WARNING")
         return []
     warnings = [f"warning: {line}" for line in (evaluations[-1].warnings if evaluations else ())]
-    steps = {one.stage.removeprefix("step "): one.mean for one in evaluations if one.stage.startswith("step ")}
-    scores = {int(step): mean for step, mean in steps.items() if step.isdecimal() and math.isfinite(mean)}
+    scores = step_scores(evaluations)
     if len(scores) < 2:
         return warnings
-    last, best = max(scores), max(scores, key=lambda step: (scores[step], step))
+    last, best = max(scores), best_step(scores)
     summary = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
     if best == last:
         return [*warnings, f"{summary}, the last."]

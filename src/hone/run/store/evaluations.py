@@ -8,7 +8,8 @@ Answers: `evaluation/step_00000010.json`, for paired comparisons of two policies
 `rollouts.py`.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,17 @@ class PipelineResult:
     """Ten answers of a pipeline's first and last stage."""
     seconds: float = 0.0
     """Time that the training took; 0 of a result that is read again."""
+
+
+def step_scores(evaluations: Sequence[EvaluationScore]) -> dict[int, float]:
+    """Scores of a run's evaluations by step; those without one are left out."""
+    steps = {one.stage.removeprefix("step "): one.mean for one in evaluations if one.stage.startswith("step ")}
+    return {int(step): mean for step, mean in steps.items() if step.isdecimal() and math.isfinite(mean)}
+
+
+def best_step(scores: Mapping[int, float]) -> int:
+    """Step of the highest score, the latest of equal ones: the checkpoint that `run.keep_best` keeps."""
+    return max(scores, key=lambda step: (scores[step], step))
 
 
 def write_evaluations(
