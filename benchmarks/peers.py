@@ -33,6 +33,7 @@ PEERS = {
     "trl": PeerEnvironment(packages=("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "peft==0.21.2")),
     "d3rlpy": PeerEnvironment(packages=("torch==2.13.0", "d3rlpy==2.8.1")),
     "tianshou": PeerEnvironment(packages=("torch==2.13.0", "tianshou==2.0.1")),
+    "llama_cpp": PeerEnvironment(packages=("numpy==2.4.6", "llama_cpp_python==0.3.36")),  # built for this processor
     "river": PeerEnvironment(packages=("numpy==2.4.6", "river==0.26.1")),
     "bandits": PeerEnvironment(packages=("numpy==2.4.6", "mabwiser==2.7.4", "vowpalwabbit==9.11.9")),
     "openskill": PeerEnvironment(packages=("openskill==6.2.0",)),
