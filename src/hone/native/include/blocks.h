@@ -18,14 +18,17 @@ struct BlockOf {
 
 // Numbers of 16 bits (IEEE), those below the normal range included.
 HONE_INLINE vf load_halves(const uint8_t* p) {
-  vu words = {};
-  for (int i = 0; i < LANES; ++i) {
-    uint16_t half;
-    __builtin_memcpy(&half, p + 2 * i, 2);
-    words[i] = half;
-  }
+#if defined(__AVX512F__)
+  return reinterpret_cast<vf>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#else
+#if defined(__AVX2__)  // compilers put the words together one by one
+  const vu words = reinterpret_cast<vu>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  const vu words = __builtin_convertvector(*reinterpret_cast<const vh_there*>(p), vu);
+#endif
   const vf magnitude = reinterpret_cast<vf>((words & 0x7fff) << 13) * spread(0x1p112f);
   return reinterpret_cast<vf>(reinterpret_cast<vu>(magnitude) | (words & 0x8000) << 16);
+#endif
 }
 
 // The 32 inputs of one output of a block.

@@ -1,7 +1,7 @@
 // Products of activations in codes with weights in blocks of codes (blocks.h), both with a scale of each 32 inputs.
 //
-// Weights are the unsigned bytes here, and activations the signed ones; the ZERO of a weight's code is taken off again by
-// the sum of the activations' codes. Sums over 32 inputs are whole numbers, exact in any order; they are added in
+// Weights are the unsigned bytes here, and activations the signed ones; sums begin at what takes the ZERO of the weights'
+// codes off again: it times the sum of the activations' codes, negated. Sums over 32 inputs are whole numbers, exact in any order; they are added in
 // float32 block by block, so that bits are the same on every instruction set that has a fused multiply-add.
 #pragma once
 #include "blocks.h"
@@ -13,9 +13,9 @@ namespace HONE_ISA {
 // Rows of a tile: sums of whole numbers, two in each plane, and two of float32.
 constexpr int BLOCK_ROWS = LANES == 16 ? 6 : 2;
 
-// Codes of one row, 32 by 32, of 8 bits or of 16 in two planes; `count` is a multiple of 32.
-HONE_INLINE void encode_blocks(const float* x, int count, int planes, uint8_t* upper, uint8_t* lower, float* scale,
-                               int32_t* sum) {
+// Codes of one row, 32 by 32, of 8 bits or of 16 in two planes, for weights of `bits`; `count` is a multiple of 32.
+HONE_INLINE void encode_blocks(const float* x, int count, int planes, int bits, uint8_t* upper, uint8_t* lower,
+                               float* scale, int32_t* begin) {
   const float most = planes == 2 ? MOST_WIDE_CODE : MOST_CODE, zero = 12582912.0f;  // 1.5 * 2^23
   for (int i = 0; i < count; i += GROUP) {
     const Coding coding(largest(x + i, GROUP), most);
@@ -32,7 +32,7 @@ HONE_INLINE void encode_blocks(const float* x, int count, int planes, uint8_t* u
       }
     }
     scale[i / GROUP] = coding.scale;
-    sum[i / GROUP] = int32_t(HONE_ISA::sum(total));
+    begin[i / GROUP] = -int32_t(sum(total)) * (1 << (bits - 1));
   }
 }
 
@@ -45,7 +45,12 @@ static void tile_blocks(const BlockRows& rows, int from, const uint8_t* panel, i
     vf out[ROWS][2] = {};
     const uint8_t* block = panel;
     for (int group = 0; group < groups; ++group, block += Block::BYTES) {
+      const int64_t first = from * (rows.stride / GROUP) + group;
       vi sums[ROWS][PLANES][2] = {};
+#pragma GCC unroll 6
+      for (int row = 0; row < ROWS; ++row)
+        for (int half = 0; half < 2; ++half)
+          sums[row][PLANES - 1][half] = rows.begin[first + row * (rows.stride / GROUP)] - vi{};
       const uint8_t* codes = rows.codes + from * rows.stride + group * GROUP;
 #pragma GCC unroll 8
       for (int i = 0; i < GROUP / 4; ++i) {
@@ -70,14 +75,12 @@ static void tile_blocks(const BlockRows& rows, int from, const uint8_t* panel, i
       const vf right = load_halves(block + Block::SCALES + 2 * (HALF + part));
 #pragma GCC unroll 6
       for (int row = 0; row < ROWS; ++row) {
-        const int64_t at = (from + row) * (rows.stride / GROUP) + group;
-        const vi zero = rows.sum[at] * Block::ZERO - vi{};
-        const vf scale = spread(rows.scale[at]);
+        const vf scale = spread(rows.scale[first + row * (rows.stride / GROUP)]);
         for (int half = 0; half < 2; ++half) {
           vi whole = sums[row][0][half];
           if (PLANES == 2) whole = (whole << 8) + sums[row][PLANES - 1][half];
           const vf by = scale * (half ? right : left);
-          out[row][half] = fma(__builtin_convertvector(whole - zero, vf), by, out[row][half]);
+          out[row][half] = fma(__builtin_convertvector(whole, vf), by, out[row][half]);
         }
       }
     }

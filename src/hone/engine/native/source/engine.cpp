@@ -211,7 +211,7 @@ bool make_room_for_codes(Engine& e, size_t rows) {
   if (!s.int8 && !s.bits) return true;
   const size_t scales = s.bits ? size_t(e.dims.codes) / PANEL : 1;
   return e.codes.ensure(2 * rows * e.dims.codes) && e.code_scale.ensure(rows * scales * sizeof(float)) &&
-         (!s.bits || (e.code_sum.ensure(rows * scales * sizeof(int32_t)) && e.low.ensure(rows * e.dims.low * 4)));
+         (!s.bits || (e.code_begin.ensure(rows * scales * sizeof(int32_t)) && e.low.ensure(rows * e.dims.low * 4)));
 }
 
 bool make_room_for_experts(Engine& e, int tokens) {

@@ -181,7 +181,7 @@ struct BlockRows {
   const uint8_t* codes;  // [planes][rows][stride]
   int64_t stride, plane;
   const float* scale;  // [rows][stride / 32]
-  const int32_t* sum;  // [rows][stride / 32] of 32 codes
+  const int32_t* begin;  // [rows][stride / 32] where the sums of a block begin (code_blocks.h)
   int planes;
 };
 
@@ -236,7 +236,7 @@ struct Engine {
   Work work;
   Buffer x, normed, qkv, mixed, inner, logits;
   Buffer codes, code_scale;     // activations of the next product [2][rows][dims.codes], and what a row's codes count
-  Buffer code_sum;              // beside blocks [rows][dims.codes / 32], as is `code_scale` then
+  Buffer code_begin;            // beside blocks [rows][dims.codes / 32], as is `code_scale` then
   Buffer low;                   // [rows][dims.low] a low-rank update in its middle
   Buffer gathered, expert_out;  // rows sorted by expert: inputs, and outputs in float32
   Buffer branch;                // [rows, hidden] float32: an output that is normalised before it is added

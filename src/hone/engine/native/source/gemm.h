@@ -355,13 +355,13 @@ HONE_INLINE Codes codes_of(const Engine& e, int64_t rows) {
 HONE_INLINE void encode_blocks_at(Engine& e, const float* x, int count, int row, int64_t rows, int planes) {
   const int64_t stride = e.dims.codes, groups = stride / PANEL;
   uint8_t* codes = e.codes.as<uint8_t>() + row * stride;
-  encode_blocks(x, count, planes, codes, codes + rows * stride, e.code_scale.as<float>() + row * groups,
-                e.code_sum.as<int32_t>() + row * groups);
+  encode_blocks(x, count, planes, e.dims.shape.bits, codes, codes + rows * stride,
+                e.code_scale.as<float>() + row * groups, e.code_begin.as<int32_t>() + row * groups);
 }
 HONE_INLINE void encode_blocks_at(Engine&, const bf16*, int, int, int64_t, int) {}
 HONE_INLINE Blocks blocks_of(const Engine& e, int64_t rows, int planes, const LowRank* update) {
   const BlockRows coded = {e.codes.as<uint8_t>(), e.dims.codes, rows * e.dims.codes, e.code_scale.as<float>(),
-                           e.code_sum.as<int32_t>(), planes};
+                           e.code_begin.as<int32_t>(), planes};
   return {coded, update && update->present ? update : nullptr, e.low.as<float>(), e.dims.low};
 }
 template <class A>
