@@ -3,6 +3,7 @@
 Needs the standard library only: `make test-vllm` runs it before anything is installed beside hone.
 """
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,17 +24,26 @@ class PeerEnvironment:
     unused: tuple[str, ...] = ()
     """Packages that come along and cannot be imported on a machine without CUDA."""
 
+    build: str = ""
+    """Arguments for CMake of a package that is compiled."""
+
     def stamp(self) -> str:
         """What the environment was made of: one made of something else is made anew."""
-        return "\n".join([*self.packages, *self.alone, *(f"without {name}" for name in self.unused)]) + "\n"
+        without = [f"without {name}" for name in self.unused]
+        return "\n".join([*self.packages, *self.alone, *without, *filter(None, [self.build])]) + "\n"
 
+
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 PEERS = {
     "sb3": PeerEnvironment(packages=("torch==2.13.0", "stable-baselines3==2.9.*", "gymnasium==1.4.0")),
     "trl": PeerEnvironment(packages=("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "peft==0.21.2")),
     "d3rlpy": PeerEnvironment(packages=("torch==2.13.0", "d3rlpy==2.8.1")),
     "tianshou": PeerEnvironment(packages=("torch==2.13.0", "tianshou==2.0.1")),
-    "llama_cpp": PeerEnvironment(packages=("numpy==2.4.6", "llama_cpp_python==0.3.36")),  # built for this processor
+    "llama_cpp": PeerEnvironment(  # built for this processor; its AMX kernels of 8 bits fault on a virtual machine
+        packages=("numpy==2.4.6", "llama_cpp_python==0.3.36"),
+        build=f"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'",
+    ),
     "river": PeerEnvironment(packages=("numpy==2.4.6", "river==0.26.1")),
     "bandits": PeerEnvironment(packages=("numpy==2.4.6", "mabwiser==2.7.4", "vowpalwabbit==9.11.9")),
     "openskill": PeerEnvironment(packages=("openskill==6.2.0",)),
@@ -99,8 +109,9 @@ def require_peer(name: str, folder: Path | None = None) -> Path:
         return python
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    environment = {**os.environ, "CMAKE_ARGS": peer.build} if peer.build else None
     for group in filter(None, (peer.packages[:1], peer.packages[1:])):
-        subprocess.run([*pip, "install", *group], check=True)
+        subprocess.run([*pip, "install", *group], check=True, env=environment)
     if peer.alone:
         subprocess.run([*pip, "install", "--no-deps", *peer.alone], check=True)
     if peer.unused:

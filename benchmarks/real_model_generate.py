@@ -156,7 +156,8 @@ LLAMA_CPP = """
 import ctypes
 import llama_cpp as lib
 import numpy as np
-lib.llama_log_set(lib.llama_log_callback(lambda *_: None), ctypes.c_void_p(0))
+quiet = lib.llama_log_callback(lambda *_: None)  # has to outlive the library's use of it
+lib.llama_log_set(quiet, ctypes.c_void_p(0))
 lib.llama_backend_init()
 model = lib.llama_model_load_from_file(asked["file"].encode(), lib.llama_model_default_params())
 count, length = len(asked["prompts"][0]), len(asked["prompts"][0][0])

@@ -450,7 +450,7 @@ def minatar(game: str, recipe: str, seeds: Sequence[int], *, quick: bool) -> Ite
 BOARD = {
     "network": {"hidden": [128, 128], "activation": "relu"},
     "learner": {"lr": 3e-3, "lr_decay": "linear", "epochs": 4, "minibatches": 4, "max_grad_norm": 0.5},
-    "algorithm": {"discount": 1.0, "entropy_weight": 0.01},
+    "algorithm": {"discount": 1.0, "entropy_weight": 0.03},
     "opponents": {"kind": "past", "latest": 0.8},
 }
 TEAM = {"exploration": {"start": 1.0, "end": 1.0}, "evaluation": {"episodes": 4}}

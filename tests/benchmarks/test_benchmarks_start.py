@@ -56,7 +56,7 @@ def test_a_peer_that_was_made_of_other_packages_is_made_anew(tmp_path: Path, mon
     import peers
 
     commands: list[list[str]] = []
-    monkeypatch.setattr(peers.subprocess, "run", lambda words, *, check: commands.append(words))
+    monkeypatch.setattr(peers.subprocess, "run", lambda words, *, check, env=None: commands.append(words))
     folder = tmp_path / "vllm"
     folder.mkdir()
     assert peers.require_peer("vllm", folder) == folder / "bin" / "python"

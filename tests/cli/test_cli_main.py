@@ -254,7 +254,7 @@ EVAL_OPTIONS = [
 SERVE_OPTIONS = [
     "--api-key", "--api-key-file", "--claim", "--context", "--deadline", "--device", "--dry-run", "--follow",
     "--host", "--max-body", "--model", "--per-client", "--port", "--queue", "--runs", "--seed", "--slots", "--strict",
-    "--tool-format", "--use",
+    "--tool-format", "--use", "--weights",
 ]  # fmt: skip
 
 

@@ -346,6 +346,12 @@ SERVING = (
     CommandOption(flag="--follow", help="take up each new checkpoint of the run, between two answers"),
     CommandOption(flag="--strict", help="refuse requests with fields that have no effect"),
     CommandOption(flag="--tool-format", metavar="NAME", help="how the model calls tools (default: as its template)"),
+    CommandOption(
+        flag="--weights",
+        metavar="TYPE",
+        default="float32",
+        help="bfloat16, or int8 or int4 for faster answers on a CPU (default: float32)",
+    ),
     CommandOption(flag="--slots", metavar="N", default="64", help="answers written at the same time (default: 64)"),
     CommandOption(flag="--queue", metavar="N", default="256", help="answers that may wait beside them (default: 256)"),
     CommandOption(flag="--per-client", metavar="N", default="0", help="answers of one address (default: 7/8 of both)"),

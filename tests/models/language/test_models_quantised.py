@@ -154,6 +154,11 @@ def test_a_folder_is_the_adapter_and_its_note_names_the_codes(base: Path, tmp_pa
     packed = pack_rows([np.array([5, 6, 7, 8], np.int32)])
     with torch.no_grad():
         torch.testing.assert_close(merged.hidden(packed), adapter.decoder.hidden(packed), rtol=1e-4, atol=1e-4)
+    coded, slow = load_model(tmp_path / "adapter", dtype=dtype), load_model(base, dtype=dtype)
+    for name, module in slow.named_modules():  # the adapter is merged, and then rounded
+        if isinstance(module, QuantisedProjection):
+            module.encode_rows(0, merged.get_parameter(f"{name}.weight"))
+    assert weights_sha256(coded) == weights_sha256(slow) != weights_sha256(load_model(base, dtype=dtype))
     other = "float32" if dtype == "int4" else "int4"
     with pytest.raises(ConfigError, match=f'trained on a base in {dtype}; set model.weights = "{dtype}"'):
         load_with_adapter(tmp_path / "adapter", LORA, seed=0, dtype=other)

@@ -18,18 +18,25 @@ from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
-from hone.text.serving.completions.run_server import OpenedModel, ServedSource, ServerPlace, make_routes, open_served
+from hone.text.serving.completions.run_server import (
+    OpenedModel,
+    ServedSource,
+    ServedWeights,
+    ServerPlace,
+    make_routes,
+    open_served,
+)
 from hone.text.serving.completions.service import EngineService
 
 
-def save_tiny(folder: Path, *, seed: int = 3, template: str | None = DEFAULT_CHAT_TEMPLATE) -> Path:
+def save_tiny(folder: Path, *, seed: int = 3, template: str | None = DEFAULT_CHAT_TEMPLATE, width: int = 32) -> Path:
     """A model folder with random weights, one token a byte."""
     tokenizer = byte_tokenizer(chat_template=template, chat_tokens=ROLE_TOKENS)
     config = ModelConfig(
         family="qwen3",
         vocab_size=tokenizer.size,
-        hidden_size=32,
-        intermediate_size=48,
+        hidden_size=width,
+        intermediate_size=3 * width // 2,
         layers=2,
         heads=4,
         kv_heads=2,
@@ -40,8 +47,13 @@ def save_tiny(folder: Path, *, seed: int = 3, template: str | None = DEFAULT_CHA
     return folder
 
 
-def opened(folder: Path, *, slots: int = 8, name: str = "tiny", run: Path | None = None) -> OpenedModel:
-    return open_served(ServedSource(policy=folder, run=run, name=name, device="cpu", slots=slots, context=0, seed=5))
+def opened(
+    folder: Path, *, slots: int = 8, name: str = "tiny", run: Path | None = None, weights: ServedWeights = "float32"
+) -> OpenedModel:
+    source = ServedSource(
+        policy=folder, run=run, name=name, device="cpu", slots=slots, context=0, seed=5, weights=weights
+    )
+    return open_served(source)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from hone.cli.main import main
 from hone.core.clock import SystemClock
 from hone.core.errors import DivergedError
 from hone.core.generation import Request, SamplingParams, generate
+from hone.models.packing import pack_rows
 from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
-from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.evaluate.open_policy import ModelSource, ServedModelSource, open_policy
 from hone.text.serving.completions import run_server
 from hone.text.serving.completions.run_server import CheckpointFollower, ServerPlace
 from hone.text.serving.completions.service import EngineService
@@ -68,6 +69,7 @@ def test_a_process_serves_until_sigterm_and_ends_its_requests_first(folder):
         (["--context", "9999"], 2, "--context must be 2 to 512"),
         (["--follow"], 2, "is not in a run"),
         (["--tool-format", "xml"], 2, "no format 'xml'"),
+        (["--weights", "int5"], 2, "--weights must be float32, bfloat16, int8, int4, got 'int5'"),
         (["--slots", "0"], 2, "--slots must be"),
         (["--deadline", "0"], 2, "--deadline must be"),
         (["--per-client", "-1"], 2, "--per-client must be"),
@@ -229,3 +231,31 @@ def test_a_trainer_and_a_server_share_an_engine(folder):
         model.engine.resume()
         last.join()
         assert dropped == [503]
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+def test_a_model_is_served_in_other_weights_and_takes_up_checkpoints_in_them(tmp_path, weights):
+    folder = save_tiny(tmp_path / "model", width=64)
+    run = create_run(tmp_path / "runs", "coded", config={}, metadata=RunMetadata(hone_version="1"), clock=SystemClock())
+    save_step(run.checkpoints(), 1, folder)
+    whole = opened(run.checkpoints().at(1).policy_folder, name="coded", run=run.path)
+    served = opened(run.checkpoints().at(1).policy_folder, name="coded", run=run.path, weights=weights)
+    assert served.policy.decoder.code_bits == {"int8": 8, "int4": 4}.get(weights, 0)
+    asked = Request(id="a", prompt=np.arange(40, 60, dtype=np.int32), samples=4, sampling=SamplingParams(max_tokens=8))
+    exact = np.concatenate([one.logp for one in generate(whole.engine, [asked], round=1)])
+    compute = "auto" if weights == "bfloat16" else "float32"
+    source = ServedModelSource(path=str(folder), weights=weights, compute=compute)
+    policy = open_policy(source, seed=0, device="cpu", temperature=1.0)
+    found = list(generate(served.engine, [asked], round=1))
+    for answer in found:
+        packed = pack_rows([np.concatenate([asked.prompt, answer.tokens]).astype(np.int32)])
+        logits = policy.decoder.logits(policy.decoder.hidden(packed)).detach().log_softmax(-1).numpy()
+        expected = logits[len(asked.prompt) - 1 : -1][np.arange(len(answer.tokens)), answer.tokens]
+        assert np.abs(answer.logp - expected).max() < (0.05 if weights == "bfloat16" else 2e-3)
+    assert not np.array_equal(np.concatenate([one.logp for one in found]), exact)
+
+    save_step(run.checkpoints(), 2, save_tiny(tmp_path / "next", seed=4, width=64))
+    with live(served) as server:
+        follower = CheckpointFollower(opened=server.model, service=server.service, tell=lambda _: None)
+        assert follower.look() and server.model.engine.version == 2
+    run.close()

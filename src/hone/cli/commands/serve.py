@@ -13,7 +13,7 @@ from hone.run.saved_config import is_control
 
 KEY_VARIABLE = "HONE_API_KEY"
 _PACKAGES = ("starlette", "uvicorn")
-_OF_LANGUAGE_MODELS = ("slots", "context", "tool_format", "queue", "per_client", "device", "seed", "strict")
+_OF_LANGUAGE_MODELS = ("slots", "context", "tool_format", "queue", "per_client", "device", "seed", "strict", "weights")
 """Options that a control policy has no use for."""
 
 
@@ -37,7 +37,7 @@ def run(call: CommandCall) -> int:
             return _serve_control(call, policy, owner)
         from hone.run.http.requests import read_key  # noqa: PLC0415 - as above
         from hone.text.serving.completions.app import ServingRules  # noqa: PLC0415 - torch takes seconds, see --help
-        from hone.text.serving.completions.run_server import ServedSource, ServerPlace, open_served, serve  # noqa: PLC0415 - as above
+        from hone.text.serving.completions.run_server import ServedSource, ServerPlace, open_served, read_weights, serve  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
@@ -67,6 +67,7 @@ def run(call: CommandCall) -> int:
         slots=int(parse_number(call.text("slots"), "--slots", least=1)),
         context=int(parse_number(call.text("context"), "--context", least=0)),
         seed=int(parse_number(call.text("seed"), "--seed", least=0)),
+        weights=read_weights(call.text("weights")),
         tool_format=call.text("tool_format"),
     )
     serve(open_served(source), place, screen.line)

@@ -266,11 +266,13 @@ class Decoder(nn.Module):
     def output_weight(self) -> Tensor:
         """`[vocab_size, hidden_size]`; the embedding's own when they are tied. Codes are decoded to the type that
         `token_logprobs` multiplies."""
-        projection = self.embedding if self.head is None else self.head
-        if isinstance(projection, LinearProjection):
-            return projection.weight
         half = uses_half_products(self.device, self.compute)
-        return projection.decode(torch.bfloat16 if half else self.dtype)
+        return self._output_weight(torch.bfloat16 if half else self.dtype)
+
+    def _output_weight(self, dtype: torch.dtype) -> Tensor:
+        """The same, with codes decoded to `dtype`."""
+        projection = self.embedding if self.head is None else self.head
+        return projection.weight if isinstance(projection, LinearProjection) else projection.decode(dtype)
 
     def twin(self, weights: Mapping[str, Tensor], *, trained: bool = False) -> Self:
         """A decoder of the same settings with `weights` by name, and where they have none, this one's own memory."""
@@ -610,7 +612,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
         """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""
-        return self.finished_logits(at_least_float32(linear(hidden, self.output_weight, None)))
+        return self.finished_logits(at_least_float32(linear(hidden, self._output_weight(hidden.dtype), None)))
 
     def finished_logits(self, products: Tensor) -> Tensor:
         """Logits from the products of hidden states and the output's weight: times a factor, and capped."""

@@ -100,10 +100,22 @@ def load_model(
         merged = adapter.dense_decoder() if adapter.decoder.code_bits else adapter.decoder
         if isinstance(model, TransformersDecoder):
             return merged.to(device=device, dtype=torch_dtype(dtype))
-        model.load_state_dict(merged.state_dict())
+        _copy_weights(model, merged)
     else:
         load_weights(model, folder)
     return model.to(device)
+
+
+@torch.no_grad()
+def _copy_weights(model: Decoder, dense: Decoder) -> None:
+    """Copy the weights of `dense`, rounded to codes where `model` has them."""
+    own = model.stored_tensors()
+    for name, tensor in dense.stored_tensors().items():
+        projection = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(projection, QuantisedProjection) and name.endswith(".weight"):
+            projection.encode_rows(0, tensor)
+        else:
+            own[name].copy_(tensor)
 
 
 def load_with_adapter(

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -118,6 +118,7 @@ class NewModelConfig(Config):
 class ModelSource(Config):
     """Initial policy of a run: exactly one of `path` and `new`."""
 
+    trained: ClassVar[bool] = True
     path: str | None = None
     """A Hugging Face folder, a GGUF file, an adapter's folder of PEFT, a run of hone (its newest checkpoint), one of
     its checkpoints, a model of the Hub (`org/name`, `org/name@revision`), or one of `hone fetch`: `hone:smollm2`."""
@@ -162,7 +163,7 @@ class ModelSource(Config):
                 'model.lora with model.weights = "bfloat16": merging would round the adapter away; keep model.weights '
                 '= "float32" (model.compute = "bfloat16" is as fast)'
             )
-        if self.weights in BITS and self.lora is None:
+        if self.weights in BITS and self.lora is None and self.trained:
             raise ValueError(
                 f'model.weights = "{self.weights}" is for a base that is not trained: add model.lora, such as '
                 'model.lora = { rank = 16 }, or keep model.weights = "float32"'
@@ -199,6 +200,12 @@ class ModelSource(Config):
         if self.weights == "bfloat16" or self.exactness == "bitwise":
             return self.weights
         return "bfloat16" if has_fast_bfloat16(device) else "float32"
+
+
+class ServedModelSource(ModelSource):
+    """A model that nobody trains: its weights may be in codes without an adapter."""
+
+    trained = False
 
 
 def open_policy(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 import torch
 import uvicorn
@@ -25,7 +25,7 @@ from hone.run.saved_config import is_control
 from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.folder import open_run
 from hone.text.evaluate.engine_actor import make_engine
-from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.evaluate.open_policy import ServedModelSource, open_policy
 from hone.text.evaluate.text_eval import prompt_task
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
 from hone.text.serving.completions.served_model import ServedModel
@@ -38,6 +38,18 @@ from hone.text.tools.described import find_format, needs_description
 
 _SHOWN: Final = 12
 """Digits of a hash in a fingerprint."""
+
+
+ServedWeights = Literal["float32", "bfloat16", "int8", "int4"]
+"""What the weights of a served model are kept in: in codes of 8 or 4 bits answers are drawn faster."""
+
+
+def read_weights(name: str) -> ServedWeights:
+    """A type of weights by its name. Raises ConfigError."""
+    for known in get_args(ServedWeights):
+        if known == name:
+            return known
+    raise ConfigError(f"--weights must be {', '.join(get_args(ServedWeights))}, got {name!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +68,7 @@ class ServedSource:
     context: int
     """Most tokens of a prompt and its answer; 0: the model's."""
     seed: int
+    weights: ServedWeights = "float32"
     tool_format: str = ""
     """Format of the model's tool calls by name; empty: that of the run, or the one in which its chat template writes
     them."""
@@ -65,6 +78,11 @@ class ServedSource:
         """Step of the checkpoint; None for a model folder outside of one."""
         _, _, number = self.policy.absolute().parent.name.partition("step_")
         return int(number) if number.isdecimal() and self.run is not None else None
+
+    def open(self, folder: Path) -> TokenPolicy:
+        """The policy of a folder, its weights in the type that is served. Raises as `open_policy`."""
+        model = ServedModelSource(path=str(folder), weights=self.weights)
+        return open_policy(model, seed=0, device=self.device, temperature=1.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +134,7 @@ def open_served(source: ServedSource) -> OpenedModel:
     """Open a model and its engine. Raises ConfigError, DataError and ResourceError."""
     if is_control(source.policy):
         raise ConfigError(f"{source.policy} is a control policy; hone.control.serving serves it")
-    policy = open_policy(ModelSource(path=str(source.policy)), seed=0, device=source.device, temperature=1.0)
+    policy = source.open(source.policy)
     most = policy.decoder.config.max_positions
     context = source.context or most
     if not 2 <= context <= most:
@@ -179,9 +197,7 @@ class CheckpointFollower:
         try:
             checkpoint = checkpoints.at(newest)
             source = self.opened.source
-            fresh = open_policy(
-                ModelSource(path=str(checkpoint.policy_folder)), seed=0, device=source.device, temperature=1.0
-            )
+            fresh = source.open(checkpoint.policy_folder)
             self.service.replace_weights(lambda: self.opened.take_over(fresh, checkpoint.step)).result()
         except HoneError as error:
             if checkpoints.steps()[-1:] == [newest]:  # otherwise the run has saved and pruned meanwhile
