@@ -72,7 +72,7 @@ TORCH_FREE = (
 
 # path -> (lines allowed, reason)
 LONG_FILES: dict[str, tuple[int, str]] = {
-    "src/hone/cli/options.py": (748, "one table of all commands and their options"),
+    "src/hone/cli/options.py": (747, "one table of all commands and their options"),
 }
 # path::name -> (lines allowed, at most 80, reason)
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}

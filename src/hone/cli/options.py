@@ -304,9 +304,7 @@ CPU_DEVICE = CommandOption(flag="--device", metavar="DEVICE", default="cpu", hel
 TEMPERATURE = CommandOption(flag="--temperature", metavar="T", default="1", help="0 is greedy (default: 1)")
 SIDE = CommandOption(flag="--side", metavar="SIDE", default="world", help="the side you take: world (default) or user")
 PROBLEMS = (
-    CommandOption(
-        flag="--task", metavar="FILE|NAME", help="other problems: a file of prompts, or a reasoning-gym task's name"
-    ),
+    CommandOption(flag="--task", metavar="FILE|NAME", help="other problems: a file, or a reasoning-gym task's name"),
     CommandOption(
         flag="--rewards",
         metavar="NAME",
@@ -346,12 +344,7 @@ SERVING = (
     CommandOption(flag="--follow", help="take up each new checkpoint of the run, between two answers"),
     CommandOption(flag="--strict", help="refuse requests with fields that have no effect"),
     CommandOption(flag="--tool-format", metavar="NAME", help="how the model calls tools (default: as its template)"),
-    CommandOption(
-        flag="--weights",
-        metavar="TYPE",
-        default="float32",
-        help="bfloat16, or int8 or int4 for faster answers on a CPU (default: float32)",
-    ),
+    CommandOption(flag="--weights", metavar="TYPE", default="float32", help="float32, bfloat16, int8, int4 (fastest)"),
     CommandOption(flag="--slots", metavar="N", default="64", help="answers written at the same time (default: 64)"),
     CommandOption(flag="--queue", metavar="N", default="256", help="answers that may wait beside them (default: 256)"),
     CommandOption(flag="--per-client", metavar="N", default="0", help="answers of one address (default: 7/8 of both)"),

@@ -85,6 +85,10 @@ class TransformersDecoder(Decoder):
     def output_weight(self) -> Tensor:
         return self.module.get_output_embeddings().weight  # type: ignore[operator]
 
+    def _output_weight(self, dtype: torch.dtype) -> Tensor:
+        del dtype  # it has no codes
+        return self.output_weight
+
     @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
