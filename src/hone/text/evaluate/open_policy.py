@@ -119,6 +119,7 @@ class ModelSource(Config):
     """Initial policy of a run: exactly one of `path` and `new`."""
 
     trained: ClassVar[bool] = True
+    """Codes hold what is not trained: a base, which then needs an adapter."""
     path: str | None = None
     """A Hugging Face folder, a GGUF file, an adapter's folder of PEFT, a run of hone (its newest checkpoint), one of
     its checkpoints, a model of the Hub (`org/name`, `org/name@revision`), or one of `hone fetch`: `hone:smollm2`."""

@@ -1,8 +1,9 @@
 // Products of activations in codes with weights in blocks of codes (blocks.h), both with a scale of each 32 inputs.
 //
 // Weights are the unsigned bytes here, and activations the signed ones; sums begin at what takes the ZERO of the weights'
-// codes off again: it times the sum of the activations' codes, negated. Sums over 32 inputs are whole numbers, exact in any order; they are added in
-// float32 block by block, so that bits are the same on every instruction set that has a fused multiply-add.
+// codes off again: it times the sum of the activations' codes, negated. Sums over 32 inputs are whole numbers, exact in
+// any order; they are added in float32 block by block, so that bits are the same on every instruction set that has a
+// fused multiply-add.
 #pragma once
 #include "blocks.h"
 #include "codes.h"
