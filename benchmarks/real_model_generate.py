@@ -1,6 +1,6 @@
 """Generation of SmolLM2-135M-Instruct beside transformers, vLLM and llama.cpp: tokens a second on two threads.
 
-    python benchmarks/real_model_generate.py                everything, about half an hour on two quiet cores
+    python benchmarks/real_model_generate.py                everything, about an hour on two quiet cores
     python benchmarks/real_model_generate.py --quick        two sequences, transformers only: decides nothing
     python benchmarks/real_model_generate.py --only 16      cases of so many sequences
     python benchmarks/real_model_generate.py --peers llama_cpp transformers

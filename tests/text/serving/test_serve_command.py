@@ -258,4 +258,9 @@ def test_a_model_is_served_in_other_weights_and_takes_up_checkpoints_in_them(tmp
     with live(served) as server:
         follower = CheckpointFollower(opened=server.model, service=server.service, tell=lambda _: None)
         assert follower.look() and server.model.engine.version == 2
+    followed = list(generate(served.engine, [asked], round=2))
+    served.free_weights()  # as a server does that follows no run
+    again = list(generate(served.engine, [asked], round=2))
+    assert [one.tokens.tolist() for one in again] == [one.tokens.tolist() for one in followed]
+    assert all(np.array_equal(one.logp, other.logp) for one, other in zip(again, followed, strict=True))
     run.close()

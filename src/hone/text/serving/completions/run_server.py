@@ -111,8 +111,9 @@ class OpenedModel:
             raise
 
     def free_weights(self) -> None:
-        """Free the policy's weights where the engine has its own: none can take their place any more."""
-        if self.engine.own_weights:
+        """Free the policy's weights where the engine has its own: none can take their place any more. Codes are
+        multiplied where they lie."""
+        if self.engine.own_weights and not self.policy.decoder.code_bits:
             self.engine.seal()
             for tensor in self.policy.decoder.stored_tensors().values():
                 tensor.data = torch.empty(0)
